@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from click.core import ParameterSource
 
 from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError, NumericalError
 from espalier.experiments.cli import options as opt
@@ -301,15 +302,13 @@ def _refuse(context: typer.Context, names: set[str], why: str) -> None:
     Raises:
         OptionError: names every such option on the command line, and says why.
     """
-    given = (parameter for parameter in context.command.params if parameter.name in names)
-    flags = [parameter.opts[0] for parameter in given if _is_on_the_line(context, parameter.name)]
-    if flags:
-        raise opt.OptionError(f"{', '.join(flags)}: {why}")
-
-
-def _is_on_the_line(context: typer.Context, name: str | None) -> bool:
-    source = context.get_parameter_source(name or "")
-    return source is not None and source.name == "COMMANDLINE"
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise opt.OptionError(f"{', '.join(given)}: {why}")
 
 
 def _problem_text(problem: str | None) -> tuple[str, str | None]:

@@ -29,6 +29,8 @@ STEPS = ("2 + 3 = 5", "5 + 4 = 9")
 """Problem and steps for which prompts and score positions are shown."""
 _BEFORE_A_READ = 12
 """Tokens shown before a score position."""
+_SPARE_SHARE = 0.05
+"""Share of a device's memory reserved for activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def inspect_checkpoint(
         model = verifier.model
         prompt, readings = model.tokenizer.show(verifier.prompt_ids(PROBLEM)), _readings(verifier, model.tokenizer)
     c, tokenizer = model.config, model.tokenizer
+    source = "the chat template" if tokenizer.has_chat_template else f"no chat template; {tokenizer.begin_source}"
     return Inspection(
         folder=outline.folder,
         architecture=outline.architecture,
@@ -132,14 +135,10 @@ def inspect_checkpoint(
         readings=readings,
         ends=tuple(end for end in turn_ends(outline, tokenizer) if end.token_id in model.eos_token_ids),
         special_tokens={token: tokenizer.token_id(token) or 0 for token in special_tokens_in(prompt, tokenizer)},
-        special_source=f"the layout of {match.info.name}" if match else _source_of_special_tokens(tokenizer),
+        special_source=f"the layout of {match.info.name}" if match else source,
         bos_token=tokenizer.special_token("bos_token"),
         warnings=outline.warnings,
     )
-
-
-def _source_of_special_tokens(tokenizer: TextTokenizer) -> str:
-    return "the chat template" if tokenizer.has_chat_template else f"no chat template; {tokenizer.begin_source}"
 
 
 def verifier_checkpoint(verifier: str, generator: str, hub: HubSettings | None = None) -> str:
@@ -188,21 +187,18 @@ def inspect_trunk_head(name: str, hub: HubSettings | None = None) -> HeadInspect
     return HeadInspection(outline.folder, outline.architecture, trunk["name"], trunk["digest"], layers, outline.nbytes)
 
 
-def paths_that_fit(
-    inspections: list[Inspection], memory_bytes: int, path_tokens: int, spare_share: float = 0.05
-) -> tuple[int, int]:
+def paths_that_fit(inspections: list[Inspection], memory_bytes: int, path_tokens: int) -> tuple[int, int]:
     """Compute what fits into a device's memory besides the weights.
 
     Args:
         inspections: models on the same device.
         memory_bytes: memory of the device.
         path_tokens: tokens of one path, including the prompt.
-        spare_share: share of the memory reserved for activations.
 
     Returns:
         Bytes left for KV, and how many paths fit if they share nothing; both 0 if the weights do not fit.
     """
-    left = int(memory_bytes * (1 - spare_share)) - sum(i.weight_bytes for i in inspections)
+    left = int(memory_bytes * (1 - _SPARE_SHARE)) - sum(i.weight_bytes for i in inspections)
     per_path = path_tokens * sum(i.kv_bytes_per_token for i in inspections)
     return (left, left // per_path) if left > 0 else (0, 0)
 

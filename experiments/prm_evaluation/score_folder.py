@@ -36,7 +36,11 @@ class ScoreFolder:
         RunFolder(folder, configuration, command=command)  # compares the configuration, or writes it
         self.folder = folder
         self._steps = {solution.unique_id: len(solution.steps) for solution in solutions}
-        self.done = self._read()
+        self.done: dict[str, Scored] = {}
+        for place, record in read_lines(self._scores):
+            with damage_named(place):
+                if record["scores"] and len(record["scores"]) == self._steps.get(record["id"]):
+                    self.done[record["id"]] = Scored(record["id"], tuple(map(float, record["scores"])))
         self._file = open_lines(self._scores)
 
     def append(self, scored: Scored) -> None:
@@ -50,23 +54,11 @@ class ScoreFolder:
 
         Scores of solutions that this command was not asked for are kept behind them.
         """
-        self.close()
+        self._file.close()
         rows = {record["id"]: dict(record) for record in records}
         rows |= {name: _record(self.done[name]) for name in self._steps if name in self.done and name not in rows}
         write_whole(self._scores, "".join(json.dumps(row) + "\n" for row in rows.values()))
         write_whole(self.folder / "summary.json", dict(summary))
-
-    def close(self) -> None:
-        """Close the file of scores."""
-        self._file.close()
-
-    def _read(self) -> dict[str, Scored]:
-        found: dict[str, Scored] = {}
-        for place, record in read_lines(self._scores):
-            with damage_named(place):
-                if record["scores"] and len(record["scores"]) == self._steps.get(record["id"]):
-                    found[record["id"]] = Scored(record["id"], tuple(map(float, record["scores"])))
-        return found
 
 
 def _record(scored: Scored) -> dict[str, Any]:

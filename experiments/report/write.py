@@ -81,10 +81,6 @@ def _render(template: str, report: Report) -> str:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    benchmarks = ", ".join(dict.fromkeys(_benchmark_name(run.benchmark) for run in runs))
+    paths = (Path(run.benchmark) for run in runs)
+    benchmarks = ", ".join(dict.fromkeys(p.stem if p.suffix.lower() in SUFFIXES else str(p) for p in paths))
     return f"{runs[0].name} on {benchmarks}" if len(runs) == 1 else f"{len(runs)} runs on {benchmarks}"
-
-
-def _benchmark_name(benchmark: str) -> str:
-    path = Path(benchmark)
-    return path.stem if path.suffix.lower() in SUFFIXES else benchmark

@@ -112,8 +112,8 @@ def evaluate(
             if writer.paths:
                 writer.write(sample, result)
             else:
-                now = time.monotonic()
-                if not _refused_as_before(sample, samples.get(sample.key)):
+                now, before = time.monotonic(), samples.get(sample.key)
+                if not (sample.refused and before and before.refused and before.error == sample.error):
                     own.write(replace(sample, wall_seconds=now - last), result)
                 last = now
             if on_sample:
@@ -182,10 +182,6 @@ class _Writer:
                     stream.close()
 
 
-def _refused_as_before(sample: Sample, before: Sample | None) -> bool:
-    return before is not None and before.refused and sample.refused and before.error == sample.error
-
-
 def _graded_again(problems: list[Problem], samples: list[Sample], grader: Grader) -> Iterator[Sample]:
     """Yield those of `samples` that were not graded before and are now."""
     by_id = {problem.unique_id: problem for problem in problems}
@@ -215,7 +211,9 @@ def _run(
             history = problem.history or request.history
             asked = replace(request, problem=problem.problem, history=history, seed=request.seed + epoch)
             try:
-                by_search[executor.submit(asked, options=_submit_options())] = problem, epoch
+                # The salt is unique, so that the search computes its own prompts.
+                options = SubmitOptions(salt=secrets.token_bytes(16), timed_from_start=True)
+                by_search[executor.submit(asked, options=options)] = problem, epoch
             except RequestTooLargeError as error:
                 yield own, refused_sample(problem, str(error), epoch), None
             except InvalidRequestError as error:
@@ -261,11 +259,6 @@ class _InGrading:
         grade = _grade(self.grades, grader)
         sample = sample_of(self.problem, self.result, grade, self.epoch, source, self.max_tokens)
         return self.writer, sample, self.result
-
-
-def _submit_options() -> SubmitOptions:
-    """Options of one search; its salt is unique, so that it computes its own prompts."""
-    return SubmitOptions(salt=secrets.token_bytes(16), timed_from_start=True)
 
 
 def _submit(problem: Problem, answer: str, grader: Grader) -> _Grades:

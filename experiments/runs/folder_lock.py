@@ -97,7 +97,7 @@ def _lock(path: Path, place: Path) -> Iterator[None]:
 
 
 def _acquired(path: Path, place: Path) -> int | None:
-    """A descriptor that holds the lock; None where the file system has no locks."""
+    """A descriptor that holds the lock, in a file that says who does; None where the file system has no locks."""
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -119,21 +119,16 @@ def _acquired(path: Path, place: Path) -> int | None:
             _log.warning("%s is on a file system without locks: run no other command with this --out", place)
             return None
         if os.fstat(descriptor).st_nlink:
-            _sign(descriptor)
+            command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+            said = {"process": os.getpid(), "host": socket.gethostname(), "command": command}
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(said).encode(), 0)
             return descriptor
         os.close(descriptor)  # of a file that its holder has just removed
 
 
-def _sign(descriptor: int) -> None:
-    """Write who holds the lock."""
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    said = {"process": os.getpid(), "host": socket.gethostname(), "command": command}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(said).encode(), 0)
-
-
 def _holder(descriptor: int) -> str:
-    """The process that holds the lock, as it has signed."""
+    """The process that holds the lock, as the file says."""
     try:
         said = json.loads(os.pread(descriptor, 2**16, 0))
         elsewhere = f" on {said['host']}" * (said["host"] != socket.gethostname())

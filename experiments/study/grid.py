@@ -8,11 +8,10 @@ from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.folder import RunFolder, write_whole
+from espalier.experiments.study.figures import Cell
 from espalier.experiments.study.measure import measure_cell
 from espalier.search.request import SearchRequest
 from espalier.search.run.orchestrator import Orchestrator
-
-Cell = dict[str, Any]
 
 
 def run_grid(

@@ -9,11 +9,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.runs.table import Table
-from espalier.experiments.study.figures import PHASES, draw_all, unshared_bytes
+from espalier.experiments.study.figures import PHASES, Cell, draw_all, unshared_bytes
 from espalier.search.algorithms import ALGORITHMS
 from espalier.search.algorithms.base import Growth
-
-Cell = dict[str, Any]
 
 TABLE, CELLS, PAGE = "cells.csv", "cells.json", "README.md"
 _MIB, _GIB = 2**20, 2**30

@@ -25,11 +25,7 @@ from espalier.search.run.resolve import worst_case_blocks
 
 
 def configuration_of(
-    engine: Engine,
-    generator: Generator,
-    benchmark: str,
-    settings: RolloutSettings,
-    quantization: Quantization = Quantization.NONE,
+    generator: Generator, benchmark: str, settings: RolloutSettings, quantization: Quantization
 ) -> dict[str, Any]:
     """Everything that rollouts depend on besides the problem; see `TreeFile`."""
     model = generator.model

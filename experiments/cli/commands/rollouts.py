@@ -72,7 +72,7 @@ def sample_rollouts(
 
     with bytes_progress(Console(stderr=True)) as on_bytes:
         engine, generator = load_generator_alone(runtime, on_bytes, other_heads)
-    file = TreeFile(out, configuration_of(engine, generator, benchmark, rollouts, runtime.generator_quantization))
+    file = TreeFile(out, configuration_of(generator, benchmark, rollouts, runtime.generator_quantization))
     asked = {problem.unique_id: place for place, problem in enumerate(problems)}
     with (
         make_grader(grader, runtime.grader_memory) as checker,
