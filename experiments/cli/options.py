@@ -78,12 +78,14 @@ class Selection:
     help_panel: ClassVar = "Problems"
 
     limit: Annotated[
-        int | None, Interval(ge=1), Option("Only the first problems, of those that other options leave.")
+        int | None,
+        Interval(ge=1),
+        Option("Only the first problems, of those that other options leave; of eval-prm, of each subset."),
     ] = None
     sample_ids: Annotated[str | None, Option("Only these problems: ids, like a,b.")] = None
     levels: Annotated[str | None, Option("Only problems of these levels, like 1,2.")] = None
     subjects: Annotated[str | None, Option("Only problems of these subjects, like Algebra,Geometry.")] = None
-    shuffle: Annotated[bool, Option("Search in random order; with --limit, a random part.")] = False
+    shuffle: Annotated[bool, Option("Take them in random order; with --limit, a random part.")] = False
     shuffle_seed: Annotated[int, Option("Seed of --shuffle.")] = 0
 
     def of(self, problems: Sequence[Problem]) -> list[Problem]:

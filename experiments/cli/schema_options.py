@@ -14,7 +14,7 @@ from espalier.experiments.cli.options import OptionError
 from espalier.experiments.runs.grid import read_values_of
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, check_settings
-from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, parse_size, violations
+from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, violations
 
 _with_options: dict[type, None] = {}
 """Declared dataclasses whose fields are options of any command."""
@@ -199,10 +199,6 @@ def _parser(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
             raise typer.BadParameter(str(error)) from None
 
     return read
-
-
-size_parser = _parser(parse_size)
-"""Parser for size options that no dataclass declares."""
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:

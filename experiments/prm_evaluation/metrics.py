@@ -122,8 +122,7 @@ def _f1_right(total: np.ndarray) -> np.ndarray:
 
 
 def _f1_wrong(total: np.ndarray) -> np.ndarray:
-    _, right_flagged, wrong_passed, wrong_flagged = np.moveaxis(total, -1, 0)
-    return _ratio(2 * wrong_flagged, 2 * wrong_flagged + right_flagged + wrong_passed)
+    return _f1_right(total[..., ::-1])
 
 
 def _prm_score(total: np.ndarray) -> np.ndarray:

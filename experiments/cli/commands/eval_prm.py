@@ -15,7 +15,6 @@ from espalier.experiments.prm_evaluation.solutions import Format
 from espalier.search.run.load import RuntimeSettings
 
 EXIT_PARTIAL = 3
-_PROBLEMS = opt.Selection.help_panel
 _UNUSED = ("system_prompt", "answer_equivalence", "grader_memory", "reserved_share")
 """Settings of what samples steps, votes or admits searches."""
 
@@ -44,18 +43,6 @@ def eval_prm_command(
         str | None,
         typer.Option(help="Subset on which the threshold is chosen; default: gsm8k, demo-tuning for demo."),
     ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Only the first solutions of each subset.", rich_help_panel=_PROBLEMS),
-    ] = None,
-    shuffle: Annotated[
-        bool,
-        typer.Option(
-            "--shuffle",
-            help="Score in random order; with --limit, a random part of each subset.",
-            rich_help_panel=_PROBLEMS,
-        ),
-    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -65,7 +52,7 @@ def eval_prm_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     in_flight: opt.InFlight = 32,
     *,
-    selection: Annotated[opt.Selection, Only("shuffle_seed")],
+    selection: Annotated[opt.Selection, Only("limit", "shuffle", "shuffle_seed")],
     runtime: Annotated[RuntimeSettings, Without(*_UNUSED)],
 ) -> None:
     """Measure how well a verifier finds the wrong steps of solutions; loads no generator."""
@@ -91,7 +78,7 @@ def eval_prm_command(
     if tune_on and tune_on not in subsets:
         raise typer.BadParameter(f"no subset {tune_on!r}; there are {', '.join(subsets)}", param_hint="--tune-on")
     tune_on = tune_on or "gsm8k"
-    asked = choose(solutions, limit, selection.shuffle_seed if shuffle else None)
+    asked = choose(solutions, selection.limit, selection.shuffle_seed if selection.shuffle else None)
     with writing_to(out):
         with bytes_progress(Console(stderr=True)) as on_bytes:
             score, identity = load_scoring(runtime, in_flight, on_bytes)

@@ -9,7 +9,8 @@ import typer
 
 from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.help import CommandLine
-from espalier.experiments.cli.schema_options import Only, size_parser, with_schema
+from espalier.experiments.cli.schema_options import Only, with_schema
+from espalier.experiments.planning.options import DeviceOptions
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -30,20 +31,13 @@ def inspect_command(
     checkpoints: Annotated[
         list[str], typer.Argument(help="Folders, Hugging Face ids or bundled names; all on one device.")
     ],
-    memory: Annotated[
-        int | None,
-        typer.Option(
-            parser=size_parser,
-            metavar="SIZE",
-            help="Memory of the device, like 24G; shows how many paths fit besides the weights.",
-        ),
-    ] = None,
     path_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of one path, including the prompt, for --memory.")
     ] = 1024,
     quantization: Annotated[Quantization, typer.Option(help="Quantization of the weights.")] = Quantization.NONE,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     *,
+    device: Annotated[DeviceOptions, Only("memory")],
     runtime: Annotated[
         RuntimeSettings,
         Only("device", "dtype", "verifier_family", "verifier_reference", "offline", "cache_dir"),
@@ -52,7 +46,8 @@ def inspect_command(
     """Show the role, prompts and memory of checkpoints, without reading weights.
 
     The tensors of local folders are checked by name and shape. Sizes are for the dtype used on --device (float32 on a
-    CPU) unless --dtype is given. Give --verifier-family for verifiers whose class may also be a generator's.
+    CPU) unless --dtype is given. With --memory, also how many paths fit besides the weights. Give --verifier-family for
+    verifiers whose class may also be a generator's.
     """
     from espalier.engine.models.hub import HubSettings
     from espalier.experiments.planning.inspection import (
@@ -68,12 +63,12 @@ def inspect_command(
     how = quantization, runtime.verifier_family, runtime.verifier_reference, hub
     found = [inspect_trunk_head(name, hub) or inspect_checkpoint(name, kind, *how) for name in checkpoints]
     models = [each for each in found if isinstance(each, Inspection)]
-    fit = None if memory is None else paths_that_fit(models, memory, path_tokens)
+    fit = None if device.memory is None else paths_that_fit(models, device.memory, path_tokens)
     if as_json:
         fitting = fit and {"kv_bytes": fit[0], "paths": fit[1], "path_tokens": path_tokens}
         print(json.dumps({"checkpoints": [_plain(i) for i in found], "fit": fitting}, indent=2))
         return
-    _show(checkpoints, found, models, fit, memory, path_tokens)
+    _show(checkpoints, found, models, fit, device.memory, path_tokens)
 
 
 def _show(
