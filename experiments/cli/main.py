@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from click.core import ParameterSource
 
 from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError, NumericalError
 from espalier.experiments.cli import options as opt
@@ -305,7 +304,9 @@ def _refuse(context: typer.Context, names: set[str], why: str) -> None:
     given = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+        if parameter.name in names
+        and (source := context.get_parameter_source(parameter.name))
+        and source.name == "COMMANDLINE"
     ]
     if given:
         raise opt.OptionError(f"{', '.join(given)}: {why}")

@@ -37,7 +37,7 @@ def inspect_command(
     quantization: Annotated[Quantization, typer.Option(help="Quantization of the weights.")] = Quantization.NONE,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     *,
-    device: Annotated[DeviceOptions, Only("memory")],
+    card: Annotated[DeviceOptions, Only("memory")],
     runtime: Annotated[
         RuntimeSettings,
         Only("device", "dtype", "verifier_family", "verifier_reference", "offline", "cache_dir"),
@@ -63,12 +63,12 @@ def inspect_command(
     how = quantization, runtime.verifier_family, runtime.verifier_reference, hub
     found = [inspect_trunk_head(name, hub) or inspect_checkpoint(name, kind, *how) for name in checkpoints]
     models = [each for each in found if isinstance(each, Inspection)]
-    fit = None if device.memory is None else paths_that_fit(models, device.memory, path_tokens)
+    fit = None if card.memory is None else paths_that_fit(models, card.memory, path_tokens)
     if as_json:
         fitting = fit and {"kv_bytes": fit[0], "paths": fit[1], "path_tokens": path_tokens}
         print(json.dumps({"checkpoints": [_plain(i) for i in found], "fit": fitting}, indent=2))
         return
-    _show(checkpoints, found, models, fit, device.memory, path_tokens)
+    _show(checkpoints, found, models, fit, card.memory, path_tokens)
 
 
 def _show(
