@@ -69,15 +69,16 @@ class _Parameters(NamedTuple):
     min_p: float
 
 
-def _parameters(row: int, sampling: Sampling) -> _Parameters:
-    return _Parameters(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+def _parameters(samplings: Sequence[Sampling], rows: np.ndarray) -> list[_Parameters]:
+    pairs = zip(rows.tolist(), samplings, strict=True)
+    return [_Parameters(row, s.temperature, s.top_k, s.top_p, s.min_p) for row, s in pairs]
 
 
 def _portions(samplings: Sequence[Sampling], rows: np.ndarray) -> list[slice]:
     """Draws that need at most `ROWS_AT_A_TIME` rows of logits: one for each row, and for each of its parameters."""
     if len(samplings) <= ROWS_AT_A_TIME:
         return [slice(0, len(samplings))]
-    of_draw = [_parameters(row, sampling) for row, sampling in zip(rows.tolist(), samplings, strict=True)]
+    of_draw = _parameters(samplings, rows)
     begins = [i for i, own in enumerate(of_draw) if i == 0 or own != of_draw[i - 1]][::ROWS_AT_A_TIME]
     return [slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(of_draw)], strict=True)]
 
@@ -103,8 +104,7 @@ class SamplingBatch:
         self._keys = np.array([s.key for s in samplings], dtype=np.uint64)
         groups: list[_Parameters] = []
         group_of: list[int] = []
-        for row, s in zip(rows.tolist(), samplings, strict=True):
-            own = _parameters(row, s)
+        for own in _parameters(samplings, rows):
             if not groups or own != groups[-1]:
                 groups.append(own)
             group_of.append(len(groups) - 1)

@@ -34,10 +34,6 @@ class WaitingRequest:
         score_positions = self.work.score_positions if isinstance(self.work, Score) else ()
         return self.base + score_positions[0] if score_positions else length
 
-    def count_computed(self, tokens: int) -> None:
-        """Charge `tokens` to it."""
-        self.computed_tokens += tokens
-
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
@@ -49,7 +45,7 @@ class RunningRequest:
         sequence: its tokens.
         start: length of the sequence before the first sampled token.
         shared: sampled tokens that were computed before it diverged from another branch.
-        extra_tokens: tokens computed for it besides the sampled ones: its parent's pending tokens, and tokens computed
+        computed_tokens: tokens computed for it besides the sampled ones: its parent's pending tokens, and those computed
             again after a preemption freed its KV.
     """
 
@@ -58,7 +54,7 @@ class RunningRequest:
     sequence: KVSequence
     start: int
     shared: int = 0
-    extra_tokens: int = 0
+    computed_tokens: int = 0
 
     @property
     def row(self) -> int:
@@ -68,10 +64,6 @@ class RunningRequest:
     def known_tokens(self, length: int) -> int:
         """Tokens of the sequence that may come from the prefix cache: all of them."""
         return length
-
-    def count_computed(self, tokens: int) -> None:
-        """Charge `tokens` to it."""
-        self.extra_tokens += tokens
 
 
 class DecodeRows:

@@ -185,6 +185,6 @@ class RunningSamples:
             log_probabilities=self._table.log_probabilities[row, step].tolist(),
             cause=cause,
             own_tokens=len(token_ids) - branch.shared,
-            computed_tokens=branch.extra_tokens + int(self._table.computed[row]) - branch.start - branch.shared,
+            computed_tokens=branch.computed_tokens + int(self._table.computed[row]) - branch.start - branch.shared,
             values=values,
         )

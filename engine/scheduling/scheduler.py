@@ -210,9 +210,9 @@ class Scheduler:
         self._in_flight.append(plan)
         self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
         for chunk in plan.chunks:
-            chunk.target.count_computed(chunk.count)
+            chunk.target.computed_tokens += chunk.count
             if isinstance(chunk.target, RunningRequest) and not self.table.missing(chunk.target.row):
-                chunk.target.extra_tokens -= 1  # its last token had not been computed before
+                chunk.target.computed_tokens -= 1  # its last token had not been computed before
         self.copied_blocks += len(plan.copies[0])
         self.batch_rows.add(len(plan.rows))
         self.batch_tokens.add(int(plan.counts.sum()))
@@ -247,7 +247,7 @@ class Scheduler:
     def _open_branch(self, item: WaitingRequest, work: Generate, computed: int) -> RunningRequest:
         """The one branch of all samplings of `work`; its sequence is forked once it has a token of its own."""
         start, indices = int(self.table.lengths[item.row]), list(range(len(work.samplings)))
-        return RunningRequest(work, indices, work.sequence, start, extra_tokens=item.computed_tokens + computed)
+        return RunningRequest(work, indices, work.sequence, start, computed_tokens=item.computed_tokens + computed)
 
 
 def _require_reads_in_order(work: Score) -> None:

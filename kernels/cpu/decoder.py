@@ -24,7 +24,6 @@ from espalier.kernels.cpu.attention.paged import (
 from espalier.kernels.cpu.attention.spans import NO_SPANS, Geometry, Spans, find_spans, geometry_of
 from espalier.kernels.cpu.layer_weights import StackedLayers, StackedWeights
 from espalier.kernels.cpu.phases import (
-    ROWS_PER_NORM,
     ROWS_PER_ROTATION,
     Outer,
     StoredRows,
@@ -35,10 +34,10 @@ from espalier.kernels.cpu.phases import (
     norm_and_store_rows,
     norm_rows,
     rotate_and_store,
-    store_rows,
 )
 from espalier.kernels.cpu.products.int8_linear import GROUP, int8_rows
 from espalier.kernels.cpu.products.linear import (
+    FEW_ROWS,
     PACKS,
     PANEL,
     ROWS,
@@ -48,6 +47,7 @@ from espalier.kernels.cpu.products.linear import (
     parts_of,
     phase_compilation,
     product_compilation,
+    store_rows,
     stored_rows,
 )
 from espalier.kernels.cpu.products.tiles import aligned
@@ -132,7 +132,7 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
     rows, width, wide = len(rotary[0]), norms.shape[2], geometry.heads * geometry.head_dim
     stride = (width + PANEL - 1) // PANEL * PANEL
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
-    few = (rows + ROWS_PER_NORM - 1) // ROWS_PER_NORM
+    few = (rows + FEW_ROWS - 1) // FEW_ROWS
     some, packed = (rows + ROWS_PER_ROTATION - 1) // ROWS_PER_ROTATION, few if packs else 0
     attend_items, own_scratch = len(spans.items), scratch_for(geometry, spans)
     scratch, room = microkernel.scratch(), aligned((2 * ROWS + 1) * PANEL)

@@ -8,13 +8,11 @@ import numpy as np
 from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.attention.spans import Geometry
-from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
+from espalier.kernels.cpu.pointwise import LANES, rms_norm, rotate, silu_times
 from espalier.kernels.cpu.products.int8_linear import Int8Rows
-from espalier.kernels.cpu.products.linear import PANEL, ROWS, multiply_panel, pack_row, panels_of
+from espalier.kernels.cpu.products.linear import FEW_ROWS, PANEL, ROWS, multiply_panel, pack_row, panels_of
 from espalier.kernels.cpu.threads import phase_items
 
-ROWS_PER_NORM = 8
-"""Rows of one work item in phases with little work for each row."""
 ROWS_PER_ROTATION = 32
 """Rows of one work item that writes keys: neighbouring tokens of a sequence write the same cache lines."""
 StoredRows = np.ndarray | Int8Rows
@@ -44,7 +42,7 @@ def embed_rows(
     """Write a few tokens' embeddings to the residual stream, and the cosines and sines of their positions."""
     (token_ids, positions), (embedding, norm, inverse, factor), (cos, sin) = tokens, outer, rotary
     width = len(norm)
-    for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, len(token_ids))):
+    for r in range(item * FEW_ROWS, min((item + 1) * FEW_ROWS, len(token_ids))):
         start = token_ids[r] * width
         given, written = embedding[start : start + width], hidden[r * stride : r * stride + width]
         for i in range(width):
@@ -58,7 +56,7 @@ def embed_rows(
 @inner
 def norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray) -> None:
     """Normalise a few rows of `x`, `x_stride` apart, into `out`, `[T, len(weight)]`."""
-    for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, len(out) // len(weight))):
+    for r in range(item * FEW_ROWS, min((item + 1) * FEW_ROWS, len(out) // len(weight))):
         rms_norm(x, r * x_stride, weight, eps, out, r * len(weight))
 
 
@@ -69,16 +67,9 @@ def norm_and_store_rows(
     """As `norm_rows`, but stored as the left side of a product."""
     width = len(weight)
     normed = np.empty(width, np.float32)
-    for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, rows)):
+    for r in range(item * FEW_ROWS, min((item + 1) * FEW_ROWS, rows)):
         rms_norm(x, r * x_stride, weight, eps, normed, 0)
         pack_row(normed, 0, width, 0, width, out, r)
-
-
-@inner
-def store_rows(item: int, rows: int, width: int, x: np.ndarray, out: StoredRows) -> None:
-    """Store a few of the `rows` of `x`, `[rows, width]`, as the left side of a product."""
-    for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, rows)):
-        pack_row(x, r * width, width, 0, width, out, r)
 
 
 @compiled(**INNER)
@@ -157,6 +148,6 @@ def gated_phase(
             up_at = gate_at + num_panels * size
             multiply_panel(x, first, count, inner, panels, gate_at, up_at, zeros, 0, 0, gate, 0, PANEL, scratch)
             multiply_panel(x, first, count, inner, panels, up_at, next_at, zeros, 0, 0, up, 0, PANEL, scratch)
-            silu_times(gate, up, count * PANEL)
+            silu_times(gate, 0, up, 0, count * PANEL // LANES)
             for r in range(count):
                 pack_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)

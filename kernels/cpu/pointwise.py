@@ -173,13 +173,8 @@ def _write_silu_times(builder: ir.IRBuilder, args: Any) -> None:
     loop(builder, vectors, [], multiply)
 
 
-_silu_times = vector_function("espalier_silu_times", _write_silu_times)
-
-
-@inner
-def silu_times(gate: np.ndarray, up: np.ndarray, count: int) -> None:
-    """Replace the first `count` elements of `gate` by silu(gate) * up; `count` is a multiple of LANES."""
-    _silu_times(gate, 0, up, 0, count // LANES)
+silu_times = vector_function("espalier_silu_times", _write_silu_times)
+"""`silu_times(gate, start, up, start, vectors)` replaces vectors of LANES elements of `gate` by silu(gate) * up."""
 
 
 @inner

@@ -115,7 +115,7 @@ class Int8Weight(PackedWeight):
         filled = torch.nn.functional.pad(x, (0, inner - given)) if inner > given else x
         panels, stored = int8_panels(self.values, self.scales), int8_rows(rows, inner)
         seconds = max(rows / _SPEED, 1 / _RATE) * num_panels * PANEL * inner
-        return multiply_cpu(filled, stored, True, panels, num_panels, self.shape[0], bias, seconds)
+        return multiply_cpu(filled, stored, panels, num_panels, self.shape[0], bias, seconds)
 
 
 def pack_int8(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ _SPEED = 12e10 if HAS_AMX else 4e10
 """Multiply-adds a second of one thread where rows are many, within a factor of two or so; fewer with few rows."""
 _LARGE = 2**20
 """Elements of a result whose memory is worth keeping."""
-_FEW = 8
+FEW_ROWS = 8
 """Rows of one work item in phases with little work for each row."""
 _ITEMS_PER_THREAD = 4
 """So many that a thread which is interrupted leaves most of its share to other threads."""
@@ -159,12 +159,10 @@ def phase_compilation(x: Any, panels: Any) -> Compilation:
 
 
 @inner
-def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, packs: bool, x: Any) -> None:
-    """Phase 0 of a product: store `given`, flat float32 `[rows * inner]`, as its left side `x` where `packs`."""
-    few = (rows + _FEW - 1) // _FEW if packs else 0
-    for item in phase_items(counters, 0, few):
-        for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
-            pack_row(given, r * inner, inner, 0, inner, x, r)
+def store_rows(item: int, rows: int, width: int, x: np.ndarray, out: Any) -> None:
+    """Store a few of the `rows` of `x`, flat float32 `[rows * width]`, as the left side of a product."""
+    for r in range(item * FEW_ROWS, min((item + 1) * FEW_ROWS, rows)):
+        pack_row(x, r * width, width, 0, width, out, r)
 
 
 @compiled(nogil=True)
@@ -199,7 +197,8 @@ def multiply(
         out: flat float32, from `output_buffer`.
     """
     denormals = flush_denormals()
-    store_all(counters, given, rows, inner, packs, x)
+    for item in phase_items(counters, 0, (rows + FEW_ROWS - 1) // FEW_ROWS if packs else 0):
+        store_rows(item, rows, inner, given, x)
     microkernel.configure()
     num_panels, scratch = len(bias) // PANEL, microkernel.scratch()
     phase: Any = np.int64(1)  # a plain 1 has a type of its own, for which `multiply_phase` would be compiled as well
@@ -248,7 +247,6 @@ def output_buffer(rows: int, columns: int) -> np.ndarray:
 def multiply_cpu(
     x: torch.Tensor,
     stored: Any,
-    packs: bool,
     panels: Any,
     num_panels: int,
     out_features: int,
@@ -259,8 +257,7 @@ def multiply_cpu(
 
     Args:
         x: float32 `[rows, in]`.
-        stored: memory for it as `pack_row` stores rows, unless `packs` is false.
-        packs: whether rows are stored in another way than as they are given.
+        stored: memory for it as `pack_row` stores rows; None if that is as they are given.
         panels: the weight's, flat.
         num_panels: how many.
         out_features: columns of the product, at most those of the panels.
@@ -276,7 +273,7 @@ def multiply_cpu(
         terms[:out_features] = bias
     out = output_buffer(rows, columns)
     shares = parts_of(rows, num_panels), num_threads()
-    left = (stored, True) if packs else (given, False)
+    left = (given, False) if stored is None else (stored, True)
     parallel_run(multiply, 2, given, *left, rows, inner, panels, 0, terms, *shares, out, seconds=seconds)
     return torch.from_numpy(out).view(-1, columns)[:rows, :out_features]
 
@@ -298,4 +295,4 @@ class CpuLinear(Linear):
         """`[rows, in]` to `[rows, out]`."""
         panels, stored = self._weight, stored_rows(*x.shape) if PACKS else None
         flat, seconds = panels.view(-1).numpy(), len(x) * panels.numel() / _SPEED
-        return multiply_cpu(x, stored, PACKS, flat, len(panels), self.out_features, self.bias, seconds)
+        return multiply_cpu(x, stored, flat, len(panels), self.out_features, self.bias, seconds)
