@@ -45,7 +45,7 @@ class RunningRequest:
         sequence: its tokens.
         start: length of the sequence before the first sampled token.
         shared: sampled tokens that were computed before it diverged from another branch.
-        computed_tokens: tokens computed for it besides the sampled ones: its parent's pending tokens, and those computed
+        computed_tokens: tokens computed for it besides the sampled ones: its parent's pending ones, and those computed
             again after a preemption freed its KV.
     """
 
