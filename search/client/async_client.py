@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import grpc.aio
@@ -107,9 +106,7 @@ class AsyncSearchClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def require_usable(self) -> None:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial, wraps
 from queue import SimpleQueue
 from threading import RLock, Thread, current_thread
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from espalier.search.client.async_client import AsyncSearchClient, OnProgress
@@ -78,9 +77,7 @@ class SearchClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -13,9 +13,9 @@ from grpc_reflection.v1alpha import reflection
 
 from espalier.search.run.executor import Executor
 from espalier.search.service.access.callers import Callers
-from espalier.search.service.access.calls import AccessLog, Call
+from espalier.search.service.access.calls import AccessLog
 from espalier.search.service.call_queue import MAX_HELD
-from espalier.search.service.engine_thread import EngineThread, Search
+from espalier.search.service.engine_thread import EngineThread
 from espalier.search.service.errors import BindError
 from espalier.search.service.grpc_api.credentials import reloading_credentials
 from espalier.search.service.grpc_api.interceptor import CallInterceptor
@@ -75,22 +75,20 @@ class Server:
         self._settings = settings
         most = settings.max_searches or MAX_SEARCHES
         self.engine = EngineThread(load, MAX_HELD * most + 2 * settings.max_queue + 1, settings.event_buffer)
-        self.session = Session(self.engine, settings, self._on_search_end)
         self.metrics = Metrics()
+        self.session = Session(self.engine, settings, (AccessLog(settings.log_format), self.metrics, *observers))
         self.metrics.registry.register(EngineMetrics(self.engine, self.session, settings))
         self.metrics_address: str | None = None
         self._metrics_port: HttpListener | None = None
         if (port := settings.of_metrics_port) is not None:
             self._metrics_port = HttpListener(make_metrics_app(port, self.metrics.render), port, "--metrics-port")
-        self._observers = (self.metrics, *observers)
-        self._log = AccessLog(settings.log_format)
         callers = Callers(settings.callers, certificates=settings.tls_client_ca is not None)
         self._credentials = reloading_credentials(settings.tls) if settings.tls else None
         self._http: HttpListener | None = None
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
-        interceptor = CallInterceptor(self.session, callers, self._on_call_end, settings.max_receive_bytes)
+        interceptor = CallInterceptor(self.session, callers, settings.max_receive_bytes)
         if settings.http_port is not None:
-            app = make_app(self.session, callers, settings, self._on_call_end, self.metrics.render)
+            app = make_app(self.session, callers, settings, self.metrics.render)
             self._http = HttpListener(app, settings)
         self._server = grpc.aio.server(interceptors=[interceptor], options=server_options(settings))
         servicer = SolveServicer(self.session, settings.max_send_bytes)
@@ -171,15 +169,6 @@ class Server:
         if not ended and not loading:
             log.error("the engine did not finish its last step within %g s", STOP_SECONDS)
         return self.engine.closed.result() if ended else loading
-
-    def _on_call_end(self, call: Call) -> None:
-        self._log.write(call)
-        for observer in self._observers:
-            observer.call_ended(call)
-
-    def _on_search_end(self, call: Call, search: Search) -> None:
-        for observer in self._observers:
-            observer.search_ended(call, search)
 
     async def _report_health(self) -> None:
         # `wait`, because cancelling a task that awaits a future also cancels the future.

@@ -25,6 +25,7 @@ from espalier.search.service.access.calls import Call
 from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
 from espalier.search.service.errors import BusyError, NotReadyError, SearchFailedError, SearchTimeoutError
+from espalier.search.service.observability.observer import Observer
 from espalier.search.service.settings import ServerSettings
 from espalier.search.service.turns import ThreadedWork
 
@@ -69,19 +70,17 @@ class Session:
         idle: set while no call is in progress.
     """
 
-    def __init__(
-        self, engine: EngineThread, settings: ServerSettings, on_search_end: Callable[[Call, Search], None]
-    ) -> None:
+    def __init__(self, engine: EngineThread, settings: ServerSettings, observers: Sequence[Observer]) -> None:
         """Create a session.
 
         Args:
             engine: runs the searches.
             settings: slots, queue, limits.
-            on_search_end: called with each search that has ended and the call that it was for, which may be over.
+            observers: notified of calls and searches that have ended.
         """
         self._engine_thread = engine
         self._settings = settings
-        self._on_search_end = on_search_end
+        self._observers = observers
         self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
         self._checking = ThreadedWork(1, self._max_waiting)  # what searches compute needs the processors, too
         self._writing = ThreadedWork(1, sys.maxsize)  # bounded by the slots
@@ -126,6 +125,11 @@ class Session:
     def waiting_calls(self) -> int:
         """Calls that wait for a slot."""
         return self._call_queue.waiting
+
+    def call_ended(self, call: Call) -> None:
+        """Notify the observers of a call that is over."""
+        for observer in self._observers:
+            observer.call_ended(call)
 
     def refuse_new(self) -> None:
         """Refuse all further calls; calls in progress continue."""
@@ -235,7 +239,8 @@ class Session:
             give_back()
             if search.result is not None:
                 self._quotas.take(caller, search.result.usage.charged_tokens)
-            self._on_search_end(call, search)
+            for observer in self._observers:
+                observer.search_ended(call, search)
 
         try:
             salt = self._salts.of(caller)

@@ -75,7 +75,7 @@ def request_id_of(given: str | None) -> str:
 
 
 class AccessLog:
-    """Writes one line for each call, without any text of problems or answers."""
+    """Writes one line for each call, without any text of problems or answers; an `Observer`."""
 
     def __init__(self, form: LogFormat, clock: Callable[[], float] = time.monotonic) -> None:
         self._form = form
@@ -84,7 +84,7 @@ class AccessLog:
         self._refused = 0
         self._left_out = 0
 
-    def write(self, call: Call) -> None:
+    def call_ended(self, call: Call) -> None:
         """Write the line of a call that is over."""
         if call.result is None and call.code not in ("OK", "CANCELLED") and self._floods():
             self._left_out += 1
@@ -97,6 +97,9 @@ class AccessLog:
         else:
             fields["caller"] = _one_word(fields["caller"])
             log.info("%s", " ".join(f"{name}={value}" for name, value in fields.items()))
+
+    def search_ended(self, call: Call, search: object) -> None:
+        """Write nothing: the line of the call tells of its search."""
 
     def _floods(self) -> bool:
         second = int(self._clock())

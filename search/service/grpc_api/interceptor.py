@@ -41,20 +41,16 @@ _OPEN = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/"
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handler of every method."""
 
-    def __init__(
-        self, session: Session, callers: Callers, on_end: Callable[[Call], None], max_receive_bytes: int
-    ) -> None:
+    def __init__(self, session: Session, callers: Callers, max_receive_bytes: int) -> None:
         """Create an interceptor.
 
         Args:
-            session: lets messages be decoded in turn.
+            session: lets messages be decoded in turn, and is told of each call that is over.
             callers: tells who calls.
-            on_end: called with each call that is over.
             max_receive_bytes: largest message that is decoded.
         """
         self._session = session
         self._callers = callers
-        self._on_end = on_end
         self._max_receive_bytes = max_receive_bytes
 
     async def intercept_service(
@@ -118,7 +114,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         finally:
             call.end()
             if not method.startswith(_OPEN):
-                self._on_end(call)
+                self._session.call_ended(call)
 
     def _identify(self, call: Call, method: str, context: Any) -> None:
         if not method.startswith(_OPEN):

@@ -35,20 +35,13 @@ Render = Callable[[str], tuple[bytes, str]]
 """`Metrics.render` of a server."""
 
 
-def make_app(
-    session: Session,
-    callers: Callers,
-    settings: ServerSettings,
-    on_call_end: Callable[[Call], None],
-    render_metrics: Render,
-) -> ASGIApp:
+def make_app(session: Session, callers: Callers, settings: ServerSettings, render_metrics: Render) -> ASGIApp:
     """Return the application of the HTTP port.
 
     Args:
-        session: runs the searches.
+        session: runs the searches, and is told of each call that is over.
         callers: tells who calls.
         settings: limits and names.
-        on_call_end: called with each call that is over.
         render_metrics: makes the metrics' text.
     """
     openai = OpenAiEndpoints(session, ModelNames(settings.model_name or _MODEL_NAME, int(time.time())))
@@ -77,7 +70,7 @@ def make_app(
     ]
     page = page_files()
     own = [_page_route(path, file) for path, file in page.items()]
-    return _guarded(routes, callers, settings, on_call_end, own, {*_HEALTH, *page})
+    return _guarded(routes, callers, settings, session.call_ended, own, {*_HEALTH, *page})
 
 
 def make_metrics_app(settings: ServerSettings, render_metrics: Render) -> ASGIApp:

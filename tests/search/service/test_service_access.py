@@ -326,7 +326,7 @@ def test_each_call_has_one_line_without_its_problem_or_answer(form: LogFormat, s
 )
 def test_a_callers_name_stays_one_field_of_one_line(name: str, written: str, caplog):
     with caplog.at_level(logging.INFO, "espalier.access"):
-        AccessLog(LogFormat.TEXT).write(Call("SolveProblem", "r", caller=Caller(name, login=True)))
+        AccessLog(LogFormat.TEXT).call_ended(Call("SolveProblem", "r", caller=Caller(name, login=True)))
     (record,) = caplog.records
     assert f" {written}method=" in record.getMessage()
     assert "\n" not in record.getMessage()
@@ -337,9 +337,9 @@ def test_a_flood_of_refusals_writes_few_lines_and_the_next_second_tells_how_many
     log = AccessLog(LogFormat.TEXT, clock=lambda: now[0])
     with caplog.at_level(logging.INFO, "espalier.access"):
         for _ in range(1000):
-            log.write(Call("SolveProblem", "r", code="INVALID_ARGUMENT"))
+            log.call_ended(Call("SolveProblem", "r", code="INVALID_ARGUMENT"))
         few = len(caplog.records)
         now[0] = 1.0
-        log.write(Call("SolveProblem", "r", code="INVALID_ARGUMENT"))
+        log.call_ended(Call("SolveProblem", "r", code="INVALID_ARGUMENT"))
     assert few == 10
     assert "left_out=990" in caplog.records[-1].getMessage()
