@@ -91,7 +91,7 @@ class Server:
             app = make_app(self.session, callers, settings, self.metrics.render)
             self._http = HttpListener(app, settings)
         self._server = grpc.aio.server(interceptors=[interceptor], options=server_options(settings))
-        servicer = SolveServicer(self.session, settings.max_send_bytes)
+        servicer = SolveServicer(self.session)
         add_SearchServiceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)

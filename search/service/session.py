@@ -25,6 +25,7 @@ from espalier.search.service.access.calls import Call
 from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
 from espalier.search.service.errors import BusyError, NotReadyError, SearchFailedError, SearchTimeoutError
+from espalier.search.service.event_buffer import fitted
 from espalier.search.service.observability.observer import Observer
 from espalier.search.service.settings import ServerSettings
 from espalier.search.service.turns import ThreadedWork
@@ -32,7 +33,6 @@ from espalier.search.service.turns import ThreadedWork
 log = logging.getLogger("espalier.service")
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Event)
 
 _GRACE = 15.0
 """Seconds after a search's time limit in which it must have ended."""
@@ -159,12 +159,15 @@ class Session:
         """
         return reading() if size <= _SMALL_BYTES else await self._checking.run(call.account, size, reading)
 
-    async def write(self, call: Call, event: E, writing: Callable[[E], T]) -> T:
-        """Translate an event for the caller of a search; where it is large, as `read` does."""
-        entries = _entries(event)
-        if entries <= _SMALL_ENTRIES:
-            return writing(event)
-        return await self._writing.run(call.account, entries, partial(writing, event))
+    async def write(
+        self, call: Call, event: Event, encode: Callable[[Event, dict[str, int]], T], size: Callable[[T], int]
+    ) -> T | None:
+        """Encode an event within the size that may be sent; where it is large, on a thread as `read` does.
+
+        Arguments and result are those of `fitted`.
+        """
+        writing, entries = partial(fitted, event, encode, size, self._settings.max_send_bytes), _entries(event)
+        return writing() if entries <= _SMALL_ENTRIES else await self._writing.run(call.account, entries, writing)
 
     @asynccontextmanager
     async def search(self, asked: SearchCall, call: Call) -> AsyncIterator[AsyncIterator[Event]]:

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 from espalier.search.result import Event, Finished
-from espalier.search.service.event_buffer import fitted
 from espalier.search.service.grpc_api.convert import event_to_wire, info_to_wire, request_from_wire
 from espalier.search.service.grpc_api.interceptor import CALL
 from espalier.search.service.session import SearchCall, Session, finished
@@ -16,24 +15,21 @@ from espalier.v1.search_pb2_grpc import SearchServiceServicer
 class SolveServicer(SearchServiceServicer):
     """Translates between messages and the session; `interceptor.CallInterceptor` maps errors."""
 
-    def __init__(self, session: Session, max_send_bytes: int) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._max_send_bytes = max_send_bytes
 
     async def SolveProblem(self, request: pb.SolveProblemRequest, context: Any) -> pb.SolveProblemResponse:  # noqa: N802 (the contract's)
         """Run one search and return its result."""
         async with await self._search(request, progress=False) as events:
             end = await finished(events)
-        write = partial(self._message, include_nodes=request.include_nodes)
-        message = await self._session.write(CALL.get(), end, write)
+        message = await self._message(end, request.include_nodes)
         return pb.SolveProblemResponse(result=message and message.result)
 
     async def SolveProblemStream(self, request: pb.SolveProblemStreamRequest, context: Any) -> None:  # noqa: N802 (the contract's)
         """Run one search and write its events as they arrive."""
-        write = partial(self._message, include_nodes=request.request.include_nodes)
         async with await self._search(request.request, progress=True) as events:
             async for event in events:
-                if (message := await self._session.write(CALL.get(), event, write)) is not None:
+                if (message := await self._message(event, request.request.include_nodes)) is not None:
                     await context.write(message)
 
     async def GetServerInfo(  # noqa: N802 (the contract's name)
@@ -48,8 +44,8 @@ class SolveServicer(SearchServiceServicer):
         nodes = progress and message.include_nodes
         return self._session.search(SearchCall(request, message.priority, progress, nodes, violations), call)
 
-    def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse | None:
+    async def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse | None:
         """Convert an event to a message within the size limit; None for progress that cannot be cut enough."""
         if isinstance(event, Finished) and not include_nodes:
             event = replace(event, result=replace(event.result, nodes=()))
-        return fitted(event, event_to_wire, pb.SolveProblemStreamResponse.ByteSize, self._max_send_bytes)
+        return await self._session.write(CALL.get(), event, event_to_wire, pb.SolveProblemStreamResponse.ByteSize)

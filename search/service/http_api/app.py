@@ -45,7 +45,7 @@ def make_app(session: Session, callers: Callers, settings: ServerSettings, rende
         render_metrics: makes the metrics' text.
     """
     openai = OpenAiEndpoints(session, ModelNames(settings.model_name or _MODEL_NAME, int(time.time())))
-    searches = SearchEndpoints(session, settings.max_send_bytes)
+    searches = SearchEndpoints(session)
 
     async def healthz(request: Request) -> Response:
         return json_response({"alive": True})

@@ -1,8 +1,6 @@
 """Searches with all that Espalier tells about them: the feed of the page."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -11,7 +9,6 @@ from starlette.types import ASGIApp
 
 from espalier.search.result import CandidateDone, Event, Finished, Started, StepDone
 from espalier.search.schema import from_values
-from espalier.search.service.event_buffer import fitted
 from espalier.search.service.http_api.body import SearchBody, read_json
 from espalier.search.service.http_api.event_stream import ServerSentEvent, answer
 from espalier.search.service.http_api.status import to_json
@@ -25,7 +22,8 @@ _NAMES: dict[type[Event], str] = {
 }
 
 
-def _event_json(event: Event, omitted: dict[str, int]) -> bytes:
+def event_json(event: Event, omitted: dict[str, int]) -> bytes:
+    """Return an event as JSON, with the numbers of what it lacks."""
     if isinstance(event, Finished):
         return b'{"search_id":%s,"result":%s}' % (to_json(event.search_id), _result_json(event, omitted))
     return to_json(asdict(event) | omitted)
@@ -41,9 +39,8 @@ def _result_json(event: Event, omitted: dict[str, int]) -> bytes:
 class SearchEndpoints:
     """`POST /v1/searches`."""
 
-    def __init__(self, session: Session, max_send_bytes: int) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._max_send_bytes = max_send_bytes
 
     async def create_search(self, request: Request) -> Response | ASGIApp:
         """Run one search; the events come as they happen, or with `"stream": false` the result at the end."""
@@ -51,17 +48,13 @@ class SearchEndpoints:
         asked = await read_json(request, self._session, _read_search)
 
         async def whole(end: Finished) -> bytes | None:
-            return await self._session.write(call, end, partial(self._data, encode=_result_json))
+            return await self._session.write(call, end, _result_json, len)
 
         async def parts(event: Event) -> list[ServerSentEvent]:
-            data = await self._session.write(call, event, self._data)
+            data = await self._session.write(call, event, event_json, len)
             return [] if data is None else [(data, _NAMES[type(event)])]
 
         return await answer(call, self._session.search(asked, call), asked.progress, whole, parts)
-
-    def _data(self, event: Event, encode: Callable[[Event, dict[str, int]], bytes] = _event_json) -> bytes | None:
-        """An event as JSON within the size limit; None for progress that cannot be cut enough."""
-        return fitted(event, encode, len, self._max_send_bytes)
 
 
 @dataclass(frozen=True, slots=True)

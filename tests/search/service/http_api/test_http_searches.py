@@ -3,7 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import Any
 
 import httpx2
 import pytest
@@ -13,7 +13,8 @@ from server_thread import PATIENCE, wait_until
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import StepDone, StopReason
 from espalier.search.server_info import ServerInfo
-from espalier.search.service.http_api.searches import SearchEndpoints
+from espalier.search.service.event_buffer import fitted
+from espalier.search.service.http_api.searches import event_json
 
 Sent = tuple[str, dict[str, Any]]
 
@@ -156,7 +157,7 @@ def test_a_stream_tells_how_the_tree_changes_and_other_calls_have_no_use_for_it(
 def test_a_report_of_changes_is_cut_to_what_may_be_sent(limit):
     nodes = tuple(replace(NODES[1], node_id=number, text="x" * 100) for number in range(1, 9))
     step = StepDone("s", 1, 8, nodes[:4], CANDIDATE, nodes=nodes, seconds=1.5, blocks={"generator": 9})
-    data = SearchEndpoints(cast(Any, None), limit)._data(step)
+    data = fitted(step, event_json, len, limit)
     assert data is not None
     assert len(data) <= limit
     told = json.loads(data)
