@@ -13,6 +13,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Head, Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.kernels.linear import Linear
 
 Output = Callable[[torch.Tensor], torch.Tensor]
@@ -28,7 +29,11 @@ def probability_of(index: int) -> Output:
     return output
 
 
-def stacked_head(layers: list[Linear], output: Output) -> Head:
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""Hidden states, `[R, in]`, to `[R, out]`; a `Linear`, or some columns of a language model's head."""
+
+
+def stacked_head(layers: Sequence[Product], output: Output) -> Head:
     """Linear layers with a ReLU between them, followed by `output`."""
 
     def head(hidden: torch.Tensor) -> torch.Tensor:
@@ -70,6 +75,7 @@ def load_scoring_model(
         CheckpointError: a tensor is missing, has a wrong shape or is of no use.
     """
     decoder = load_trunk(checkpoint, dtype, device)
+    linears: Sequence[Product]
     if token_ids:
         linears = [take_token_rows(checkpoint, decoder, token_ids)]
     else:
@@ -119,8 +125,10 @@ def take_layers(
     return layers
 
 
-def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: Sequence[int]) -> Linear:
-    """Load only the language model head's rows of the given tokens, as no other logits are needed.
+def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: Sequence[int]) -> Product:
+    """The logits of some tokens; only the language model head's rows of these are loaded.
+
+    A head of transformers' code is used as a whole: it may do more to logits than multiply.
 
     Raises:
         CheckpointError: the head is untied and missing, or has no row for a token.
@@ -130,6 +138,9 @@ def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: Sequenc
             f"{checkpoint.folder} has {rows} rows of lm_head, but the scores are read from the token id "
             f"{max(token_ids)}; is tokenizer.json the one that belongs to these weights?"
         )
+    if isinstance(decoder.layers, TransformersLayers):
+        head = decoder.layers.require_head(checkpoint.folder)
+        return lambda hidden: head(hidden)[:, list(token_ids)]
     if decoder.config.tied:
         checkpoint.ignore("lm_head.weight")
         weight = decoder.embedding

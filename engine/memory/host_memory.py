@@ -9,6 +9,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.options import Quantization
 from espalier.engine.models.quantization import linear_bytes
+from espalier.engine.models.zoo.description import TransformersConfig
 
 _MEMINFO = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
@@ -36,6 +37,8 @@ def model_bytes(config: DecoderConfig, dtype: torch.dtype, quantization: Quantiz
         quantization: of its layers, and of a generator's head.
         generates: whether it has a head over the vocabulary; in float32 a tied one is a copy, too.
     """
+    if isinstance(config, TransformersConfig):
+        return config.weight_bytes(dtype, quantization)
 
     def linear(rows: int, columns: int) -> int:
         return linear_bytes(rows, columns, dtype.itemsize, quantization)

@@ -140,8 +140,8 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
     if not checkpoint.has_language_head:
         name = checkpoint.architecture or "model without architecture"
         raise CheckpointError(
-            f"{checkpoint.folder} is a {name}, not a generator; give one of {', '.join(GENERATOR_CLASSES)} to "
-            "--generator, and a reward model to --verifier"
+            f"{checkpoint.folder} is a {name}, not a generator; give one of {', '.join(GENERATOR_CLASSES)}, or "
+            "another that transformers runs to --generator, and a reward model to --verifier"
         )
     tokenizer = TextTokenizer(checkpoint)  # so that its faults are found before gigabytes are read
     decoder = load_trunk(checkpoint, dtype, device)

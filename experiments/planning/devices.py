@@ -54,7 +54,7 @@ def planned_model(runtime: RuntimeSettings, role: str, name: str, dtype: torch.d
         embedding = 0 if shape.outputs == vocabulary else vocabulary * shape.config.hidden_size * shape.item_bytes
         return replace(shape, memory_bytes=shape.weight_bytes + embedding)
     of_role = (None, "") if role == GENERATOR else (runtime.verifier_family, runtime.verifier_reference)
-    found = inspect_checkpoint(name, dtype, quantization, *of_role, _hub(runtime), as_verifier=role == VERIFIER)
+    found = inspect_checkpoint(name, dtype, quantization, *of_role, _hub(runtime), role == VERIFIER, runtime.model_impl)
     outputs = found.config.vocab_size if role == GENERATOR else 2
     return ModelShape(name, found.config, outputs, dtype.itemsize, quantization, found.weight_bytes)
 

@@ -12,10 +12,11 @@ from espalier.engine.models.checkpoint import Outline
 from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig
 from espalier.engine.models.hub import HubSettings, locate_with_adapter
 from espalier.engine.models.model import Model, load_generator
-from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.models.quantization import linear_bytes
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.weights import GGUF, named_files, weight_lists
+from espalier.engine.models.zoo.description import TransformersConfig
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.base import PrmFamily, StepPath, special_tokens_in
 from espalier.prm.families import FamilyMatch, families_of, identify, known_classes, load_verifier
@@ -88,6 +89,7 @@ def inspect_checkpoint(
     reference: str = "",
     hub: HubSettings | None = None,
     as_verifier: bool = False,
+    model_impl: ModelImpl = ModelImpl.AUTO,
 ) -> Inspection:
     """Inspect a checkpoint without reading its weights; only small files are downloaded from the hub.
 
@@ -99,13 +101,14 @@ def inspect_checkpoint(
         reference: the model that an implicit process reward model was trained from.
         hub: how to use the hub.
         as_verifier: refuse what would be loaded as a generator.
+        model_impl: which code is to run the decoder.
 
     Raises:
         CheckpointError: the checkpoint could not be loaded, for example because weight files are truncated.
     """
-    outline = _outline(name, hub)
+    outline = _outline(name, hub, model_impl)
     _ = outline.decoder_config  # whose faults come before those of a family
-    other = _outline(reference, hub) if reference else None
+    other = _outline(reference, hub, model_impl) if reference else None
     if as_verifier:
         match, note = identify(outline, family, other is not None), ""
     else:
@@ -203,9 +206,10 @@ def paths_that_fit(inspections: list[Inspection], memory_bytes: int, path_tokens
     return (left, left // per_path) if left > 0 else (0, 0)
 
 
-def _outline(name: str, hub: HubSettings | None) -> Outline:
+def _outline(name: str, hub: HubSettings | None, model_impl: ModelImpl = ModelImpl.AUTO) -> Outline:
     folder, adapter = locate_with_adapter(name, LoadFormat.DUMMY, hub)
-    return Outline(folder, LoadFormat.AUTO if _has_weights(folder) else LoadFormat.DUMMY, adapter=adapter)
+    form = LoadFormat.AUTO if _has_weights(folder) else LoadFormat.DUMMY
+    return Outline(folder, form, adapter=adapter, model_impl=model_impl)
 
 
 def _has_weights(folder: Path) -> bool:
@@ -221,7 +225,7 @@ def _choose(outline: Outline, family: str | None, has_reference: bool) -> tuple[
     name = outline.architecture
     if family is not None or has_reference:
         return identify(outline, family, has_reference), ""
-    if name.endswith("ForCausalLM"):
+    if outline.has_language_head:
         families = ", ".join(families_of(name))
         return None, f"also a verifier if --verifier-family names one of {families}" if families else ""
     try:
@@ -252,6 +256,8 @@ def _weight_bytes(model: Model, quantization: Quantization) -> int:
     if quantization is Quantization.NONE:
         return model.weight_bytes
     decoder = model.decoder
+    if isinstance(decoder.config, TransformersConfig):
+        return decoder.config.weight_bytes(decoder.dtype, quantization)
     decoders = (decoder.first, decoder.second) if isinstance(decoder, PolicyPairDecoder) else (decoder,)
     saved = 0
     for layers in (part.layers for part in decoders):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypedDict
 from annotated_types import Interval
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
-from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.scorers import SELF, names_checkpoint, names_function
 from espalier.search.request import AnswerEquivalence
@@ -81,6 +81,13 @@ class RuntimeSettings:
         LoadFormat,
         Option("Weight files to read: auto prefers safetensors over bin; dummy makes random weights, for speed tests."),
     ] = LoadFormat.AUTO
+    model_impl: Annotated[
+        ModelImpl,
+        Option(
+            "Code that runs the decoders: native is Espalier's own, for the families that it knows; transformers runs "
+            "any that calls its attention interface; auto is native where there is such."
+        ),
+    ] = ModelImpl.AUTO
     generator_quantization: Annotated[
         Quantization,
         Option(
@@ -163,6 +170,7 @@ class SolverSettings(TypedDict, total=False):
     verifier_reference: str
     verify_incremental: bool
     load_format: LoadFormat | str
+    model_impl: ModelImpl | str
     generator_quantization: Quantization | str
     verifier_quantization: Quantization | str
     offline: bool
@@ -388,7 +396,8 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     for role, (name, quantization) in wanted.items():
         if name:
             folder, adapter = locate_with_adapter(name, form, hub)
-            opened[role] = Checkpoint(folder, form, quantization, count, settings.batch_invariant, adapter)
+            options = settings.batch_invariant, adapter, settings.model_impl
+            opened[role] = Checkpoint(folder, form, quantization, count, *options)
     if _device(settings.device).type == "cpu":
         _require_memory(opened, settings)
     return opened

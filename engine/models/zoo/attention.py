@@ -45,7 +45,13 @@ class Terms:
 
 
 class Step(Protocol):
-    """The step that calls of the attention function belong to."""
+    """The step that calls of the attention function belong to.
+
+    Attributes:
+        config_windows: whether a layer of which neither call nor attribute says so has its configuration's window.
+    """
+
+    config_windows: bool
 
     def attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
@@ -91,13 +97,18 @@ def attention_function(
     Raises:
         NotRunnableError: an argument asks for attention of another kind.
     """
-    terms = _terms(module, query, attention_mask, kwargs)
+    step = _step.get()
+    terms = _terms(module, query, attention_mask, kwargs, step.config_windows)
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))  # [T, heads, head_dim]
-    return _step.get().attend(module, q, k, v, terms)[None], None
+    return step.attend(module, q, k, v, terms)[None], None
 
 
 def _terms(
-    module: torch.nn.Module, query: torch.Tensor, attention_mask: torch.Tensor | None, given: Mapping[str, Any]
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    given: Mapping[str, Any],
+    config_windows: bool,
 ) -> Terms:
     if attention_mask is not None:
         raise NotRunnableError("it makes an attention mask of its own")
@@ -106,7 +117,7 @@ def _terms(
     left = dict(given)
     scale, softcap = left.pop("scaling", None), left.pop("softcap", None)
     sinks = [left.pop(name) for name in ("s_aux", "sinks") if left.get(name) is not None]
-    window = left.pop("sliding_window") if "sliding_window" in left else _window_of(module)
+    window = left.pop("sliding_window") if "sliding_window" in left else _window_of(module, config_windows)
     if unknown := [name for name, value in left.items() if value is not None and not _harmless(name, value)]:
         raise NotRunnableError(f"it passes {', '.join(unknown)} to attention, which is not known")
     return Terms(
@@ -122,12 +133,12 @@ def _harmless(name: str, value: object) -> bool:
     return name in _WITHOUT_MEANING or name == "is_causal" or (name.startswith(("output_", "return_")) and not value)
 
 
-def _window_of(module: torch.nn.Module) -> int | None:
+def _window_of(module: torch.nn.Module, config_windows: bool) -> int | None:
     """The window of a layer whose model does not pass it: the layer's own attribute, or else its configuration's."""
     config: Any = getattr(module, "config", None)
     if isinstance(own := getattr(module, "sliding_window", None), int):
         return own
-    if hasattr(module, "sliding_window") or config is None:
+    if hasattr(module, "sliding_window") or config is None or not config_windows:
         return None
     kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
     if kinds and index is not None:

@@ -48,9 +48,11 @@ class Tracer:
 
     Attributes:
         calls: those made so far.
+        config_windows: see `attention.Step`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config_windows: bool) -> None:
+        self.config_windows = config_windows
         self.calls: list[Call] = []
         self._written: list[tuple[torch.Tensor, torch.Tensor]] = []  # kept, so that no memory is used twice
 
@@ -75,16 +77,17 @@ class Tracer:
         return query.new_zeros(tokens, heads, value.shape[-1])
 
 
-def trace(run: Callable[[], object]) -> tuple[Call, ...]:
+def trace(run: Callable[[], object], config_windows: bool) -> tuple[Call, ...]:
     """The calls that one step makes.
 
     Args:
         run: computes a step of a few tokens.
+        config_windows: see `attention.Step`.
 
     Raises:
         NotRunnableError: there are none, or one asks for attention of another kind.
     """
-    tracer = Tracer()
+    tracer = Tracer(config_windows)
     with torch.inference_mode(), running(tracer):
         run()
     if not tracer.calls:

@@ -9,7 +9,8 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.config import DecoderConfig
-from espalier.engine.models.options import ModelImpl
+from espalier.engine.models.options import ModelImpl, Quantization
+from espalier.engine.models.quantization import linear_bytes
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.zoo.attention import NotRunnableError
 from espalier.engine.models.zoo.calls import Call, KVShape, kv_shape, trace
@@ -17,7 +18,7 @@ from espalier.engine.models.zoo.exchange import product_shapes
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.layers import hidden_states
 from espalier.engine.models.zoo.probe import require_runnable, use_paged_attention
-from espalier.engine.models.zoo.registration import register
+from espalier.engine.models.zoo.registration import quietly, register
 from espalier.engine.models.zoo.small import make_small
 
 _LOOKS_AT_THE_BATCH = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
@@ -39,6 +40,14 @@ class TransformersConfig(DecoderConfig):
     calls: tuple[Call, ...] = ()
     products: tuple[tuple[tuple[int, int], int], ...] = ()
     other_weights: int = 0
+
+    def weight_bytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
+        """Bytes of all weights, once products are quantised."""
+        sizes = (
+            count * linear_bytes(rows, columns, dtype.itemsize, quantization)
+            for (rows, columns), count in self.products
+        )
+        return sum(sizes) + self.other_weights * dtype.itemsize
 
     @property
     def kv_shape(self) -> KVShape:
@@ -66,7 +75,8 @@ def text_config(raw: Mapping[str, Any], place: str) -> Any:
         )
     fields = {name: value for name, value in raw.items() if name not in ("auto_map", "quantization_config")}
     try:
-        return transformers.CONFIG_MAPPING[kind].from_dict(fields).get_text_config(decoder=True)
+        with quietly():
+            return transformers.CONFIG_MAPPING[kind].from_dict(fields).get_text_config(decoder=True)
     except Exception as error:  # transformers checks values in ways of its own for each type
         raise CheckpointError(f"{place}: transformers refuses it: {_first_line(error)}") from error
 
@@ -101,8 +111,9 @@ def describe(raw: Mapping[str, Any], place: str, generates: bool) -> Transformer
     config = text_config(raw, place)
     kind = model_class(config, place, generates)
     try:
-        require_runnable(kind, lambda: make_small(config), causal=generates)
-        return _described(config, empty_model(kind, config), generates)
+        with quietly():
+            config_windows = require_runnable(kind, lambda: make_small(config), causal=generates)
+        return _described(config, empty_model(kind, config), generates, config_windows)
     except NotRunnableError as error:
         raise CheckpointError(f"{place}: {kind.__name__} cannot run on Espalier's attention: {error}") from error
 
@@ -115,7 +126,7 @@ def empty_model(kind: type[Any], config: Any) -> Any:
     return model
 
 
-def _described(config: Any, model: Any, generates: bool) -> TransformersConfig:
+def _described(config: Any, model: Any, generates: bool, config_windows: bool) -> TransformersConfig:
     shapes = Counter(product_shapes(model))
     products = sum(rows * columns * count for (rows, columns), count in shapes.items())
     elements = sum(parameter.numel() for parameter in model.parameters())  # those of a tied head once
@@ -123,7 +134,7 @@ def _described(config: Any, model: Any, generates: bool) -> TransformersConfig:
     decoder = LogitsHead.split(model)[0] if generates else model
     vocabulary, hidden = decoder.get_input_embeddings().weight.shape
     some = torch.arange(3, device="meta")
-    calls = trace(lambda: hidden_states(decoder, some, some))
+    calls = trace(lambda: hidden_states(decoder, some, some), config_windows)
     shape = kv_shape(calls)
     return TransformersConfig(
         vocab_size=vocabulary,

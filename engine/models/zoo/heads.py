@@ -36,7 +36,7 @@ class LogitsHead:
     @classmethod
     def split(cls, model: Any) -> tuple[Any, "LogitsHead"]:
         """The decoder of a language model, and its head without the decoder."""
-        name = model.base_model_prefix
+        name = model.base_model_prefix if hasattr(model, model.base_model_prefix) else "model"
         decoder = getattr(model, name)
         setattr(model, name, _GivenStates())
         return decoder, cls(model)

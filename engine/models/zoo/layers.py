@@ -29,6 +29,7 @@ class PagedStep:
         batch: AttentionBatch,
         backend: Backend,
     ) -> None:
+        self.config_windows = False  # each call has its window already
         self._calls = calls
         self._shape = shape
         self._layer_kvs = layer_kvs
@@ -50,7 +51,7 @@ class PagedStep:
         if (attend := self._attend.get(call.heads)) is None:
             attend = self._attend[call.heads] = self._backend.prepare_attention(layer_kv, self._batch, call.heads)
         query = F.pad(query, (0, width - call.key_dim)) if width > call.key_dim else query
-        output = attend(query, layer_kv, terms.scale, terms.window, terms.softcap, terms.sinks)
+        output = attend(query, layer_kv, terms.scale, call.window, terms.softcap, terms.sinks)
         return F.pad(output[..., : call.value_dim], (0, 0, 0, 0, 0, added))
 
     def finish(self) -> None:

@@ -19,6 +19,7 @@ from espalier.engine.models.zoo.exchange import exchange
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.engine.models.zoo.probe import use_paged_attention
+from espalier.engine.models.zoo.registration import quietly
 from espalier.kernels.backend import Backend
 
 log = logging.getLogger("espalier.engine")
@@ -83,27 +84,38 @@ def _fill(model: Any, checkpoint: Checkpoint) -> None:
     dtype = _stored_dtype(checkpoint)
     for parameter in model.parameters():  # buffers stay in float32: they are computed, not stored
         parameter.data = parameter.data.to(dtype)
-    device = "meta" if isinstance(checkpoint, Outline) else "cpu"
+    outline = isinstance(checkpoint, Outline)
     mapping: Any = get_model_conversion_mapping(model)
-    load_config = LoadStateDictConfig(device_map={"": device}, dtype=dtype, weight_mapping=mapping)
-    with _quietly_in_order():
-        info, _ = model._load_pretrained_model(model, state, None, load_config)
-        info = model._finalize_model_loading(model, load_config, info)
-    if info.error_msgs or info.conversion_errors:
-        reasons = [*info.error_msgs, *map(str, info.conversion_errors.values())]
-        raise CheckpointError(f"{checkpoint.folder} cannot be loaded: {' '.join(reasons[0].split())[:300]}")
+    load_config = LoadStateDictConfig(
+        device_map={"": "meta" if outline else "cpu"}, dtype=dtype, weight_mapping=mapping, ignore_mismatched_sizes=True
+    )
+    try:
+        with _in_order(), quietly():
+            info, _ = model._load_pretrained_model(model, state, None, load_config)
+            model._adjust_missing_and_unexpected_keys(info)
+            _require_complete(model, info, checkpoint)
+            if outline:
+                model.tie_weights()
+            else:
+                info = model._finalize_model_loading(model, load_config, info)
+    except RuntimeError as error:  # weights that could not be converted
+        raise CheckpointError(f"{checkpoint.folder} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+    for name, stored in names.items():
+        if name not in info.unexpected_keys:
+            checkpoint.ignore(stored)  # counts as used: transformers has read it
+
+
+def _require_complete(model: Any, info: Any, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError unless the checkpoint had every tensor, in its shape."""
     if wrong := sorted(info.mismatched_keys, key=str):
         name, found, expected = wrong[0]
         raise CheckpointError(
             f"{checkpoint.folder}: {name} has shape {tuple(found)}, config.json means {tuple(expected)}"
         )
-    if info.missing_keys:
+    if missing := info.missing_keys - set(model.all_tied_weights_keys):
         raise CheckpointError(
-            f"{checkpoint.folder} has no tensors for {_some(info.missing_keys)}; is it a checkpoint of this kind?"
+            f"{checkpoint.folder} has no tensors for {_some(missing)}; is it a checkpoint of this kind?"
         )
-    for name, stored in names.items():
-        if name not in info.unexpected_keys:
-            checkpoint.ignore(stored)  # counts as used: transformers has read it
 
 
 class _Lazy:
@@ -197,24 +209,14 @@ def _weight_bytes(decoder: Any, head: LogitsHead | None) -> int:
 
 
 @contextmanager
-def _quietly_in_order() -> Iterator[None]:
-    """Let transformers convert one weight after another: several at a time take half as much memory again.
-
-    It shows no bar of its progress, and leaves the report of names to the errors here.
-    """
-    from transformers.utils import logging as theirs
-
-    name, shows, level = "HF_DEACTIVATE_ASYNC_LOAD", theirs.is_progress_bar_enabled(), theirs.get_verbosity()
+def _in_order() -> Iterator[None]:
+    """Let transformers convert one weight after another: several at a time take half as much memory again."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"
-    theirs.disable_progress_bar()
-    theirs.set_verbosity_error()
     try:
         yield
     finally:
-        theirs.set_verbosity(level)
-        if shows:
-            theirs.enable_progress_bar()
         if before is None:
             del os.environ[name]
         else:

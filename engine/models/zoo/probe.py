@@ -30,7 +30,7 @@ _ENLARGED = 4.0
 """Initial weights are so small that models would nearly agree with any attention."""
 
 
-def require_runnable(model_class: type[Any], small: Callable[[], Any], causal: bool = True) -> None:
+def require_runnable(model_class: type[Any], small: Callable[[], Any], causal: bool = True) -> bool:
     """Try a class of transformers.
 
     Args:
@@ -38,20 +38,33 @@ def require_runnable(model_class: type[Any], small: Callable[[], Any], causal: b
         small: makes a small configuration of it; see `make_small`.
         causal: whether it has a head over the vocabulary.
 
+    Returns:
+        Whether windows that its layers do not name are their configuration's; see `attention.Step`.
+
     Raises:
         NotRunnableError: it cannot run so; with the reason.
     """
     refuse_by_kind(model_class)
     try:
-        difference = _difference(random_model(model_class, small()), causal)
-    except NotRunnableError:
-        raise
-    except Exception as error:  # whatever modelling code raises when it is run in a way it was not made for
-        reason = _other_reason(model_class) or f"its code fails on a flat batch ({type(error).__name__}: {error})"
+        config = small()
+        texts, expected = _plain(random_model(model_class, config), causal)
+    except Exception as error:  # whatever configurations and modelling code raise
+        reason = _other_reason(model_class) or f"a small model of it does not run in transformers ({_named(error)})"
         raise NotRunnableError(reason) from error
-    if not difference < TOLERANCE:
-        reason = _other_reason(model_class) or "its layers look at more than attention gives them"
-        raise NotRunnableError(f"{reason} (logits differ by {difference:.0e} from its plain forward)")
+    differences: list[float] = []
+    for config_windows in (True, False):
+        try:
+            found = torch.cat(_paged(random_model(model_class, config), texts, causal, config_windows))
+        except NotRunnableError:
+            raise
+        except Exception as error:
+            reason = _other_reason(model_class) or f"its code fails on a flat batch ({_named(error)})"
+            raise NotRunnableError(reason) from error
+        differences.append(float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-6)))
+        if differences[-1] < TOLERANCE:
+            return config_windows
+    reason = _other_reason(model_class) or "its layers look at more than attention gives them"
+    raise NotRunnableError(f"{reason} (logits differ by {min(differences):.0e} from its plain forward)")
 
 
 def refuse_by_kind(model_class: type[Any]) -> None:
@@ -83,19 +96,22 @@ def random_model(model_class: type[Any], config: Any, seed: int = 0) -> Any:
         return model
 
 
-def _difference(model: Any, causal: bool) -> float:
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _plain(model: Any, causal: bool) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Three texts, and what the model gives for each, alone and by eager attention."""
     ids = torch.randint(4, model.get_input_embeddings().num_embeddings, (sum(map(sum, _PASSES)),))
     totals = [sum(counts) for counts in zip(*_PASSES, strict=True)]
     texts = ids.split(totals)
     model.set_attn_implementation("eager")
     with torch.inference_mode():
         output = [model(text[None], use_cache=False) for text in texts]
-    expected = torch.cat([(out.logits if causal else out[0])[0] for out in output])
-    found = torch.cat(_paged(model, texts, causal))
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+    return texts, torch.cat([(out.logits if causal else out[0])[0] for out in output])
 
 
-def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool) -> list[torch.Tensor]:
+def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool, config_windows: bool) -> list[torch.Tensor]:
     """What the model gives for each text, computed in `_PASSES` over blocks."""
     backend = TorchBackend()
     use_paged_attention(model)
@@ -104,7 +120,7 @@ def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool) -> list[to
     if causal:
         exchange(base, backend.prepare_linear, _as_is, _as_is)
     some = torch.arange(3)
-    calls = trace(lambda: hidden_states(base, some + 4, some))
+    calls = trace(lambda: hidden_states(base, some + 4, some), config_windows)
     shape = kv_shape(calls)
     layers = TransformersLayers(base, head, calls, shape, backend)
     blocks = -(-max(map(len, texts)) // _BLOCK)
@@ -157,6 +173,7 @@ def use_paged_attention(model: Any) -> None:
         raise NotRunnableError(str(error)) from error
     if model.config._attn_implementation != NAME:
         raise NotRunnableError("it computes attention inline, not through transformers' attention interface")
+    model.config.pad_token_id = None  # else it looks for padding in each step, and waits for the device
     if model._can_set_experts_implementation():
         model.set_experts_implementation(EXPERTS)
 

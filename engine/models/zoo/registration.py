@@ -1,4 +1,8 @@
-"""What transformers learns of Espalier: the names of its functions for attention and experts."""
+"""What transformers learns of Espalier: the names of its functions for attention and experts, and when to be silent."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from espalier.engine.models.zoo import attention, experts
 
@@ -10,3 +14,19 @@ def register() -> None:
 
     AttentionInterface.register(attention.NAME, attention.attention_function)
     ALL_EXPERTS_FUNCTIONS.register(experts.NAME, experts.experts_function)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Let transformers log nothing and show no bars: errors are raised, and models that are tried mean nothing."""
+    from transformers.utils import logging as theirs
+
+    shows, level = theirs.is_progress_bar_enabled(), theirs.get_verbosity()
+    theirs.disable_progress_bar()
+    theirs.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(level)
+        if shows:
+            theirs.enable_progress_bar()

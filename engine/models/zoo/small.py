@@ -33,12 +33,14 @@ def make_small(config: Any, sizes: Sizes | None = None) -> Any:
     real_names = getattr(config, "attribute_map", {})
     layers_name = real_names.get("num_hidden_layers", "num_hidden_layers")
     if isinstance(count := raw.get(layers_name), int):
-        chosen = _chosen_layers(raw, count)
+        shared = raw.get("num_kv_shared_layers") or 0
+        own = _chosen_layers(raw, count, 0, count - shared)
+        chosen = own + (_chosen_layers(raw, count, count - shared, count) if shared else [])
         raw = {name: _of_layers(value, count, chosen) for name, value in raw.items()}
         raw[layers_name] = len(chosen)
-        for name in ("num_kv_shared_layers", "first_k_dense_replace"):
-            if isinstance(raw.get(name), int):
-                raw[name] = min(raw[name], len(chosen) // 2 if "shared" in name else 1)
+        raw |= {"num_kv_shared_layers": len(chosen) - len(own)} if shared else {}
+        if isinstance(dense := raw.get("first_k_dense_replace"), int):
+            raw["first_k_dense_replace"] = min(dense, 1)
     common = {real: name for name, real in real_names.items()}
     named = {name: value for name, value in raw.items() if name not in common}
     named |= {common[name]: value for name, value in raw.items() if name in common}
@@ -47,14 +49,14 @@ def make_small(config: Any, sizes: Sizes | None = None) -> Any:
     return type(config).from_dict(copy.deepcopy(small))
 
 
-def _chosen_layers(raw: dict[str, Any], count: int) -> list[int]:
-    """Layers of each kind, first those that differ from all before them, then as many again."""
+def _chosen_layers(raw: dict[str, Any], count: int, start: int, end: int) -> list[int]:
+    """Layers of each kind from `start` up to `end`: first those that differ from all before them, then these again."""
     by_layer = [_as_list(value, count) for value in raw.values() if _as_list(value, count)]
     kinds: dict[str, int] = {}
-    for layer in range(count):
+    for layer in range(start, end):
         kinds.setdefault(repr([each[layer] for each in by_layer]), layer)
     first = list(kinds.values())[:MOST_LAYERS]
-    wanted = max(len(first), min(LEAST_LAYERS, count))
+    wanted = max(len(first), min(LEAST_LAYERS, end - start))
     return (first * wanted)[:wanted]
 
 

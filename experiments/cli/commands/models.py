@@ -40,7 +40,7 @@ def inspect_command(
     card: Annotated[DeviceOptions, Only("memory")],
     runtime: Annotated[
         RuntimeSettings,
-        Only("device", "dtype", "verifier_family", "verifier_reference", "offline", "cache_dir"),
+        Only("device", "dtype", "verifier_family", "verifier_reference", "model_impl", "offline", "cache_dir"),
     ],
 ) -> None:
     """Show the role, prompts and memory of checkpoints, without reading weights.
@@ -61,7 +61,10 @@ def inspect_command(
     hub = HubSettings(runtime.offline, runtime.cache_dir)
     kind = resolve_dtype(runtime.dtype, runtime.device)
     how = quantization, runtime.verifier_family, runtime.verifier_reference, hub
-    found = [inspect_trunk_head(name, hub) or inspect_checkpoint(name, kind, *how) for name in checkpoints]
+    found = [
+        inspect_trunk_head(name, hub) or inspect_checkpoint(name, kind, *how, model_impl=runtime.model_impl)
+        for name in checkpoints
+    ]
     models = [each for each in found if isinstance(each, Inspection)]
     fit = None if card.memory is None else paths_that_fit(models, card.memory, path_tokens)
     if as_json:
@@ -124,6 +127,7 @@ def _rows(inspection: "Inspection | HeadInspection") -> list[tuple[str, str]]:
     stored = "all tensors checked" if inspection.has_weights else "according to config.json: there are no weight files"
     rows += [
         ("decoder", _decoder(config)),
+        ("runs by", "native code" if config.impl == "native" else "transformers' code"),
         ("context", f"{config.max_positions:,} tokens"),
         ("weights", f"{_size(inspection.weight_bytes)} ({stored})"),
         *([("stored as", f"{inspection.stored}; expanded as it loads")] if inspection.stored else ()),
@@ -153,8 +157,9 @@ def _decoder(config: "DecoderConfig") -> str:
         f"{config.num_layers} layers of {config.hidden_size}",
         f"{config.num_heads} heads, {config.num_kv_heads} KV heads of {config.head_dim}",
         f"vocabulary of {config.vocab_size:,}{', tied' if config.tied else ''}",
-        f"rotary base {config.rope_theta:,.0f}{'' if rope == 'default' else f', {rope}'}",
     ]
+    if config.rope_theta:
+        parts.append(f"rotary base {config.rope_theta:,.0f}{'' if rope == 'default' else f', {rope}'}")
     if windows:
         parts.append(f"windows of {' and '.join(map(str, windows))} in {sum(map(bool, config.windows))} layers")
     return "; ".join(parts)
@@ -167,7 +172,8 @@ def _plain(inspection: "Inspection | HeadInspection") -> dict[str, object]:
         return {**asdict(inspection), "folder": str(inspection.folder), "role": "verifier", "family": "trunk-head"}
     match = inspection.match
     readings = [{"before": before, "token": token} for before, token in inspection.readings]
-    ends, config = [asdict(end) for end in inspection.ends], asdict(inspection.config)
+    ends = [asdict(end) for end in inspection.ends]
+    config = {name: value for name, value in asdict(inspection.config).items() if name not in ("calls", "products")}
     found = {field.name: getattr(inspection, field.name) for field in fields(inspection) if field.name != "match"}
     found |= {"folder": str(inspection.folder), "dtype": _dtype(inspection), "warnings": list(inspection.warnings)}
     found |= {"family": match and match.info.name, "reason": match and match.reason}

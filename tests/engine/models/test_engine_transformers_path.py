@@ -1,5 +1,6 @@
 """Decoders that run by transformers' own code over the engine's KV, against transformers alone."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,16 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from engine_driver import drain, generate, read, release
-from plain import plain_greedy, plain_logits
+from plain import plain_greedy, plain_logits, token_classifier
+from tiny_models import edit_tensors, train_tokenizer
 from zoo_models import small_config, write_checkpoint
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
+from espalier.engine.memory.host_memory import model_bytes
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.model import Model, load_generator
+from espalier.engine.models.model import Model, language_model_head, load_generator, load_trunk
 from espalier.engine.models.options import ModelImpl, Quantization
+from espalier.engine.models.zoo.probe import random_model
 from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
+from espalier.experiments.planning.inspection import inspect_checkpoint
+from espalier.prm.families import load_verifier
+from espalier.prm.heads import take_token_rows
 
 KINDS = ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "phi3", "gpt2", "gemma2", "deepseek_v3"]
 """Model types: windows in some layers, experts, sinks, caps, learned positions, and values narrower than keys."""
@@ -194,3 +202,67 @@ def test_the_native_path_imports_no_modelling_code(tiny_checkpoints: dict[str, P
         "sys.exit('transformers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(tiny_checkpoints["qwen2-tied"])], check=True)
+
+
+def test_the_text_half_of_a_checkpoint_with_images_is_loaded(tmp_path: Path, make_engine: Callable[..., Engine]):
+    vision = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(
+        text_config=small_config("gemma3_text").to_dict(), vision_config=vision, mm_tokens_per_image=4
+    )
+    random_model(transformers.Gemma3ForConditionalGeneration, config).save_pretrained(tmp_path)
+    train_tokenizer().save_pretrained(tmp_path)
+    model = load_generator(Checkpoint(tmp_path), torch.float32, "cpu")
+    engine, ids = make_engine(model), some_ids(20)
+    sequence = engine.open("generator", [])
+    assert_logits_equal(read(engine, sequence, ids), tmp_path, ids, 20)
+    release(engine, sequence)
+
+
+def test_a_token_classifier_scores_on_any_decoder(tmp_path: Path, make_engine: Callable[..., Engine]):
+    folder = write_checkpoint(tmp_path, "gemma2", transformers.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING)
+    family = load_verifier(Checkpoint(folder), torch.float32, "cpu")
+    engine, ids = make_engine(verifier=family.model), some_ids(12)
+    sequence = engine.open("verifier", [])
+    engine.submit(Score("reader", sequence, tuple(ids), (3, 11)))
+    (done,) = drain(engine)
+    assert isinstance(done, Scored)
+    with torch.inference_mode():
+        expected = torch.softmax(token_classifier(folder)(torch.tensor([ids])).logits[0], dim=-1)[[3, 11], 1]
+    assert done.values[:, 0] == pytest.approx(expected.tolist(), abs=1e-5)
+    release(engine, sequence)
+
+
+def test_a_yes_no_verifier_reads_capped_logits(folders: dict[str, Path], make_engine: Callable[..., Engine]):
+    checkpoint = Checkpoint(folders["gemma2"])
+    decoder = load_trunk(checkpoint, torch.float32, "cpu")
+    rows = take_token_rows(checkpoint, decoder, [7, 9])
+    hidden = torch.randn(3, decoder.config.hidden_size)
+    assert torch.equal(rows(hidden), language_model_head(checkpoint, decoder)(hidden)[:, [7, 9]])
+    assert rows(100 * hidden).abs().max() <= 30, "final_logit_softcapping"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inspection_gives_the_sizes_that_loading_gives(kind: str, folders: dict[str, Path], models: dict[str, Model]):
+    found = inspect_checkpoint(str(folders[kind]), torch.float32, model_impl=ModelImpl.TRANSFORMERS)
+    assert found.config == models[kind].config
+    layout = found.config.num_layers * found.config.num_kv_heads * found.config.head_dim
+    assert found.kv_bytes_per_token == 2 * layout * 4
+    estimate = model_bytes(found.config, torch.float32, Quantization.NONE, generates=True)
+    assert 0.75 * models[kind].weight_bytes < estimate <= models[kind].weight_bytes, "last panels are filled up"
+
+
+def test_a_tensor_that_is_missing_or_unused_or_misshapen_is_named(folders: dict[str, Path], tmp_path: Path):
+    folder = shutil.copytree(folders["olmo2"], tmp_path / "olmo2")
+    norm = "model.layers.1.self_attn.q_norm.weight"
+    changes: list[tuple[dict[str, torch.Tensor | None], str]] = [
+        ({norm: None}, f"has no tensors for {norm}"),
+        ({norm: torch.ones(3)}, f"{norm} has shape \\(3,\\)"),
+        ({"model.layers.1.more.weight": torch.ones(3)}, "holds 1 tensors .* does not use: model.layers.1.more.weight"),
+        ({norm: torch.full((48,), torch.nan)}, "not finite"),
+    ]
+    for change, complaint in changes:
+        shutil.copy(folders["olmo2"] / "model.safetensors", folder)
+        edit_tensors(folder / "model.safetensors", change)
+        with pytest.raises(CheckpointError, match=complaint):
+            load_generator(Checkpoint(folder), torch.float32, "cpu")
