@@ -244,8 +244,7 @@ class SequenceTable:
 
     def live_block_tables(self) -> list[np.ndarray]:
         """Block tables of every live sequence."""
-        free = set(self._free_rows)
-        return [self.blocks[r, : self.num_blocks[r]] for r in range(len(self.lengths)) if r not in free]
+        return [self.block_table(sequence) for owned in self._of_owner.values() for sequence in owned]
 
     def blocks_needed(self, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The most blocks that `prepare_write` would take for each row, int `[S]`; same arguments."""
@@ -302,24 +301,22 @@ class SequenceTable:
 
     def reserve_columns(self, columns: int) -> None:
         """Make room for rows of `columns` tokens."""
-        have = self.tokens.shape[1]
-        if columns <= have:
-            return
-        width = max(columns, 2 * have)
-        self.tokens = _grown(self.tokens, (len(self.lengths), width))
-        self.log_probabilities = _grown(self.log_probabilities, (len(self.lengths), width))
-        self.blocks = _grown(self.blocks, (len(self.lengths), -(-width // self.block_size)))
+        if columns > (have := self.tokens.shape[1]):
+            self._grow(len(self.lengths), max(columns, 2 * have))
 
     def _take_row(self) -> int:
         if not self._free_rows:
             rows = len(self.lengths)
-            self.tokens = _grown(self.tokens, (2 * rows, self.tokens.shape[1]))
-            self.log_probabilities = _grown(self.log_probabilities, (2 * rows, self.tokens.shape[1]))
-            self.blocks = _grown(self.blocks, (2 * rows, self.blocks.shape[1]))
-            for name in ("lengths", "computed", "num_blocks"):
-                setattr(self, name, _grown(getattr(self, name), (2 * rows,)))
+            self._grow(2 * rows, self.tokens.shape[1])
             self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
         return self._free_rows.pop()
+
+    def _grow(self, rows: int, columns: int) -> None:
+        self.tokens = _grown(self.tokens, (rows, columns))
+        self.log_probabilities = _grown(self.log_probabilities, (rows, columns))
+        self.blocks = _grown(self.blocks, (rows, -(-columns // self.block_size)))
+        for name in ("lengths", "computed", "num_blocks"):
+            setattr(self, name, _grown(getattr(self, name), (rows,)))
 
 
 def _grown(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
+from espalier.kernels.layers import EmbeddingAndNorm, LayerShape, LayerWeights, TorchLayers
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import rotary_table
@@ -24,7 +24,7 @@ PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 _PROGRAMS_PER_PROCESSOR = 4
 
 
-class TritonLayers(Layers):
+class TritonLayers(TorchLayers):
     """See `kernels.layers.Layers`. What a step says of its tokens goes to the device in one copy."""
 
     def __init__(
@@ -66,13 +66,6 @@ class TritonLayers(Layers):
         self._windows = list(dict.fromkeys(shape.window(index) for index in range(count)))
         self._device = outer.embedding.device
         self._planner: Planner | None = None  # once it is known how blocks are cut
-
-    def __len__(self) -> int:
-        return len(self._layers)
-
-    def weights(self, index: int) -> LayerWeights:
-        """See `Layers`."""
-        return self._layers[index]
 
     def forward(
         self,
