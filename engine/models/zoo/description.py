@@ -74,6 +74,7 @@ def text_config(raw: Mapping[str, Any], place: str) -> Any:
             f"{transformers.__version__}; a newer transformers may know it. Code in checkpoints is never run"
         )
     fields = {name: value for name, value in raw.items() if name not in ("auto_map", "quantization_config")}
+    fields = transformers.PreTrainedConfig._decode_special_floats(fields)  # infinity is an object in JSON
     try:
         with quietly():
             return transformers.CONFIG_MAPPING[kind].from_dict(fields).get_text_config(decoder=True)
@@ -133,8 +134,7 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
     tied = bool(generates and getattr(config, "tie_word_embeddings", False))
     decoder = LogitsHead.split(model)[0] if generates else model
     vocabulary, hidden = decoder.get_input_embeddings().weight.shape
-    some = torch.arange(3, device="meta")
-    calls = trace(lambda: hidden_states(decoder, some, some), config_windows)
+    calls = _traced(decoder, config_windows)
     shape = kv_shape(calls)
     return TransformersConfig(
         vocab_size=vocabulary,
@@ -158,6 +158,23 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
         products=tuple(sorted(shapes.items())),
         other_weights=elements - products + (vocabulary * hidden if tied else 0),
     )
+
+
+def _traced(decoder: Any, config_windows: bool) -> tuple[Call, ...]:
+    """The calls of a decoder without memory for its weights."""
+    some = torch.arange(3)
+    try:
+        return trace(lambda: hidden_states(decoder, some.to("meta"), some.to("meta")), config_windows)
+    except NotRunnableError:
+        raise
+    except Exception:  # some code reads values as it goes: give it zeros, one for each weight
+        for module in decoder.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                zeros = torch.zeros(()).expand(parameter.shape)
+                setattr(module, name, torch.nn.Parameter(zeros, requires_grad=False))
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
+        return trace(lambda: hidden_states(decoder, some, some), config_windows)
 
 
 def _ropes(config: Any) -> Iterator[dict[str, Any]]:

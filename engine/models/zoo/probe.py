@@ -173,7 +173,8 @@ def use_paged_attention(model: Any) -> None:
         raise NotRunnableError(str(error)) from error
     if model.config._attn_implementation != NAME:
         raise NotRunnableError("it computes attention inline, not through transformers' attention interface")
-    model.config.pad_token_id = None  # else it looks for padding in each step, and waits for the device
+    # Else it looks for padding in each step, and waits for the device; some configurations take no None in other ways.
+    vars(model.config)["pad_token_id"] = None
     if model._can_set_experts_implementation():
         model.set_experts_implementation(EXPERTS)
 

@@ -84,6 +84,11 @@ class _Shrink:
         self._sizes = sizes
         self._raw = raw
         heads, kv_heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads")
+        fewer = min(heads, sizes.heads) if isinstance(heads, int) else sizes.heads
+        head_dim, hidden = raw.get("head_dim"), raw.get("hidden_size")
+        if not isinstance(head_dim, int):
+            head_dim = hidden // heads if isinstance(heads, int) and isinstance(hidden, int) else sizes.head_dim
+        self._hidden = fewer * min(head_dim, sizes.head_dim)
         self._kv_heads = sizes.kv_heads
         if not isinstance(kv_heads, int) or heads == kv_heads:
             self._kv_heads = sizes.heads
@@ -139,7 +144,7 @@ class _Shrink:
                 return sizes.head_dim // 2
             return sizes.value_dim if name.startswith("v_") or "_v_" in name else sizes.head_dim
         if name in ("hidden_size", "embedding_size", "word_embed_proj_dim", "d_model"):
-            return sizes.heads * sizes.head_dim
+            return self._hidden
         if has("experts_per_tok", "top_k", "topk", "num_selected", "num_experts_per"):
             return 1 if has("group") else 2
         if has("n_group", "num_expert_group"):
