@@ -207,13 +207,13 @@ class TextTokenizer:
         """Refuse ids that no model has, and warn of those that are not as tokenizer.json says."""
         place = f"tokenizer.json of {self._folder}"
         for entry in written.get("added_tokens") or ():
-            token, said = entry["content"], entry["id"]
-            if said > MAX_TOKEN_ID:
+            token, given_id = entry["content"], entry["id"]
+            if given_id > MAX_TOKEN_ID:
                 raise CheckpointError(
-                    f"added_tokens in {place}: {shown(token)} has the id {said}; {MAX_TOKEN_ID} is the largest"
+                    f"added_tokens in {place}: {shown(token)} has the id {given_id}; {MAX_TOKEN_ID} is the largest"
                 )
-            if (found := self._tokenizer.token_to_id(token)) != said:
-                checkpoint.warn(f"added_tokens in {place}: {shown(token)} is read as {found}, not as the id {said}")
+            if (found := self._tokenizer.token_to_id(token)) != given_id:
+                checkpoint.warn(f"added_tokens in {place}: {shown(token)} is read as {found}, not as the id {given_id}")
         if self.vocab_size > MAX_TOKEN_ID + 1:
             token = max(self.vocabulary, key=self.vocabulary.__getitem__)
             raise CheckpointError(

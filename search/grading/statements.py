@@ -84,8 +84,8 @@ def statements(text: str) -> Iterator[str]:
             markers += [(found.end(), patterns) for found in patterns.marker.finditer(text)]
     for end, patterns in sorted(markers, key=lambda marker: marker[0])[: -MAX_PLACES - 1 : -1]:
         rest = text[end : end + _MAX_LENGTH]
-        if said := _formula(rest) or _phrase(rest, patterns):
-            yield said
+        if statement := _formula(rest) or _phrase(rest, patterns):
+            yield statement
 
 
 def phrase(text: str) -> str:
@@ -98,16 +98,17 @@ def without_reason(text: str) -> str:
     return _REASON.sub("", text)
 
 
-def few_words(said: str) -> str:
-    """Return `said` if it is a few words, or a number with its unit; else an empty string."""
-    if _STATES_NOTHING.match(said) or not re.search(r"\w", said):
+def few_words(statement: str) -> str:
+    """Return `statement` if it is a few words, or a number with its unit; else an empty string."""
+    if _STATES_NOTHING.match(statement) or not re.search(r"\w", statement):
         return ""
     words = sum(
-        max(1, len(word) // _LETTERS_OF_A_WORD) if _UNSPACED_LETTER.match(word) else 1 for word in _WORD.findall(said)
+        max(1, len(word) // _LETTERS_OF_A_WORD) if _UNSPACED_LETTER.match(word) else 1
+        for word in _WORD.findall(statement)
     )
     if words > _MAX_WORDS_OF_A_UNIT:
         return ""
-    return said if words <= _MAX_WORDS or read(said).number is not None else ""
+    return statement if words <= _MAX_WORDS or read(statement).number is not None else ""
 
 
 def _formula(rest: str) -> str:
@@ -124,28 +125,28 @@ def _formula(rest: str) -> str:
 def _phrase(rest: str, patterns: _Patterns | None) -> str:
     """The choice, number or few words at the start of `rest`, in English and perhaps in another language."""
     sentence = _SENTENCE.match(rest)
-    said = without_reason(sentence[0].rstrip() if sentence else "").strip()
+    statement = without_reason(sentence[0].rstrip() if sentence else "").strip()
     if patterns:
-        said = _trimmed(said, patterns)
-    said = without_remark(said if said.isascii() else undressed(said))
-    if choice := _chosen(said):
+        statement = _trimmed(statement, patterns)
+    statement = without_remark(statement if statement.isascii() else undressed(statement))
+    if choice := _chosen(statement):
         return choice
-    said = bare(re.sub(r"\\?\$|\\[()\[\]]", "", said).rstrip("*_ "))
-    return said if _SOLVED_BY_NOTHING.match(said) else few_words(said)
+    statement = bare(re.sub(r"\\?\$|\\[()\[\]]", "", statement).rstrip("*_ "))
+    return statement if _SOLVED_BY_NOTHING.match(statement) else few_words(statement)
 
 
-def _trimmed(said: str, patterns: _Patterns) -> str:
+def _trimmed(statement: str, patterns: _Patterns) -> str:
     """An answer without its reason and the end of its sentence; empty if it is denied, or none."""
-    said = patterns.reason.sub("", said).rstrip(" ,;.，；。．")
-    if patterns.denied.search(said) or (patterns.nothing.match(said) and not _chosen(said)):
+    statement = patterns.reason.sub("", statement).rstrip(" ,;.，；。．")
+    if patterns.denied.search(statement) or (patterns.nothing.match(statement) and not _chosen(statement)):
         return ""
-    ending = next((ending for ending in patterns.endings if said.endswith(ending)), "")
-    return said.removesuffix(ending).rstrip()
+    ending = next((ending for ending in patterns.endings if statement.endswith(ending)), "")
+    return statement.removesuffix(ending).rstrip()
 
 
-def _chosen(said: str) -> str:
-    """The letter of a choice at the start of `said`; empty if none is there."""
-    choice = _CHOSEN.match(said if said.isascii() else said.translate(_NARROW))
+def _chosen(statement: str) -> str:
+    """The letter of a choice at the start of `statement`; empty if none is there."""
+    choice = _CHOSEN.match(statement if statement.isascii() else statement.translate(_NARROW))
     return (choice[1] or choice[2]) if choice else ""
 
 
