@@ -98,7 +98,7 @@ def request_to_wire(
     options: dict[str, Any] = {"include_nodes": include_nodes, "priority": priority}
     message = pb.SolveProblemRequest(**options)
     violations: list[Violation] = []
-    for field in _wire_fields(message.DESCRIPTOR, SearchRequest):
+    for field in _wire_fields(message.DESCRIPTOR, type(request)):
         try:
             message.MergeFrom(_to_message(request, pb.SolveProblemRequest, (field,)))
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -111,7 +111,8 @@ def request_to_wire(
 def request_from_wire(message: pb.SolveProblemRequest) -> tuple[SearchRequest, list[Violation]]:
     """Convert a message to a request with defaults for absent fields; returns unknown enum values as violations."""
     violations: list[Violation] = []
-    return SearchRequest(**_values(message, SearchRequest, violations)), violations
+    kind = _DATACLASSES[message.DESCRIPTOR.name]
+    return kind(**_values(message, kind, violations)), violations
 
 
 # ---- the result

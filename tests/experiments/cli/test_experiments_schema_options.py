@@ -166,7 +166,7 @@ def larger_message(monkeypatch) -> type:
         pool.AddSerializedFile(descriptor_pool.Default().FindFileByName(name).serialized_pb)
     pool.Add(file)
     made = message_factory.GetMessageClass(pool.FindMessageTypeByName("espalier.v1.SolveProblemRequest"))
-    monkeypatch.setitem(convert._DATACLASSES, "espalier.v1.SolveProblemRequest", LargerRequest)
+    monkeypatch.setitem(convert._DATACLASSES, "SolveProblemRequest", LargerRequest)
     monkeypatch.setattr(convert.pb, "SolveProblemRequest", made)
     return made
 
