@@ -41,7 +41,7 @@ def make_quantizer(
             import torchao.quantization  # noqa: F401
         except ImportError as error:
             raise CheckpointError(
-                f"{quantization} weights need torchao: pip install 'espalier[quantization]'"
+                f"{quantization} weights need torchao: pip install 'espalier-search[quantization]'"
             ) from error
     if packer := backend.quantized_packer():
         return partial(_pack_int8 if quantization is Quantization.INT8 else _pack_int4, packer)

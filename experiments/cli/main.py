@@ -65,9 +65,9 @@ Beam search solves it; greedy decoding and a majority of 16 do not.
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from espalier import __version__
 
-        print(f"espalier {version('espalier')}")
+        print(f"espalier {__version__}")
         raise typer.Exit
 
 

@@ -180,7 +180,7 @@ def import_ray() -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise EspalierError("--executor ray needs Ray: pip install 'espalier[ray]'") from error
+        raise EspalierError("--executor ray needs Ray: pip install 'espalier-search[ray]'") from error
     return ray
 
 

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from espalier import __version__
 from espalier.engine.errors import EspalierError
 from espalier.experiments.executors.transport import (
     Cancel,
@@ -177,9 +177,7 @@ class Worker:
 
 
 def _describe(orchestrator: Orchestrator) -> WorkerDescription:
-    return WorkerDescription(
-        version("espalier"), orchestrator.describe_models(), orchestrator.kv_memory_bytes, hardware()
-    )
+    return WorkerDescription(__version__, orchestrator.describe_models(), orchestrator.kv_memory_bytes, hardware())
 
 
 def _public(error: Exception) -> EspalierError:

@@ -31,7 +31,7 @@ def check_installed(tracker: Tracker) -> None:
         import_module(tracker)
     except ImportError as error:
         raise EspalierError(
-            f"--log {tracker} needs a library that is not installed ({error}): pip install 'espalier[{tracker}]'"
+            f"--log {tracker} needs a library that is not installed ({error}): pip install 'espalier-search[{tracker}]'"
         ) from error
 
 

@@ -354,7 +354,7 @@ def _library(name: str, wanted_for: object) -> Any:
         package = name.partition(".")[0]
         raise BenchmarkError(
             f"reading {wanted_for} needs {package}, which cannot be imported ({error}): "
-            "pip install 'espalier[datasets]'"
+            "pip install 'espalier-search[datasets]'"
         ) from error
 
 

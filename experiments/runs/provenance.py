@@ -11,11 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espalier import __version__
+
 if TYPE_CHECKING:
     from espalier.search.run.executor import Executor
     from espalier.search.run.load import RuntimeSettings
 
-_PACKAGES = ("espalier", "torch", "transformers", "numba")
+_PACKAGES = ("torch", "transformers", "numba")
 _GIT_SECONDS = 10.0
 _CPU_INFO = Path("/proc/cpuinfo")
 _SOURCE = Path(__file__).resolve()
@@ -40,7 +42,11 @@ def describe_command(
         "models": describe_models(runtime),
         "kv_memory_bytes": executor.kv_memory_bytes,
         "in_flight": runtime.max_running,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            "espalier": __version__,
+            **{name: version(name) for name in _PACKAGES},
+        },
         "hardware": getattr(executor, "hardware", None) or hardware(),
         **({"git": git} if git else {}),
     }

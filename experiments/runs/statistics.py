@@ -186,5 +186,5 @@ def require_scipy() -> ModuleType:
     try:
         from scipy import stats
     except ImportError as error:
-        raise EspalierError("comparing runs needs scipy: pip install 'espalier[report]'") from error
+        raise EspalierError("comparing runs needs scipy: pip install 'espalier-search[report]'") from error
     return stats

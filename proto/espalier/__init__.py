@@ -43,6 +43,8 @@ __all__ = [
     "__version__",
 ]
 
+DISTRIBUTION = "espalier-search"
+"""The name to install it by; PyPI's `espalier` is another project."""
 _HOMES = {
     "AsyncSearchClient": "espalier.search.client",
     "EspalierError": "espalier.engine.errors",
@@ -57,7 +59,7 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         from importlib.metadata import version
 
-        return version("espalier")
+        return version(DISTRIBUTION)
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'espalier' has no attribute {name!r}")

@@ -92,7 +92,7 @@ class RuntimeSettings:
         Quantization,
         Option(
             "Quantization of the generator's weights: int8 takes half, int4 about 30% of bfloat16's memory. Needs "
-            "espalier[quantization]."
+            "espalier-search[quantization]."
         ),
     ] = Quantization.NONE
     verifier_quantization: Annotated[Quantization, Option("Quantization of the verifier's weights.")] = (

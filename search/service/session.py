@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from threading import Semaphore
 from typing import TypeVar
 
+from espalier import __version__
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.request import MAX_PRIORITY, SearchRequest, SubmitOptions, estimated_tokens, validate
 from espalier.search.result import Event, Finished, SearchResult, StepDone, StopReason
@@ -144,7 +144,7 @@ class Session:
         report = await self._engine_thread.report()
         held = report.models, report.kv_memory_bytes, report.occupancy
         counts = (self.admitted_calls, self.waiting_calls, self.slots, self._settings.max_queue)
-        return ServerInfo(version("espalier"), *held, *counts, dict(report.model_names))
+        return ServerInfo(__version__, *held, *counts, dict(report.model_names))
 
     async def read(self, call: Call, size: int, reading: Callable[[], T]) -> T:
         """Read what a call has sent; where it is large, on a thread, when it is the caller's turn.

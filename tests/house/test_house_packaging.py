@@ -50,14 +50,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy)]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]
-    (file,) = out.glob("espalier-*-py3-none-any.whl")
+    (file,) = out.glob("espalier_search-*-py3-none-any.whl")
     return file
 
 
 @pytest.fixture(scope="module")
 def wheel_names(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if not re.match(r"espalier-[^/]*\.dist-info/", name)}
+        return {name for name in archive.namelist() if not re.match(r"espalier_search-[^/]*\.dist-info/", name)}
 
 
 def test_wheel_holds_every_module_and_data_file_of_the_layers_and_nothing_else(wheel_names):

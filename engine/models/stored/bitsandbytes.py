@@ -19,7 +19,7 @@ import torch
 
 from espalier.engine.models.stored.base import StoredFormat
 
-_MOST = 127
+_MAX_INT8 = 127
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 
 
@@ -49,7 +49,7 @@ class BitsAndBytes(StoredFormat):
     def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         """See `StoredFormat`."""
         if "SCB" in parts:
-            return parts["weight"].float().mul_(parts["SCB"].float().view(-1, 1) / _MOST)
+            return parts["weight"].float().mul_(parts["SCB"].float().view(-1, 1) / _MAX_INT8)
         state = _state(next(parts[name] for name in _STATES if name in parts))
         absmax = parts["weight.absmax"]
         if absmax.dtype == torch.uint8:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from espalier import DISTRIBUTION, __version__
 from espalier.experiments.cli.operating.finding import Finding
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
@@ -19,10 +20,10 @@ from espalier.search.run.load import RuntimeSettings
 from espalier.search.service.settings import ServerSettings
 
 _OPTIONAL = {
-    "triton": "kernels for GPUs; without it attention there is plain torch, and slow: pip install 'espalier[gpu]'",
-    "datasets": "for benchmarks in Parquet, of `datasets` folders and of the hub: pip install 'espalier[datasets]'",
-    "torchao": "for int8 and int4 weights: pip install 'espalier[quantization]'",
-    "ray": "for --executor ray, workers on several machines: pip install 'espalier[ray]'",
+    "triton": "kernels for GPUs; without it attention is plain torch, and slow: pip install 'espalier-search[gpu]'",
+    "datasets": "for Parquet, `datasets` folders and benchmarks of the hub: pip install 'espalier-search[datasets]'",
+    "torchao": "for int8 and int4 weights: pip install 'espalier-search[quantization]'",
+    "ray": "for --executor ray, workers on several machines: pip install 'espalier-search[ray]'",
 }
 
 
@@ -82,8 +83,8 @@ def examine(settings: ServerSettings | None = None, runtime: RuntimeSettings | N
 def _packages() -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
-    yield Finding("espalier", version("espalier"))
-    for needed in map(Requirement, requires("espalier") or ()):
+    yield Finding("espalier", __version__)
+    for needed in map(Requirement, requires(DISTRIBUTION) or ()):
         if needed.marker:  # of an extra
             continue
         found = _version(needed.name)

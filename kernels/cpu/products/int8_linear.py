@@ -54,7 +54,7 @@ _LANES = 16
 _PER_LANE = 4
 """Products that one lane sums in one instruction."""
 _OFFSET = 128
-_MOST = 127
+_MAX_INT8 = 127
 _LEAST = 2.0**-100
 """A group without an element of this size is rounded to zeros: the inverse of its scale might not be a number."""
 _PREFETCH_DISTANCE = 2048
@@ -152,7 +152,7 @@ def _write_round_group(builder: ir.IRBuilder, args: Any) -> None:
     # without its sign a float is the larger the larger its bits are; those of infinity and of no number are largest
     most = builder.bitcast(call_llvm(builder, f"llvm.vector.reduce.umax.v{_LANES}i32", INT, largest), FLOAT)
     enough = builder.fcmp_unordered(">=", most, ir.Constant(FLOAT, _LEAST))
-    zero, limit = ir.Constant(FLOAT, 0.0), ir.Constant(FLOAT, float(_MOST))
+    zero, limit = ir.Constant(FLOAT, 0.0), ir.Constant(FLOAT, float(_MAX_INT8))
     builder.store(builder.select(enough, builder.fdiv(most, limit), zero), scale_at)
     inverse = to_all_lanes(builder, builder.select(enough, builder.fdiv(limit, most), zero), _LANES)
     total = ir.Constant(_WORDS, [0] * _LANES)

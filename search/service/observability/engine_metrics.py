@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -20,6 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from espalier import __version__
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.stats import Histogram
 from espalier.search.server_info import KvBlocks
@@ -98,7 +98,7 @@ class EngineMetrics(Collector):
         models = moment.report.models if moment.report else {}
         digests = {role: models[role][:_DIGEST_DIGITS] for role in (GENERATOR, VERIFIER) if role in models}
         names = {f"{role}_name": name for role, name in (moment.report.model_names if moment.report else {}).items()}
-        labels = {"version": version("espalier"), **digests, **names}
+        labels = {"version": __version__, **digests, **names}
         yield InfoMetricFamily("espalier_build", "What is served.", labels)
         states = {str(state): state is moment.state for state in EngineState}
         yield StateSetMetricFamily("espalier_engine_state", "How far the engine thread is.", states)

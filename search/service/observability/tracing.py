@@ -11,9 +11,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from espalier import __version__
 from espalier.engine.errors import EspalierError
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.service.access.calls import Call
@@ -51,7 +52,7 @@ class Tracing:
 
         self._trace = trace
         self._extract = TraceContextTextMapPropagator().extract
-        self._tracer = provider.get_tracer("espalier", version("espalier"))
+        self._tracer = provider.get_tracer("espalier", __version__)
 
     def call_ended(self, call: Call) -> None:
         """End the span of a call."""
@@ -130,8 +131,8 @@ def _exporter_class(name: str) -> Callable[[], SpanExporter]:
     found = list(entry_points(group="opentelemetry_traces_exporter", name=name))
     if not found:
         raise TracingError(
-            f"the environment asks for traces, and there is no exporter {name!r}; install espalier[telemetry], or set "
-            "OTEL_TRACES_EXPORTER to none, otlp or console"
+            f"the environment asks for traces, and there is no exporter {name!r}; install "
+            "espalier-search[telemetry], or set OTEL_TRACES_EXPORTER to none, otlp or console"
         )
     return found[0].load()
 
@@ -141,7 +142,7 @@ def _provider(exporters: Sequence[SpanExporter]) -> TracerProvider:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    resource = Resource.create({SERVICE_VERSION: version("espalier")})
+    resource = Resource.create({SERVICE_VERSION: __version__})
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):  # neither OTEL_SERVICE_NAME nor ours
         resource = resource.merge(Resource({SERVICE_NAME: "espalier"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)

@@ -294,7 +294,7 @@ def test_without_torchao_the_error_names_the_extra(tiny_checkpoints: dict[str, P
         return imported(name, *rest, **named)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(CheckpointError, match=r"int8 weights need torchao: pip install 'espalier\[quantization\]'"):
+    with pytest.raises(CheckpointError, match=r"need torchao: pip install 'espalier-search\[quantization\]'"):
         load(tiny_checkpoints["talker"], INT8)
 
 

@@ -56,7 +56,7 @@ def test_a_missing_optional_package_gets_advice_and_is_no_failure(
     ran = espalier("doctor")
     assert ran.code == 0
     assert "– torchao" in ran.out
-    assert "pip install 'espalier[quantization]'" in ran.out
+    assert "pip install 'espalier-search[quantization]'" in ran.out
 
 
 def test_a_missing_required_package_fails_and_is_named(

@@ -49,7 +49,7 @@ def test_a_server_does_not_go_down_with_a_difference(espalier):
 
 
 def test_help_names_the_extra_that_quantised_weights_need(espalier):
-    assert "espalier[quantization]" in espalier("solve", "--help").out
+    assert "espalier-search[quantization]" in espalier("solve", "--help").out
 
 
 # --- files to write ------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_a_missing_ray_says_what_to_install(espalier, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "ray", None)
     ran = espalier("eval", "--executor", "ray")
     assert ran.code == 2
-    assert "pip install 'espalier[ray]'" in ran.err
+    assert "pip install 'espalier-search[ray]'" in ran.err
 
 
 def test_what_is_no_address_is_said_at_once(espalier):

@@ -471,5 +471,5 @@ def test_scipy_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "scipy", None)
     run_of(tmp_path / "a", [True, False])
     run_of(tmp_path / "b", [True, True])
-    with pytest.raises(EspalierError, match=re.escape("pip install 'espalier[report]'")):
+    with pytest.raises(EspalierError, match=re.escape("pip install 'espalier-search[report]'")):
         differences(load_runs([tmp_path / "a", tmp_path / "b"]))

@@ -35,7 +35,7 @@ def test_a_missing_library_is_named_before_any_work(tracker, tmp_path, monkeypat
     run_of(tmp_path / "a", [True])
     result = CliRunner().invoke(app, ["report", str(tmp_path / "a"), "--out", str(tmp_path / "out"), "--log", tracker])
     assert isinstance(result.exception, EspalierError)
-    assert f"pip install 'espalier[{tracker}]'" in str(result.exception)
+    assert f"pip install 'espalier-search[{tracker}]'" in str(result.exception)
     assert not (tmp_path / "out").exists()
 
 

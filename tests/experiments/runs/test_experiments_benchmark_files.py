@@ -137,7 +137,7 @@ def test_missing_library_is_named_with_the_command_that_installs_it(tmp_path, mo
         monkeypatch.setitem(sys.modules, module, None)
     said = refusal(name)
     assert f"reading {name} needs {package}" in said
-    assert "pip install 'espalier[datasets]'" in said
+    assert "pip install 'espalier-search[datasets]'" in said
 
 
 # --- Folders ---------------------------------------------------------------------------------------------------------
