@@ -23,7 +23,9 @@ from espalier.engine.errors import FatalError
 from espalier.experiments.executors import process_worker
 from espalier.experiments.executors.devices import Place, places_of
 from espalier.experiments.executors.process_worker import Answered, Asked, Channel
-from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Question, Report, Stepped
+from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Report, Stepped
+from espalier.search.request import SearchRequest
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.load import RuntimeSettings
 
 log = logging.getLogger("espalier.executors")
@@ -72,11 +74,11 @@ class ProcessTransport:
             with suppress(OSError):  # it has ended, which `poll` tells
                 process.send(order)
 
-    def ask(self, worker: int, question: Question, seconds: float) -> Any:
-        """Return the answer to a question."""
+    def check(self, worker: int, request: SearchRequest, seconds: float) -> ResolvedRequest:
+        """Have a worker resolve a request."""
         if (process := self._keepers[worker].process) is None:
             raise NoAnswerError(f"worker {worker} has ended")
-        return process.ask(question, seconds)
+        return process.check(request, seconds)
 
     def restart(self, worker: int) -> None:
         """End a worker that hangs."""
@@ -178,7 +180,7 @@ class _Process:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_TAKE_SECONDS), 0))
         self._channel = Channel(os.dup(self._socket.fileno()))
         self._numbers = itertools.count()
-        self._questions: dict[int, Future[Any]] = {}
+        self._answers: dict[int, Future[Any]] = {}
         with suppress(OSError):
             self.send(place.runtime)
 
@@ -203,24 +205,24 @@ class _Process:
         """End the process at once; `receive` comes to its end."""
         self._popen.kill()
 
-    def ask(self, question: Question, seconds: float) -> Any:
-        """See `Transport.ask`."""
+    def check(self, request: SearchRequest, seconds: float) -> ResolvedRequest:
+        """See `Transport.check`."""
         number, answer = next(self._numbers), Future[Any]()
-        self._questions[number] = answer
+        self._answers[number] = answer
         try:
-            self.send(Asked(number, question))
+            self.send(Asked(number, request))
             return answer.result(seconds)
         except (TimeoutError, OSError) as error:  # in this order: the first is one of the second
             what = f"did not answer within {seconds:g} s" if isinstance(error, TimeoutError) else "has ended"
             raise NoAnswerError(f"the worker of process {self.pid} {what}") from None
         finally:
-            del self._questions[number]
+            del self._answers[number]
 
     def receive(self) -> Report | None:
         """The next report; None at the end. Answers go to whoever has asked."""
         while isinstance(message := self._channel.receive(), Answered):
-            if answer := self._questions.get(message.number):
-                answer.set_exception(message.error) if message.error else answer.set_result(message.value)
+            if answer := self._answers.get(message.number):
+                answer.set_exception(message.error) if message.error else answer.set_result(message.resolved)
         return message
 
     def hang_up(self) -> None:
@@ -238,7 +240,7 @@ class _Process:
             code = self._popen.wait()
         self._channel.close()
         self._socket.close()
-        for answer in list(self._questions.values()):
+        for answer in list(self._answers.values()):
             if not answer.done():
                 answer.set_exception(OSError("the process has ended"))
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

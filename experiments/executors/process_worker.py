@@ -17,8 +17,10 @@ from types import FrameType
 from typing import Any
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.executors.transport import Cancel, Question, Report, Run
+from espalier.experiments.executors.transport import Cancel, Report, Run
 from espalier.experiments.executors.worker import Worker
+from espalier.search.request import SearchRequest
+from espalier.search.run.executor import ResolvedRequest
 
 _END_SECONDS = 5.0
 """Seconds to finish a step and to end the processes that compare answers, once the executor has gone."""
@@ -28,18 +30,18 @@ log = logging.getLogger("espalier.executors")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question, and the number that its answer will carry."""
+    """A request to check, and the number that the answer will carry."""
 
     number: int
-    question: Question
+    request: SearchRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to a question, or the error that was raised for it."""
+    """The request as it was resolved, or the error that was raised for it."""
 
     number: int
-    value: Any = None
+    resolved: ResolvedRequest | None = None
     error: Exception | None = None
 
 
@@ -89,14 +91,14 @@ def main() -> None:
 
 
 def _listen(channel: Channel, worker: Worker) -> None:
-    """Pass on orders and answer questions; end this process at the end of the socket."""
+    """Pass on orders and check requests; end this process at the end of the socket."""
     try:
         while message := channel.receive():
             match message:
                 case Run() | Cancel():
                     worker.tell(message)
-                case Asked(number, question):
-                    _send(channel, _answered(worker, number, question))
+                case Asked(number, request):
+                    _send(channel, _answered(worker, number, request))
         if worker.loaded:
             worker.stop()
             time.sleep(_END_SECONDS)
@@ -111,9 +113,9 @@ def _send(channel: Channel, message: Report | Answered) -> None:
         channel.send(message)
 
 
-def _answered(worker: Worker, number: int, question: Question) -> Answered:
+def _answered(worker: Worker, number: int, request: SearchRequest) -> Answered:
     try:
-        return Answered(number, worker.answer(question))
+        return Answered(number, worker.check(request))
     except EspalierError as error:
         return Answered(number, error=error)
 

@@ -12,7 +12,9 @@ from typing import Any
 from espalier.engine.errors import EspalierError, FatalError, first_line
 from espalier.experiments.executors.ray_worker import RayWorker
 from espalier.experiments.executors.settings import ExecutorSettings
-from espalier.experiments.executors.transport import Lost, NoAnswerError, Order, Question, Report
+from espalier.experiments.executors.transport import Lost, NoAnswerError, Order, Report
+from espalier.search.request import SearchRequest
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.load import RuntimeSettings
 
 _CONNECT_SECONDS = 10.0
@@ -57,10 +59,10 @@ class RayTransport:
         """Send an order."""
         self._calls[self._actors[worker].tell.remote(order)] = worker, "tell"
 
-    def ask(self, worker: int, question: Question, seconds: float) -> Any:
-        """Return the answer to a question."""
+    def check(self, worker: int, request: SearchRequest, seconds: float) -> ResolvedRequest:
+        """Have a worker resolve a request."""
         try:
-            return self._ray.get(self._actors[worker].answer.remote(question), timeout=seconds)
+            return self._ray.get(self._actors[worker].check.remote(request), timeout=seconds)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except self._ray.exceptions.RayError as error:

@@ -4,11 +4,11 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator
-from functools import partial
-from typing import Any
 
-from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Question, Report
+from espalier.experiments.executors.transport import Loaded, Lost, Order, Report
 from espalier.experiments.executors.worker import Worker
+from espalier.search.request import SearchRequest
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.load import RuntimeSettings
 
 
@@ -17,8 +17,8 @@ class RayWorker:
 
     def __init__(self, runtime: RuntimeSettings) -> None:
         """Create a worker that loads with the first call of `load`."""
-        self._runtime = runtime
-        self._worker: Worker | None = None
+        self._worker = Worker(runtime, self._send)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[Loaded] | None = None
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
         self._failed = False
@@ -30,9 +30,8 @@ class RayWorker:
             EspalierError: they cannot be loaded.
         """
         if self._loaded is None:
-            loop = asyncio.get_running_loop()
-            self._loaded = loop.create_future()
-            self._worker = Worker(self._runtime, partial(loop.call_soon_threadsafe, self._report))
+            self._loop = asyncio.get_running_loop()
+            self._loaded = self._loop.create_future()
             threading.Thread(target=self._worker.run, name="espalier-engine", daemon=True).start()
         if self._failed:
             os._exit(1)
@@ -44,7 +43,6 @@ class RayWorker:
         Raises:
             EspalierError: its engine has failed.
         """
-        assert self._worker
         assert self._loaded
         self._worker.forget()
         self._reports = reports = asyncio.Queue()  # an earlier caller gets no more
@@ -55,14 +53,16 @@ class RayWorker:
 
     async def tell(self, order: Order) -> None:
         """Take an order."""
-        assert self._worker
         self._worker.tell(order)
 
-    async def answer(self, question: Question) -> Any:
-        """Answer a question; see `Worker.answer`."""
-        if self._worker is None:  # its process is a new one
-            raise NoAnswerError("the worker has not loaded its models yet")
-        return self._worker.answer(question)
+    async def check(self, request: SearchRequest) -> ResolvedRequest:
+        """Resolve a request; see `Worker.check`."""
+        return self._worker.check(request)
+
+    def _send(self, report: Report) -> None:
+        """Pass on a report of the worker's thread."""
+        assert self._loop
+        self._loop.call_soon_threadsafe(self._report, report)
 
     def _report(self, report: Report) -> None:
         assert self._loaded

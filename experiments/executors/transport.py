@@ -1,12 +1,12 @@
 """Messages between an executor and its workers, and the protocol of the transport that carries them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from espalier.engine.errors import EspalierError
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import Event
-from espalier.search.run.executor import Rejected, ResolvedRequest
+from espalier.search.run.executor import Rejected, RequestDefaults, ResolvedRequest
 from espalier.search.server_info import Occupancy
 
 
@@ -18,6 +18,7 @@ class WorkerDescription:
     models: dict[str, str]
     kv_memory_bytes: int
     hardware: dict[str, Any]
+    defaults: RequestDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,6 @@ Order = Run | Cancel
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """Question for what a method of the worker's orchestrator returns for a request."""
-
-    method: Literal["check", "effective"]
-    request: SearchRequest
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """The worker can search from now on, and runs nothing yet."""
 
@@ -82,13 +75,13 @@ Report = Loaded | Stepped | Lost
 
 
 class NoAnswerError(EspalierError):
-    """A worker did not answer a question in time, or has ended."""
+    """A worker did not answer in time, or has ended."""
 
 
 class Transport(Protocol):
     """Workers that are being started, numbered from 0, and the way to them.
 
-    All methods but `ask` are called on one thread. A transport starts a lost worker again, as often as it can.
+    All methods but `check` are called on one thread. A transport starts a lost worker again, as often as it can.
     """
 
     @property
@@ -100,12 +93,12 @@ class Transport(Protocol):
         """Send an order to a worker that `poll` last told to be loaded; it is lost with the worker."""
         ...
 
-    def ask(self, worker: int, question: Question, seconds: float) -> Any:
-        """Return the answer to a question; may be called on any thread.
+    def check(self, worker: int, request: SearchRequest, seconds: float) -> ResolvedRequest:
+        """Have a worker resolve a request; may be called on any thread.
 
         Raises:
-            NoAnswerError: there was none within `seconds`.
-            Exception: what the worker raised for an answer.
+            NoAnswerError: it did not answer within `seconds`.
+            EspalierError: see `Executor.check`.
         """
         ...
 

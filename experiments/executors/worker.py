@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from espalier import __version__
 from espalier.engine.errors import EspalierError
@@ -18,15 +17,16 @@ from espalier.experiments.executors.transport import (
     Lost,
     NoAnswerError,
     Order,
-    Question,
     Report,
     Run,
     Stepped,
     WorkerDescription,
 )
 from espalier.experiments.runs.provenance import hardware
+from espalier.search.request import SearchRequest
 from espalier.search.result import Event, Finished
-from espalier.search.run.executor import Rejected
+from espalier.search.run.executor import Rejected, ResolvedRequest
+from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.run.failure import reason_of
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
@@ -56,14 +56,14 @@ class Worker:
         """
         self._runtime = runtime
         self._send = send
-        self._orders: SimpleQueue[Callable[[Orchestrator], None]] = SimpleQueue()
+        self._loop: ExecutorLoop[Orchestrator] = ExecutorLoop()
         self._orchestrator: Orchestrator | None = None
-        self._stopped = False
         # Used on the thread of `run` only:
         self._running: set[str] = set()  # ids of searches
         self._cancelled_early: deque[str] = deque(maxlen=_EARLY)  # orders may arrive out of order
         self._events: list[Event | Rejected] = []
         self._report_due = 0.0
+        self._was_busy = False
 
     @property
     def loaded(self) -> bool:
@@ -80,8 +80,7 @@ class Worker:
             orchestrator = load_orchestrator(self._runtime)
             self._orchestrator = orchestrator
             self._send(Loaded(_describe(orchestrator), orchestrator.occupancy()))
-            while not self._stopped:
-                self._work(orchestrator)
+            self._loop.run(orchestrator, self._report)
             orchestrator.close()
         except Exception as error:
             self._send(Lost(_public(error)))
@@ -92,55 +91,42 @@ class Worker:
         """Take an order, to be carried out before the next step."""
         match order:
             case Run():
-                self._orders.put(partial(self._start, order=order))
+                self._loop.call(partial(self._start, order=order))
             case Cancel():
-                self._orders.put(partial(self._cancel, name=order.search_id))
+                self._loop.call(partial(self._cancel, name=order.search_id))
 
     def forget(self) -> None:
         """Drop all searches, for an executor that has taken this worker for lost."""
-        self._orders.put(self._forget)
+        self._loop.call(self._forget)
 
     def stop(self) -> None:
         """Make `run` return after the current step, without any further result."""
-        self._stopped = True
-        self._orders.put(lambda _: None)
+        self._loop.stop()
 
-    def answer(self, question: Question) -> Any:
-        """Answer a question.
+    def check(self, request: SearchRequest) -> ResolvedRequest:
+        """Resolve a request.
 
         Raises:
             NoAnswerError: nothing is loaded yet.
-            EspalierError: what the orchestrator raises for a request.
+            EspalierError: see `Executor.check`.
         """
         if self._orchestrator is None:
             raise NoAnswerError("the worker has not loaded its models yet")
         try:
-            return getattr(self._orchestrator, question.method)(question.request)
+            return self._orchestrator.check(request)
         except Exception as error:
             raise _public(error) from None
 
     # ---- the thread of `run`
 
-    def _work(self, orchestrator: Orchestrator) -> None:
-        """Carry out the orders that have arrived, run a step, and report; waits for an order if there is no search."""
-        was_busy = orchestrator.busy
-        self._carry_out(orchestrator, wait=not was_busy)
-        if orchestrator.busy and not self._stopped:
-            orchestrator.step()
-        now = time.monotonic()
-        fell_idle = was_busy and not orchestrator.busy
-        if self._events or fell_idle or (orchestrator.busy and now >= self._report_due):
+    def _report(self, orchestrator: Orchestrator) -> None:
+        """Report what has happened, that no search is left, or what a busy worker holds now and then."""
+        now, busy = time.monotonic(), orchestrator.busy
+        fell_idle, self._was_busy = self._was_busy and not busy, busy
+        if self._events or fell_idle or (busy and now >= self._report_due):
             events, self._events = tuple(self._events), []
             self._send(Stepped(orchestrator.occupancy(), events))
             self._report_due = now + _REPORT_SECONDS
-
-    def _carry_out(self, orchestrator: Orchestrator, wait: bool) -> None:
-        try:
-            while True:
-                self._orders.get(block=wait)(orchestrator)
-                wait = False
-        except Empty:
-            return
 
     def _start(self, orchestrator: Orchestrator, order: Run) -> None:
         name = order.search_id
@@ -177,7 +163,8 @@ class Worker:
 
 
 def _describe(orchestrator: Orchestrator) -> WorkerDescription:
-    return WorkerDescription(__version__, orchestrator.describe_models(), orchestrator.kv_memory_bytes, hardware())
+    models, kv_memory = orchestrator.describe_models(), orchestrator.kv_memory_bytes
+    return WorkerDescription(__version__, models, kv_memory, hardware(), orchestrator.defaults)
 
 
 def _public(error: Exception) -> EspalierError:

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from espalier.engine.errors import FatalError, first_line
 from espalier.engine.interrupts import interrupts_held
@@ -23,7 +22,6 @@ from espalier.experiments.executors.transport import (
     Loaded,
     Lost,
     NoAnswerError,
-    Question,
     Report,
     Run,
     Stepped,
@@ -45,7 +43,7 @@ _WAIT_SECONDS = 0.01
 _REMIND_SECONDS = 30.0
 """Seconds between two messages that workers have not started."""
 _ANSWER_SECONDS = 2.0
-"""Seconds that one worker has to answer a question before another is asked."""
+"""Seconds that one worker has to check a request before another is asked."""
 _MAX_ASKED = 2
 """Workers that are asked about a request before it is checked without them."""
 _SILENT_SECONDS = 120.0
@@ -86,7 +84,6 @@ class WorkerExecutor:
         self._next_due = math.inf  # the earliest time at which one of these has to be stopped
         self._finished: list[SearchResult] = []
         self._none_since: float | None = None
-        self._effective: dict[SearchRequest, SearchRequest] = {}
         self._workers = [WorkerState(number) for number in range(transport.workers)]
         self._equivalence = make_equivalence(runtime.answer_equivalence, runtime.grader_memory)
         try:
@@ -123,23 +120,24 @@ class WorkerExecutor:
         return dict(self._description.models)
 
     def effective(self, request: SearchRequest) -> SearchRequest:
-        """Return the request with every default filled in; asks a worker, and waits for one if all are lost."""
-        while request not in self._effective:
-            try:
-                self._effective[request] = self._ask(Question("effective", request))
-            except NoAnswerError:
-                self._hear(self._transport.poll(_WAIT_SECONDS))
-                self._require_workers()
-        return self._effective[request]
+        """Return the request with every default filled in."""
+        return self._description.defaults.fill(request)
 
     def check(self, request: SearchRequest) -> SearchRequest | ResolvedRequest:
-        """Have a worker resolve a request; if none answers in time, only invalid fields are found."""
-        try:
-            return self._ask(Question("check", request))
-        except NoAnswerError as error:
-            validate(request)
-            log.warning("a request was checked without a worker: %s", error)
-            return request
+        """Have one of the workers with the fewest searches resolve a request, or a second one if that does not answer.
+
+        If neither answers in time, only invalid fields are found.
+        """
+        why = NoAnswerError("all workers are lost")
+        up = [worker for worker in self._workers if worker.up]
+        for worker in sorted(up, key=lambda worker: len(worker.running))[:_MAX_ASKED]:
+            try:
+                return self._transport.check(worker.number, request, _ANSWER_SECONDS)
+            except NoAnswerError as error:
+                why = error
+        validate(request)
+        log.warning("a request was checked without a worker: %s", why)
+        return request
 
     def submit(
         self,
@@ -255,17 +253,6 @@ class WorkerExecutor:
                 log.warning("worker %d has reported nothing for %g s, and is ended", worker.number, _SILENT_SECONDS)
                 worker.heard = now
                 self._transport.restart(worker.number)
-
-    def _ask(self, question: Question) -> Any:
-        """Ask one of the workers with the fewest searches, and a second one if it does not answer; on any thread."""
-        why = NoAnswerError("all workers are lost")
-        up = [worker for worker in self._workers if worker.up]
-        for worker in sorted(up, key=lambda worker: len(worker.running))[:_MAX_ASKED]:
-            try:
-                return self._transport.ask(worker.number, question, _ANSWER_SECONDS)
-            except NoAnswerError as error:
-                why = error
-        raise why
 
     def _hear(self, reports: Iterable[tuple[int, Report]]) -> None:
         for number, report in reports:

@@ -1,11 +1,12 @@
 """The Executor protocol: searches run by an orchestrator in this process, or by workers in other ones."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from espalier.prm.limits import PathLimits
-from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions, Vote
+from espalier.search.algorithms import with_defaults
+from espalier.search.request import DEFAULT_MAX_TOKENS, DEFAULT_OPTIONS, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import Candidate, Event, SearchResult
 from espalier.search.server_info import Occupancy
 from espalier.search.voting.vote import VoteResult
@@ -17,6 +18,39 @@ class Rejected:
 
     search_id: str
     error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDefaults:
+    """Values of a generator for the fields that a request leaves open.
+
+    Attributes:
+        temperature: taken from the checkpoint's generation_config.json like the three below, where 0 is greedy; 0.8 if
+            absent. `do_sample` is ignored: it is a default for `generate()` of transformers, and search needs samples
+            that differ.
+        top_k: 0 keeps all tokens.
+        top_p: in (0, 1].
+        min_p: 0 keeps all tokens.
+        max_positions: the context size, in tokens.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    max_positions: int
+
+    def fill(self, request: SearchRequest) -> SearchRequest:
+        """Return the request with every default filled in from the algorithm, the checkpoint and the context size.
+
+        None remains for absent limits and for fields that the algorithm does not use. The path's token limit is that of
+        a prompt which leaves room for it.
+        """
+        request = with_defaults(request)
+        sampling = ("temperature", "top_k", "top_p", "min_p")
+        absent = {name: getattr(self, name) for name in sampling if getattr(request, name) is None}
+        max_tokens = min(request.max_tokens or DEFAULT_MAX_TOKENS, self.max_positions)
+        return replace(request, **absent, max_tokens=max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from espalier.engine.models.text_files import require
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.roles import GENERATOR
 from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
+from espalier.search.run.executor import RequestDefaults
 
 STEP_SYSTEM_PROMPT = (
     "Solve the following math problem step by step. For a short problem, use few steps. Start each step with "
@@ -27,7 +28,7 @@ STEP_SYSTEM_PROMPT = (
 )
 """Default system prompt for instruction-tuned models: asks for steps separated by blank lines."""
 _MIN_TOP_P = 1e-9
-"""top_p that keeps only the most likely token; a request's own value must be above 0."""
+"""top_p that keeps only the most likely token, as a configured 0 does in transformers."""
 
 
 def system_prompt_of(checkpoint: Checkpoint) -> str:
@@ -84,16 +85,7 @@ Advice = Callable[[str], tuple[str, ...]]
 
 
 class Generator:
-    """Renders problems for one generator, and knows the defaults of its sampling.
-
-    Attributes:
-        temperature: default of requests without their own, like the three below. Taken from the checkpoint's
-            generation_config.json, where 0 is greedy; 0.8 if absent. `do_sample` is ignored: it is a default for
-            `generate()` of transformers, and search needs samples that differ.
-        top_k: 0 or a configured -1 keeps all tokens.
-        top_p: a configured 0 keeps only the most likely token, as in transformers.
-        min_p: 0 keeps all tokens.
-    """
+    """Renders problems for one generator, and knows the defaults of its requests."""
 
     def __init__(
         self, engine: Engine, system_prompt: str, defaults: dict[str, Any], advice: Advice = lambda _: ()
@@ -122,10 +114,13 @@ class Generator:
             ) from None
         except RequestTooLargeError:
             pass  # each request will say so
-        self.temperature = _configured(defaults, "temperature", 0.8, 0, 10)
-        self.top_k = max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0)
-        self.top_p = max(_configured(defaults, "top_p", 1, 0, 1), _MIN_TOP_P)
-        self.min_p = _configured(defaults, "min_p", 0, 0, 1)
+        self.defaults = RequestDefaults(
+            temperature=_configured(defaults, "temperature", 0.8, 0, 10),
+            top_k=max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0),  # -1 is another word for all
+            top_p=max(_configured(defaults, "top_p", 1, 0, 1), _MIN_TOP_P),
+            min_p=_configured(defaults, "min_p", 0, 0, 1),
+            max_positions=self.model.config.max_positions,
+        )
 
     @property
     def model(self) -> Model:

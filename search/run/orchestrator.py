@@ -76,6 +76,7 @@ class Orchestrator:
         self.model_names = model_names
         self.engine = engine
         self._generator = generator
+        self.defaults = generator.defaults
         self._scorer = scorer
         self._resolver = Resolver(engine, generator, scorer)
         self.max_running = max_running
@@ -133,8 +134,8 @@ class Orchestrator:
         return found | {"dtype": dtype, "device": device, "system_prompt": prompt, "answer_equivalence": equivalence}
 
     def effective(self, request: SearchRequest) -> SearchRequest:
-        """Return the request with every default filled in; see `Resolver.effective`."""
-        return self._resolver.effective(request)
+        """Return the request with every default filled in; see `RequestDefaults.fill`."""
+        return self.defaults.fill(request)
 
     def check(self, request: SearchRequest) -> ResolvedRequest:
         """Resolve a request, for `submit`; may be called on any thread. See `Resolver.resolve`."""

@@ -14,10 +14,9 @@ from espalier.search.algorithms import (
     memory_estimate,
     needs_verifier,
     verifier_advice,
-    with_defaults,
 )
 from espalier.search.algorithms.base import MemoryEstimate
-from espalier.search.request import DEFAULT_MAX_TOKENS, SearchRequest, validate
+from espalier.search.request import SearchRequest, validate
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import Generator
 
@@ -30,23 +29,6 @@ class Resolver:
         self._generator = generator
         self._scorer = scorer
 
-    def effective(self, request: SearchRequest) -> SearchRequest:
-        """Return the request with every default filled in from the algorithm, the checkpoint and the context size.
-
-        None remains for absent limits and for fields that the algorithm does not use. The path's token limit is that of
-        a prompt which leaves room for it.
-        """
-        generator = self._generator
-        request = with_defaults(request)
-        return replace(
-            request,
-            temperature=generator.temperature if request.temperature is None else request.temperature,
-            top_k=generator.top_k if request.top_k is None else request.top_k,
-            top_p=generator.top_p if request.top_p is None else request.top_p,
-            min_p=generator.min_p if request.min_p is None else request.min_p,
-            max_tokens=min(request.max_tokens or DEFAULT_MAX_TOKENS, generator.model.config.max_positions),
-        )
-
     def resolve(self, request: SearchRequest) -> ResolvedRequest:
         """Validate a request and work out what follows from it.
 
@@ -57,7 +39,7 @@ class Resolver:
                 the search alone.
         """
         validate(request)
-        effective = self.effective(request)
+        effective = self._generator.defaults.fill(request)
         scorer = self._scorer_of(effective)
         prompt = tuple(self._generator.prompt_ids(request.problem, request.history))
         assert effective.max_tokens is not None

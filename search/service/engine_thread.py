@@ -4,13 +4,12 @@
     submit, cancel, stop -- queue ----> submit / cancel / close, then step() while busy, else sleep on the queue
     EventBuffer <-- call_soon_threadsafe -- events, failures, state
 
-The queue is bounded and never fills up: each call that may be in progress, which the session limits, can add a submit,
-its cancel, and one late cancel of a previous search; only one report is asked for at a time.
+The queue stays short: each call that may be in progress, which the session limits, can add a submit, its cancel, and one
+late cancel of a previous search; only one report is asked for at a time.
 """
 
 import asyncio
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from espalier.engine.errors import FatalError
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StepDone
 from espalier.search.run.executor import Executor, Rejected, ResolvedRequest, request_of
+from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.server_info import Occupancy
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
@@ -124,17 +124,16 @@ class EngineThread:
         closed: done when the orchestrator is closed and the thread ends; True if both succeeded.
     """
 
-    def __init__(self, load: Callable[[], Executor], max_calls: int, event_capacity: int) -> None:
+    def __init__(self, load: Callable[[], Executor], event_capacity: int) -> None:
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._commands: queue.Queue[Callable[[Executor], None]] = queue.Queue(3 * max_calls + 1)
+        self._executor_loop: ExecutorLoop[Executor] = ExecutorLoop()
         self._event_capacity = event_capacity
         self._executor: Executor | None = None  # its `check` is called by other threads
         self.max_running = 0  # written on the engine thread, before `loaded`
         self._live: set[Search] = set()
         self._report: asyncio.Future[ExecutorReport] | None = None  # the one asked for last
         self._stop_asked = False  # used on the event loop only
-        self._running = True  # used on the engine thread only
         self.loaded: asyncio.Future[None] = self._loop.create_future()
         self.over: asyncio.Future[None] = self._loop.create_future()
         self.closed: asyncio.Future[bool] = self._loop.create_future()
@@ -210,7 +209,7 @@ class EngineThread:
             except Exception as error:  # fails this search only; `errors` decides what the client sees
                 self._post(search.fail, error)
 
-        self._commands.put_nowait(start)
+        self._executor_loop.call(start)
         self._live.add(search)
         return search
 
@@ -237,7 +236,7 @@ class EngineThread:
         """
         self.require_ready()
         if self._report is None or self._report.done():
-            self._commands.put_nowait(self._make_report)
+            self._executor_loop.call(self._make_report)
             self._report = self._loop.create_future()
             self._report.add_done_callback(asyncio.Future.exception)  # read, as nobody may be waiting any more
         return await asyncio.shield(self._report)
@@ -251,7 +250,7 @@ class EngineThread:
             if search.search_id is not None:
                 executor.cancel(search.search_id)
 
-        self._commands.put_nowait(stop)
+        self._executor_loop.call(stop)
         search.cancelled = True
 
     async def stop(self, timeout: float) -> bool:
@@ -263,7 +262,7 @@ class EngineThread:
         if not self._stop_asked:
             self._stop_asked = True
             self._fail_all(STOPPING)
-            self._commands.put_nowait(self._leave)
+            self._executor_loop.stop()
         if self._thread.ident is None and not self.closed.done():  # never started
             self.closed.set_result(True)
         done, _ = await asyncio.wait([self.closed], timeout=timeout)
@@ -319,26 +318,12 @@ class EngineThread:
         self._executor = executor
         self.max_running = executor.max_running
         self._post(self.loaded.set_result, None)
-        while self._running:
-            self._run_commands(executor, wait=not executor.busy)
-            if self._running and executor.busy:
-                executor.step()
-
-    def _run_commands(self, executor: Executor, wait: bool) -> None:
-        try:
-            while True:
-                self._commands.get(block=wait)(executor)
-                wait = False
-        except queue.Empty:
-            return
+        self._executor_loop.run(executor)
 
     def _make_report(self, executor: Executor) -> None:
         models, held = executor.describe_models(), executor.occupancy()
         report = ExecutorReport(models, executor.model_names, executor.kv_memory_bytes, held, time.monotonic())
         self._post(self._deliver_report, report)
-
-    def _leave(self, executor: Executor) -> None:
-        self._running = False
 
 
 def _survives(action: Callable[[], None], message: str) -> bool:

@@ -14,7 +14,6 @@ from grpc_reflection.v1alpha import reflection
 from espalier.search.run.executor import Executor
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import AccessLog
-from espalier.search.service.call_queue import MAX_HELD
 from espalier.search.service.engine_thread import EngineThread
 from espalier.search.service.errors import BindError
 from espalier.search.service.grpc_api.credentials import reloading_credentials
@@ -27,7 +26,7 @@ from espalier.search.service.observability.metrics import Metrics
 from espalier.search.service.observability.observer import Observer
 from espalier.search.service.observability.tracing import traced
 from espalier.search.service.session import Session
-from espalier.search.service.settings import MAX_SEARCHES, ServerSettings, is_loopback
+from espalier.search.service.settings import ServerSettings, is_loopback
 from espalier.v1 import search_pb2
 from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
 
@@ -73,8 +72,7 @@ class Server:
             observers: notified of ended calls and searches, as the log and the metrics are.
         """
         self._settings = settings
-        most = settings.max_searches or MAX_SEARCHES
-        self.engine = EngineThread(load, MAX_HELD * most + 2 * settings.max_queue + 1, settings.event_buffer)
+        self.engine = EngineThread(load, settings.event_buffer)
         self.metrics = Metrics()
         self.session = Session(self.engine, settings, (AccessLog(settings.log_format), self.metrics, *observers))
         self.metrics.registry.register(EngineMetrics(self.engine, self.session, settings))

@@ -11,7 +11,6 @@ from espalier.experiments.executors.transport import (
     Lost,
     NoAnswerError,
     Order,
-    Question,
     Report,
     Run,
     Stepped,
@@ -19,10 +18,11 @@ from espalier.experiments.executors.transport import (
 )
 from espalier.search.request import SearchRequest
 from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
-from espalier.search.run.executor import Rejected
+from espalier.search.run.executor import Rejected, RequestDefaults
 from espalier.search.server_info import KvBlocks, Occupancy
 
-DESCRIPTION = WorkerDescription("1.2.3", {"generator": "ab", "verifier": "cd"}, 2**20, {"cores": 1})
+DEFAULTS = RequestDefaults(temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, max_positions=512)
+DESCRIPTION = WorkerDescription("1.2.3", {"generator": "ab", "verifier": "cd"}, 2**20, {"cores": 1}, DEFAULTS)
 IDLE = {"generator": KvBlocks(0, 3, 7), "verifier": KvBlocks(0, 1, 9)}
 
 
@@ -33,7 +33,7 @@ class FakeWorkers:
         running: the searches that each worker was given and that it has not ended.
         orders: all orders, with the worker of each.
         answers: an answer, an exception or None for silence, by worker; the default is the request itself.
-        asked: the worker of each question.
+        asked: the worker that each request was to be checked by.
         restarted: the workers that were to be ended.
     """
 
@@ -56,9 +56,9 @@ class FakeWorkers:
         if isinstance(order, Run):
             self.running[worker][order.search_id] = order
 
-    def ask(self, worker: int, question: Question, seconds: float) -> Any:
+    def check(self, worker: int, request: SearchRequest, seconds: float) -> Any:
         self.asked.append(worker)
-        answer = self.answers.get(worker, question.request)
+        answer = self.answers.get(worker, request)
         if isinstance(answer, Exception):
             raise answer
         return answer

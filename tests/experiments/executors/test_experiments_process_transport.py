@@ -13,7 +13,7 @@ from process_tree import wait_until
 from espalier.engine.errors import CheckpointError, InvalidRequestError
 from espalier.experiments.executors import devices, process_transport
 from espalier.experiments.executors.process_transport import ProcessTransport
-from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Question, Report, Run, Stepped
+from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Report, Run, Stepped
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest
 from espalier.search.run.load import RuntimeSettings
 
@@ -33,15 +33,15 @@ if runtime.generator == "missing":
     connection.send(Lost(CheckpointError("missing: not found")))
     os._exit(1)
 print("not for a reader of results", flush=True)
-connection.send(Loaded(WorkerDescription(sys.argv[2], {}, 0, {"pid": os.getpid()}), {}))
+connection.send(Loaded(WorkerDescription(sys.argv[2], {}, 0, {"pid": os.getpid()}, None), {}))
 while True:
     try:
         message = connection.recv()
     except EOFError:
         os._exit(0)
     match message:
-        case Asked(number, question):
-            match question.request.problem:
+        case Asked(number, request):
+            match request.problem:
                 case "wrong":
                     connection.send(Answered(number, error=InvalidRequestError([Violation("problem", "is wrong")])))
                 case "die":
@@ -157,13 +157,13 @@ def test_a_worker_that_cannot_load_is_tried_again_after_longer_and_longer_pauses
     assert waited == [1.0, 2.0, 4.0, 5.0, 5.0]
 
 
-def test_questions_are_answered_on_any_thread_and_errors_raised_as_they_were(make):
+def test_requests_are_checked_on_any_thread_and_errors_raised_as_they_were(make):
     transport = make()
     hear(transport, 1)
     answers: dict[int, str] = {}
 
     def ask(number: int) -> None:
-        answers[number] = transport.ask(0, Question("check", SearchRequest(f"question {number}")), PATIENCE)
+        answers[number] = transport.check(0, SearchRequest(f"question {number}"), PATIENCE)
 
     threads = [threading.Thread(target=ask, args=[number]) for number in range(20)]
     for thread in threads:
@@ -172,18 +172,18 @@ def test_questions_are_answered_on_any_thread_and_errors_raised_as_they_were(mak
         thread.join(PATIENCE)
     assert answers == {number: f"question {number}" for number in range(20)}
     with pytest.raises(InvalidRequestError, match="problem: is wrong"):
-        transport.ask(0, Question("check", SearchRequest("wrong")), PATIENCE)
+        transport.check(0, SearchRequest("wrong"), PATIENCE)
 
 
-def test_a_late_answer_and_a_worker_that_dies_over_a_question_are_no_answers(make):
+def test_a_late_answer_and_a_worker_that_dies_over_a_request_are_no_answers(make):
     transport = make()
     hear(transport, 1)
     with pytest.raises(NoAnswerError, match=r"did not answer within 0\.01 s"):
-        transport.ask(0, Question("check", SearchRequest("slow")), 0.01)
-    assert transport.ask(0, Question("check", SearchRequest("next")), PATIENCE) == "next"
+        transport.check(0, SearchRequest("slow"), 0.01)
+    assert transport.check(0, SearchRequest("next"), PATIENCE) == "next"
     start = time.monotonic()
     with pytest.raises(NoAnswerError, match="has ended"):
-        transport.ask(0, Question("check", SearchRequest("die")), PATIENCE)
+        transport.check(0, SearchRequest("die"), PATIENCE)
     assert time.monotonic() - start < PATIENCE
 
 

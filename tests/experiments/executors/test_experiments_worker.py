@@ -21,7 +21,6 @@ from espalier.experiments.executors.transport import (
     Loaded,
     Lost,
     NoAnswerError,
-    Question,
     Report,
     Run,
     Stepped,
@@ -83,7 +82,9 @@ def orchestrator(make_orchestrator: Callable[..., Orchestrator], monkeypatch: py
 def running(orchestrator: Orchestrator) -> Iterator[Running]:
     """A worker that has loaded."""
     running = Running().start()
-    assert isinstance(running.next(), Loaded)
+    loaded = running.next()
+    assert isinstance(loaded, Loaded)
+    assert loaded.description.defaults.fill(SearchRequest("a")) == orchestrator.effective(SearchRequest("a"))
     yield running
     running.worker.stop()
     assert running.join()
@@ -188,12 +189,11 @@ def test_an_error_that_is_a_bug_is_logged_and_not_told(running, orchestrator, mo
     assert "secret" in caplog.text
 
 
-def test_questions_are_answered_while_searches_run(running):
+def test_requests_are_checked_while_searches_run(running):
     running.run("long", LONG)
-    assert running.worker.answer(Question("effective", SearchRequest("a"))).temperature == 1.0
-    assert running.worker.answer(Question("check", GREEDY)).generator_prompt
+    assert running.worker.check(GREEDY).generator_prompt
     with pytest.raises(InvalidRequestError, match="beam_width"):
-        running.worker.answer(Question("check", replace(GREEDY, beam_width=0)))
+        running.worker.check(replace(GREEDY, beam_width=0))
     running.worker.forget()
 
 
@@ -223,4 +223,4 @@ def test_a_worker_that_cannot_load_reports_why_and_answers_nothing(monkeypatch: 
     assert str(report.error) == "no-such-folder: not found"
     assert not running.join()
     with pytest.raises(NoAnswerError, match="not loaded"):
-        running.worker.answer(Question("check", GREEDY))
+        running.worker.check(GREEDY)

@@ -1,13 +1,12 @@
 """What an executor does about its workers' reports, with workers that do what the test says."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from exposition import some_stats  # pyright: ignore[reportMissingImports] - on pytest's path
-from fake_workers import DESCRIPTION, IDLE, SILENT, FakeWorkers, result_of
+from fake_workers import DEFAULTS, DESCRIPTION, IDLE, SILENT, FakeWorkers, result_of
 
 from espalier.engine.errors import (
     CheckpointError,
@@ -411,16 +410,15 @@ def test_with_silent_or_lost_workers_only_invalid_fields_are_found(caplog):
         executor.check(SearchRequest("fine", beam_width=0))
 
 
-def test_defaults_are_asked_for_once_and_waited_for_while_all_workers_are_lost():
+def test_defaults_are_those_of_the_workers_and_known_also_while_all_are_lost():
     workers = FakeWorkers(1)
     executor = executor_on(workers)
-    assert executor.effective(SearchRequest("a")) == SearchRequest("a")
-    executor.effective(SearchRequest("a"))
-    assert workers.asked == [0]
+    found = executor.effective(SearchRequest("a", top_p=0.5))
+    assert (found.temperature, found.top_k, found.top_p, found.max_tokens) == (0.7, 0, 0.5, DEFAULTS.max_positions)
     workers.lose(0)
     executor.step()
-    threading.Timer(0.05, workers.load, [0]).start()
-    assert executor.effective(SearchRequest("b")) == SearchRequest("b")
+    assert executor.effective(SearchRequest("a", top_p=0.5)) == found
+    assert workers.asked == []
 
 
 def test_blocks_of_all_workers_are_summed_up_and_those_of_a_lost_one_are_gone():
