@@ -50,6 +50,7 @@ class ProcessTransport:
         Raises:
             EspalierError: there are more workers than devices.
         """
+        self.workers = workers
         self._reports: SimpleQueue[tuple[int, Report, _Process | None]] = SimpleQueue()
         self._ready: list[_Process | None] = [None] * workers  # those whose `Loaded` was the last that `poll` told
         self._closing = threading.Event()
@@ -57,11 +58,6 @@ class ProcessTransport:
         self._keepers = [_Keeper(number, place, self._reports, self._closing) for number, place in places]
         for keeper in self._keepers:
             keeper.start()
-
-    @property
-    def workers(self) -> int:
-        """Number of workers."""
-        return len(self._keepers)
 
     @property
     def process_ids(self) -> list[int]:

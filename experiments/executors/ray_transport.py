@@ -38,6 +38,7 @@ class RayTransport:
         Raises:
             EspalierError: Ray is not installed, there is no such cluster, or it is too small.
         """
+        self.workers = settings.workers
         self._ray = import_ray()
         self._actors: list[Any] = []
         self._calls: dict[Any, tuple[int, str]] = {}  # the worker and the method of each that has not ended
@@ -49,11 +50,6 @@ class RayTransport:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def workers(self) -> int:
-        """Number of workers."""
-        return len(self._actors)
 
     def send(self, worker: int, order: Order) -> None:
         """Send an order."""

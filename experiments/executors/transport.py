@@ -82,12 +82,12 @@ class Transport(Protocol):
     """Workers that are being started, numbered from 0, and the way to them.
 
     All methods but `check` are called on one thread. A transport starts a lost worker again, as often as it can.
+
+    Attributes:
+        workers: number of workers, lost ones included.
     """
 
-    @property
-    def workers(self) -> int:
-        """Number of workers, lost ones included."""
-        ...
+    workers: int
 
     def send(self, worker: int, order: Order) -> None:
         """Send an order to a worker that `poll` last told to be loaded; it is lost with the worker."""

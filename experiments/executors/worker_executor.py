@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from espalier.engine.errors import FatalError, first_line
@@ -76,7 +76,7 @@ class WorkerExecutor:
         self._transport = transport
         self._longest_first = longest_first
         self.max_running = runtime.max_running * transport.workers
-        self.model_names = model_names(runtime)
+        self.model_names: Mapping[str, str] = model_names(runtime)
         self._most = runtime.max_running + max(1, runtime.max_running // 8)
         self._arrivals = itertools.count()
         self._searches: dict[str, Search] = {}  # all unfinished ones
@@ -89,7 +89,7 @@ class WorkerExecutor:
         try:
             described = self._wait_for_all()
             self._description = described[0]
-            self.kv_memory_bytes = self._description.kv_memory_bytes
+            self.kv_memory_bytes, self.defaults = self._description.kv_memory_bytes, self._description.defaults
             self.hardware = [each.hardware for each in described]
             for number, other in enumerate(described):
                 self._require_equal(number, other)
@@ -118,10 +118,6 @@ class WorkerExecutor:
     def describe_models(self) -> dict[str, str]:
         """Return what results depend on besides the request; the same on all workers."""
         return dict(self._description.models)
-
-    def effective(self, request: SearchRequest) -> SearchRequest:
-        """Return the request with every default filled in."""
-        return self._description.defaults.fill(request)
 
     def check(self, request: SearchRequest) -> SearchRequest | ResolvedRequest:
         """Have one of the workers with the fewest searches resolve a request, or a second one if that does not answer.

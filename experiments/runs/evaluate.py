@@ -38,7 +38,7 @@ def run_configuration(
     The search with every default filled in, a digest of its code if it is the user's own, the models' digests, and the
     grader's rule if it is not math-verify.
     """
-    effective = executor.effective(request)
+    effective = executor.defaults.fill(request)
     graded = {"grader": grader.rule} if grader and grader.rule else {}
     return {
         "benchmark": benchmark,
@@ -120,7 +120,7 @@ def evaluate(
                 on_sample(sample)
         places = {problem.unique_id: place for place, problem in enumerate(problems)}
         in_order = sorted(samples.values(), key=lambda sample: (places[sample.unique_id], sample.epoch))
-        summary = summarise(in_order, benchmark, search_fields(executor.effective(request)), grader.name)
+        summary = summarise(in_order, benchmark, search_fields(executor.defaults.fill(request)), grader.name)
         if folder:
             folder.write_summary(summary)
     return summary
@@ -220,7 +220,7 @@ def _run(
                 if any(violation.field not in ("problem", "history") for violation in error.violations):
                     raise
                 yield own, refused_sample(problem, str(error), epoch), None
-        max_tokens = executor.effective(request).max_tokens
+        max_tokens = executor.defaults.fill(request).max_tokens
         while executor.busy:
             for result in executor.step():
                 problem, epoch = by_search[result.search_id]

@@ -134,8 +134,8 @@ def sweep(
             isolation; no search has started.
     """
     remove_partial_files(folder)
-    held = [_Place(path, request, executor.effective(request)) for path, request in held_requests(folder)]
-    places = _places(folder, distinct(requests, executor.effective), held, executor)
+    held = [_Place(path, request, executor.defaults.fill(request)) for path, request in held_requests(folder)]
+    places = _places(folder, distinct(requests, executor.defaults.fill), held, executor)
     if isolated:
         _require_isolated(places)
     asked_paths = {place.path for place in places}
@@ -199,7 +199,7 @@ def _places(
 ) -> list[_Place]:
     """The run folder of each search: the one that has it, else a new one."""
     by_key = {key_of(place.effective): place for place in reversed(held)}
-    effective = [executor.effective(request) for request in requests]
+    effective = [executor.defaults.fill(request) for request in requests]
     varied = varied_fields([*(place.effective for place in held), *effective])
     for path in folder.glob("*/"):
         remove_partial_files(path)  # a cell that was killed before it had a configuration
@@ -208,7 +208,7 @@ def _places(
     for request, full in zip(requests, effective, strict=True):
         if there := by_key.get(key_of(full)):
             kept = in_unused_fields_of(request, there.request)
-            places.append(_Place(there.path, kept, executor.effective(kept)))
+            places.append(_Place(there.path, kept, executor.defaults.fill(kept)))
             continue
         name = first = cell_name(full, varied)
         number = 2

@@ -82,26 +82,23 @@ def request_of(checked: SearchRequest | ResolvedRequest) -> SearchRequest:
 
 
 class Executor(Protocol):
-    """Runs searches; the `Orchestrator`, for one. All methods but `check` are called on one thread."""
+    """Runs searches; the `Orchestrator`, for one. All methods but `check` are called on one thread.
+
+    Attributes:
+        kv_memory_bytes: size of the KV pool, in bytes; of one worker's where there are several.
+        max_running: searches that run at once where memory allows; of all workers where there are several.
+        model_names: names of the models by role, for people; see `load.model_names`.
+        defaults: fill in a request for the generator.
+    """
+
+    kv_memory_bytes: int
+    max_running: int
+    model_names: Mapping[str, str]
+    defaults: RequestDefaults
 
     @property
     def busy(self) -> bool:
         """True if any search is waiting or running."""
-        ...
-
-    @property
-    def kv_memory_bytes(self) -> int:
-        """Size of the KV pool, in bytes; of one worker's where there are several."""
-        ...
-
-    @property
-    def max_running(self) -> int:
-        """Searches that run at once where memory allows; of all workers where there are several."""
-        ...
-
-    @property
-    def model_names(self) -> Mapping[str, str]:
-        """Names of the models by role, for people; see `load.model_names`."""
         ...
 
     def occupancy(self) -> Occupancy:
@@ -110,10 +107,6 @@ class Executor(Protocol):
 
     def describe_models(self) -> dict[str, str]:
         """Return what results depend on besides the request."""
-        ...
-
-    def effective(self, request: SearchRequest) -> SearchRequest:
-        """Return the request with every default filled in."""
         ...
 
     def check(self, request: SearchRequest) -> SearchRequest | ResolvedRequest:

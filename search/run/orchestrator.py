@@ -74,6 +74,7 @@ class Orchestrator:
             model_names: names of the models by role, for people.
         """
         self.model_names = model_names
+        self.kv_memory_bytes = engine.settings.kv_memory_bytes
         self.engine = engine
         self._generator = generator
         self.defaults = generator.defaults
@@ -105,11 +106,6 @@ class Orchestrator:
         """Number of queued searches, including suspended ones."""
         return len(self._queue)
 
-    @property
-    def kv_memory_bytes(self) -> int:
-        """Size of the KV pool, in bytes."""
-        return self.engine.settings.kv_memory_bytes
-
     def occupancy(self) -> Occupancy:
         """Return what is held now."""
         stats = self.engine.stats()
@@ -132,10 +128,6 @@ class Orchestrator:
         prompt = self._generator.system_prompt
         equivalence = self._equivalence.name if self._equivalence else EXACT_MATCH
         return found | {"dtype": dtype, "device": device, "system_prompt": prompt, "answer_equivalence": equivalence}
-
-    def effective(self, request: SearchRequest) -> SearchRequest:
-        """Return the request with every default filled in; see `RequestDefaults.fill`."""
-        return self.defaults.fill(request)
 
     def check(self, request: SearchRequest) -> ResolvedRequest:
         """Resolve a request, for `submit`; may be called on any thread. See `Resolver.resolve`."""

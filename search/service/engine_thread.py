@@ -4,8 +4,8 @@
     submit, cancel, stop -- queue ----> submit / cancel / close, then step() while busy, else sleep on the queue
     EventBuffer <-- call_soon_threadsafe -- events, failures, state
 
-The queue stays short: each call that may be in progress, which the session limits, can add a submit, its cancel, and one
-late cancel of a previous search; only one report is asked for at a time.
+The queue stays short: each call that may be in progress, which the session limits, can add a submit, its cancel, and
+one late cancel of a previous search; only one report is asked for at a time.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
@@ -47,25 +46,6 @@ _WHY_NOT_READY = {
     EngineState.STOPPING: STOPPING,
     EngineState.DEAD: DEAD,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorReport:
-    """Report of an executor between two of its steps: models, memory, searches.
-
-    Attributes:
-        models: what results depend on besides the request; see `Executor.describe_models`.
-        model_names: names of the models by role.
-        kv_memory_bytes: size of the KV pool; of one worker's where there are several.
-        occupancy: searches, blocks and counters.
-        at: monotonic time of the report, in seconds.
-    """
-
-    models: dict[str, str]
-    model_names: Mapping[str, str]
-    kv_memory_bytes: int
-    occupancy: Occupancy
-    at: float
 
 
 class RoundEnd(NamedTuple):
@@ -120,6 +100,9 @@ class EngineThread:
     Attributes:
         loaded: done when searches can be submitted; carries the exception if loading failed.
         max_running: searches that the orchestrator runs at once; 0 until it is loaded.
+        models: what results depend on besides the request; empty until it is loaded, as the names are.
+        model_names: names of the models by role.
+        kv_memory_bytes: size of the KV pool; 0 until it is loaded.
         over: done when no search is served any more, because the engine was stopped or died.
         closed: done when the orchestrator is closed and the thread ends; True if both succeeded.
     """
@@ -130,9 +113,12 @@ class EngineThread:
         self._executor_loop: ExecutorLoop[Executor] = ExecutorLoop()
         self._event_capacity = event_capacity
         self._executor: Executor | None = None  # its `check` is called by other threads
-        self.max_running = 0  # written on the engine thread, before `loaded`
+        # Written on the engine thread, before `loaded`:
+        self.max_running = self.kv_memory_bytes = 0
+        self.models: dict[str, str] = {}
+        self.model_names: Mapping[str, str] = {}
         self._live: set[Search] = set()
-        self._report: asyncio.Future[ExecutorReport] | None = None  # the one asked for last
+        self._report: asyncio.Future[Occupancy] | None = None  # the one asked for last
         self._stop_asked = False  # used on the event loop only
         self.loaded: asyncio.Future[None] = self._loop.create_future()
         self.over: asyncio.Future[None] = self._loop.create_future()
@@ -226,8 +212,8 @@ class EngineThread:
             raise NotReadyError(DEAD)
         return executor.check(request)
 
-    async def report(self) -> ExecutorReport:
-        """Return the executor's report, made between two of its steps; a step may take seconds.
+    async def occupancy(self) -> Occupancy:
+        """Return what the executor holds between two of its steps; a step may take seconds.
 
         Callers at the same time share one report, also if some of them stop waiting.
 
@@ -236,7 +222,7 @@ class EngineThread:
         """
         self.require_ready()
         if self._report is None or self._report.done():
-            self._executor_loop.call(self._make_report)
+            self._executor_loop.call(lambda executor: self._post(self._deliver_report, executor.occupancy()))
             self._report = self._loop.create_future()
             self._report.add_done_callback(asyncio.Future.exception)  # read, as nobody may be waiting any more
         return await asyncio.shield(self._report)
@@ -277,7 +263,7 @@ class EngineThread:
         if self._report is not None and not self._report.done():
             self._report.set_exception(NotReadyError(text))
 
-    def _deliver_report(self, report: ExecutorReport) -> None:
+    def _deliver_report(self, report: Occupancy) -> None:
         if self._report is not None and not self._report.done():
             self._report.set_result(report)
 
@@ -316,14 +302,10 @@ class EngineThread:
 
     def _serve(self, executor: Executor) -> None:
         self._executor = executor
-        self.max_running = executor.max_running
+        self.max_running, self.kv_memory_bytes = executor.max_running, executor.kv_memory_bytes
+        self.models, self.model_names = executor.describe_models(), executor.model_names
         self._post(self.loaded.set_result, None)
         self._executor_loop.run(executor)
-
-    def _make_report(self, executor: Executor) -> None:
-        models, held = executor.describe_models(), executor.occupancy()
-        report = ExecutorReport(models, executor.model_names, executor.kv_memory_bytes, held, time.monotonic())
-        self._post(self._deliver_report, report)
 
 
 def _survives(action: Callable[[], None], message: str) -> bool:

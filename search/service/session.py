@@ -141,10 +141,10 @@ class Session:
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
-        report = await self._engine_thread.report()
-        held = report.models, report.kv_memory_bytes, report.occupancy
-        counts = (self.admitted_calls, self.waiting_calls, self.slots, self._settings.max_queue)
-        return ServerInfo(__version__, *held, *counts, dict(report.model_names))
+        engine, held = self._engine_thread, await self._engine_thread.occupancy()
+        served = __version__, engine.models, engine.kv_memory_bytes
+        counts = self.admitted_calls, self.waiting_calls, self.slots, self._settings.max_queue
+        return ServerInfo(*served, held, *counts, dict(engine.model_names))
 
     async def read(self, call: Call, size: int, reading: Callable[[], T]) -> T:
         """Read what a call has sent; where it is large, on a thread, when it is the caller's turn.

@@ -18,7 +18,7 @@ from espalier.experiments.executors.transport import (
 )
 from espalier.search.request import SearchRequest
 from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
-from espalier.search.run.executor import Rejected, RequestDefaults
+from espalier.search.run.executor import Rejected, RequestDefaults, request_of
 from espalier.search.server_info import KvBlocks, Occupancy
 
 DEFAULTS = RequestDefaults(temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, max_positions=512)
@@ -95,7 +95,7 @@ class FakeWorkers:
 
     def finish(self, worker: int, search_id: str, reason: StopReason = StopReason.FINISHED) -> None:
         """Report a result whose answer is the problem and the seed."""
-        request = self.running[worker].pop(search_id).request
+        request = request_of(self.running[worker].pop(search_id).request)
         self.report(worker, Finished(search_id, result_of(search_id, request, reason)))
 
     def finish_all(self) -> None:

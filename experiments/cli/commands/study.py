@@ -63,7 +63,7 @@ def memory_and_time_command(
     problems = [problem.problem for problem in loaded]
     runtime = replace(runtime, verifier=verifier_for(cells, runtime), max_running=in_flight)
     with writing_to(out), closing(load_with_progress(runtime)) as orchestrator:
-        effective = orchestrator.effective(replace(cells[0], problem="-"))
+        effective = orchestrator.defaults.fill(replace(cells[0], problem="-"))
         left_out = ("problem", "history", "algorithm", "beam_width", "expansion")
         configuration = {
             "benchmark": benchmark,

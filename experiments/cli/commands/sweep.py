@@ -115,7 +115,7 @@ def sweep_command(
     checker = make_grader(grader, runtime.grader_memory)
     with writing_to(out):
         with closing(load_executor(runtime, where, longest_first=True)) as executor, checker:
-            total = epochs * len(asked) * len(distinct(requests, executor.effective))
+            total = epochs * len(asked) * len(distinct(requests, executor.defaults.fill))
             with searches_shown(total, 0, runtime) as on_sample:
                 cells = sweep(
                     executor, problems, requests, checker,

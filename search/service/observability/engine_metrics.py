@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -21,9 +20,9 @@ from prometheus_client.utils import floatToGoString
 
 from espalier import __version__
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.engine.stats import Histogram
-from espalier.search.server_info import KvBlocks
-from espalier.search.service.engine_thread import EngineState, EngineThread, ExecutorReport
+from espalier.engine.stats import Histogram, RoleStats
+from espalier.search.server_info import KvBlocks, Occupancy
+from espalier.search.service.engine_thread import EngineState, EngineThread
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.session import Session
 from espalier.search.service.settings import ServerSettings
@@ -46,16 +45,6 @@ _HISTOGRAMS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """State of the server at one scrape; `report` is the engine's last one."""
-
-    state: EngineState
-    admitted: int
-    waiting: int
-    report: ExecutorReport | None
-
-
 class EngineMetrics(Collector):
     """Asks for everything when it is collected, from a thread other than the event loop's.
 
@@ -70,7 +59,7 @@ class EngineMetrics(Collector):
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._report: ExecutorReport | None = None  # used on the event loop
+        self._held: tuple[Occupancy, float] | None = None  # as last reported, and when, in monotonic seconds
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families.
@@ -79,53 +68,50 @@ class EngineMetrics(Collector):
             TimeoutError: the event loop does not answer.
         """
         assert threading.get_ident() != self._loop_thread, "a scrape must not block the event loop"
-        moment = asyncio.run_coroutine_threadsafe(self._look(), self._loop).result(4 * ASK_SECONDS)
-        yield from self._of_the_server(moment)
-        if moment.report is not None:
-            yield from _of_the_executor(moment.report)
-            yield from _of_the_models(moment.report)
+        state, admitted, waiting = asyncio.run_coroutine_threadsafe(self._look(), self._loop).result(4 * ASK_SECONDS)
+        yield from self._of_the_server(state, admitted, waiting)
+        if self._held is not None:
+            held, at = self._held
+            yield _gauge("engine_report_age_seconds", "Age of what follows from the engine.", time.monotonic() - at)
+            yield from self._of_the_executor(held)
+            yield from _of_the_models(held.stats)
 
-    async def _look(self) -> _Snapshot:
+    async def _look(self) -> tuple[EngineState, int, int]:
+        """State of the engine, and calls that hold and that wait for a slot."""
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                self._report = await self._engine.report()
+                self._held = await self._engine.occupancy(), time.monotonic()
         except (TimeoutError, NotReadyError):
             pass  # the last report stays, and its age tells
-        session = self._session
-        return _Snapshot(self._engine.state, session.admitted_calls, session.waiting_calls, self._report)
+        return self._engine.state, self._session.admitted_calls, self._session.waiting_calls
 
-    def _of_the_server(self, moment: _Snapshot) -> Iterator[Metric]:
-        models = moment.report.models if moment.report else {}
+    def _of_the_server(self, now: EngineState, admitted: int, waiting: int) -> Iterator[Metric]:
+        models = self._engine.models
         digests = {role: models[role][:_DIGEST_DIGITS] for role in (GENERATOR, VERIFIER) if role in models}
-        names = {f"{role}_name": name for role, name in (moment.report.model_names if moment.report else {}).items()}
+        names = {f"{role}_name": name for role, name in self._engine.model_names.items()}
         labels = {"version": __version__, **digests, **names}
         yield InfoMetricFamily("espalier_build", "What is served.", labels)
-        states = {str(state): state is moment.state for state in EngineState}
+        states = {str(state): state is now for state in EngineState}
         yield StateSetMetricFamily("espalier_engine_state", "How far the engine thread is.", states)
-        yield _gauge("admitted_calls", "Calls that hold a slot.", moment.admitted)
-        yield _gauge("waiting_calls", "Calls that wait for a slot.", moment.waiting)
+        yield _gauge("admitted_calls", "Calls that hold a slot.", admitted)
+        yield _gauge("waiting_calls", "Calls that wait for a slot.", waiting)
         yield _gauge("search_slots", "Calls that may hold a slot.", self._session.slots)
         yield _gauge("queue_places", "Calls that may wait for a slot.", self._settings.max_queue)
 
-
-def _of_the_executor(report: ExecutorReport) -> Iterator[Metric]:
-    held = report.occupancy
-    yield _gauge("engine_report_age_seconds", "Age of what follows from the engine.", time.monotonic() - report.at)
-    yield _gauge("running_searches", "Searches that run.", held.running)
-    yield _gauge("waiting_searches", "Searches that wait for memory.", held.waiting)
-    yield _gauge(
-        "kv_pool_bytes", "Size of the KV pool, of one worker's where there are several.", report.kv_memory_bytes
-    )
-    blocks = GaugeMetricFamily("espalier_kv_blocks", "KV blocks of a model.", labels=("role", "state"))
-    for role, each in held.kv_blocks.items():
-        for state in KvBlocks.__slots__:
-            blocks.add_metric((role, state), getattr(each, state))
-    yield blocks
+    def _of_the_executor(self, held: Occupancy) -> Iterator[Metric]:
+        yield _gauge("running_searches", "Searches that run.", held.running)
+        yield _gauge("waiting_searches", "Searches that wait for memory.", held.waiting)
+        size = self._engine.kv_memory_bytes
+        yield _gauge("kv_pool_bytes", "Size of the KV pool, of one worker's where there are several.", size)
+        blocks = GaugeMetricFamily("espalier_kv_blocks", "KV blocks of a model.", labels=("role", "state"))
+        for role, each in held.kv_blocks.items():
+            for state in KvBlocks.__slots__:
+                blocks.add_metric((role, state), getattr(each, state))
+        yield blocks
 
 
-def _of_the_models(report: ExecutorReport) -> Iterator[Metric]:
-    """Families of what engines count; without samples where the executor has no counters."""
-    stats = report.occupancy.stats
+def _of_the_models(stats: dict[str, RoleStats]) -> Iterator[Metric]:
+    """Families of what engines count by role; without samples where the executor has no counters."""
     sizes = GaugeMetricFamily("espalier_kv_block_bytes", "Size of one KV block of a model.", labels=("role",))
     for role, each in stats.items():
         sizes.add_metric((role,), each.block_bytes)

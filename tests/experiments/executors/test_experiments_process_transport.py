@@ -1,5 +1,8 @@
 """What becomes of worker processes, with small ones that load nothing and do what their orders say."""
 
+# What the small ones report is not what real ones do:
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
+
 import os
 import signal
 import threading

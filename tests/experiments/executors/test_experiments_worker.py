@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from search_runs import BEAM, GREEDY, MAJORITY
+from search_runs import BEAM, GREEDY, MAJORITY  # pyright: ignore[reportMissingImports] - on pytest's path
 
 from espalier.engine.errors import (
     CheckpointError,
@@ -84,7 +84,7 @@ def running(orchestrator: Orchestrator) -> Iterator[Running]:
     running = Running().start()
     loaded = running.next()
     assert isinstance(loaded, Loaded)
-    assert loaded.description.defaults.fill(SearchRequest("a")) == orchestrator.effective(SearchRequest("a"))
+    assert loaded.description.defaults.fill(SearchRequest("a")) == orchestrator.defaults.fill(SearchRequest("a"))
     yield running
     running.worker.stop()
     assert running.join()

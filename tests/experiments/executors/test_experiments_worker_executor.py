@@ -413,11 +413,11 @@ def test_with_silent_or_lost_workers_only_invalid_fields_are_found(caplog):
 def test_defaults_are_those_of_the_workers_and_known_also_while_all_are_lost():
     workers = FakeWorkers(1)
     executor = executor_on(workers)
-    found = executor.effective(SearchRequest("a", top_p=0.5))
+    found = executor.defaults.fill(SearchRequest("a", top_p=0.5))
     assert (found.temperature, found.top_k, found.top_p, found.max_tokens) == (0.7, 0, 0.5, DEFAULTS.max_positions)
     workers.lose(0)
     executor.step()
-    assert executor.effective(SearchRequest("a", top_p=0.5)) == found
+    assert executor.defaults.fill(SearchRequest("a", top_p=0.5)) == found
     assert workers.asked == []
 
 

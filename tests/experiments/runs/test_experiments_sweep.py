@@ -41,7 +41,7 @@ def run(make_orchestrator, grader, tmp_path):
         return sweep(orchestrator, PROBLEMS, options.pop("requests", requests), grader, **options)
 
     run: Any = cells
-    run.effective = orchestrator.effective
+    run.defaults = orchestrator.defaults
     run.steps = lambda: orchestrator.engine.stats()["generator"].steps
     return run
 
@@ -63,7 +63,7 @@ def some_refused(of: Cell, count: int) -> Cell:
     return replace(of, summary=replace(of.summary, refused=count, errors={"refused": "p/1: too long"}))
 
 
-def figures(cells: list[Cell]) -> dict[tuple[int, int], tuple[float, ...]]:
+def figures(cells: list[Cell]) -> dict[tuple[int, int], tuple[float | None, ...]]:
     """What each cell computed."""
     return {
         point(c): (
@@ -174,7 +174,7 @@ def test_cells_that_differ_in_an_unused_field_only_are_one(run):
 
 
 def test_a_value_equal_to_the_default_in_effect_is_no_other_cell(run):
-    temperature = run.effective(REQUEST).temperature
+    temperature = run.defaults.fill(REQUEST).temperature
     cells = run([], [], requests=[REQUEST, replace(REQUEST, temperature=temperature)])
     assert len(cells) == 1
 
