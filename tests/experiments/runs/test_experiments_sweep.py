@@ -63,7 +63,7 @@ def some_refused(of: Cell, count: int) -> Cell:
     return replace(of, summary=replace(of.summary, refused=count, errors={"refused": "p/1: too long"}))
 
 
-def figures(cells: list[Cell]) -> dict[tuple[int, int], tuple[float | None, ...]]:
+def figures(cells: list[Cell]) -> dict[tuple[int, int], tuple[Any, ...]]:
     """What each cell computed."""
     return {
         point(c): (
