@@ -16,9 +16,9 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.adapter import Adapter
 from espalier.engine.models.config import (
     GENERATOR_CLASSES,
-    TRUNKS,
     DecoderConfig,
     generator_class,
+    impl_of,
     parse_decoder_config,
 )
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
@@ -142,7 +142,7 @@ class Checkpoint:
             CheckpointError: see `parse_decoder_config`, and `zoo.description.describe`.
         """
         place = self.place("config.json")
-        if self._runs_by_transformers:
+        if impl_of(self.config, self.model_impl) is ModelImpl.TRANSFORMERS:
             from espalier.engine.models.zoo.description import describe  # transformers takes seconds to import
 
             return describe(self.config, place, self.has_language_head)
@@ -161,14 +161,6 @@ class Checkpoint:
     def has_language_head(self) -> bool:
         """True if it is a language model's, whatever it is used as."""
         return self.architecture.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
-
-    @property
-    def _runs_by_transformers(self) -> bool:
-        """True if transformers' code runs the decoder: where that is asked for, or no native code knows its type."""
-        if self.model_impl is not ModelImpl.AUTO:
-            return self.model_impl is ModelImpl.TRANSFORMERS
-        kind = self.config.get("model_type", "")
-        return isinstance(kind, str) and bool(kind) and kind not in TRUNKS and self.folder.suffix != GGUF
 
     def place(self, name: str) -> str:
         """A small file as errors call it."""

@@ -19,6 +19,15 @@ def generator_class(model_type: str) -> str:
     return f"{TRUNKS[model_type]}ForCausalLM"
 
 
+def impl_of(config: Mapping[str, Any], asked: ModelImpl = ModelImpl.AUTO) -> ModelImpl:
+    """The code that runs a decoder with this `config.json`: what is asked for, or native where its type is known."""
+    if asked is not ModelImpl.AUTO:
+        return asked
+    kind = config.get("model_type", "")
+    unknown = isinstance(kind, str) and bool(kind) and kind not in TRUNKS
+    return ModelImpl.TRANSFORMERS if unknown else ModelImpl.NATIVE
+
+
 GENERATOR_CLASSES = tuple(map(generator_class, TRUNKS))
 """Class names that a generator's `config.json` may give."""
 _NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "factors": ("factors",)}

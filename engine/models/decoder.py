@@ -1,5 +1,7 @@
 """The decoder that all model families share: token ids to hidden states, over KV in blocks."""
 
+import logging
+
 import torch
 
 from espalier.engine.errors import CheckpointError
@@ -12,6 +14,8 @@ from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import attention_factor, inverse_frequencies
+
+log = logging.getLogger("espalier.engine")
 
 
 class Decoder:
@@ -105,6 +109,7 @@ def load_decoder(
             the device has no operations for it.
     """
     backend = choose_backend_for(checkpoint, dtype, device)
+    log.info("%s runs by native code", checkpoint.folder)
     quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
     weight_bytes = 0
     prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""

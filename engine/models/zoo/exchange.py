@@ -5,6 +5,7 @@ not. Quantised weights come in the same way.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from espalier.engine.models.zoo.experts import exchange_experts, is_experts
 from espalier.kernels.linear import Linear
 
 PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
-Prepared = Callable[[torch.Tensor], torch.Tensor]
+Prepared = Callable[[torch.Tensor, str], torch.Tensor]
 
 
 class ExchangedLinear(nn.Module):
@@ -46,7 +47,7 @@ def exchange(model: nn.Module, product: PrepareLinear, prepared: Prepared, quant
     Args:
         model: a module of transformers.
         product: the backend's product with one weight and bias.
-        prepared: gives a stored weight or bias the dtype of the model.
+        prepared: gives a stored weight or bias, of a layer with this name, the dtype of the model.
         quantised: the same of a weight that is quantised where weights are; a router's is not: its few outputs decide
             which experts a token goes to.
 
@@ -55,17 +56,17 @@ def exchange(model: nn.Module, product: PrepareLinear, prepared: Prepared, quant
     """
     size = 0
 
-    def kept(weight: torch.Tensor, bias: torch.Tensor | None, routes: bool = False) -> Linear:
-        added = None if bias is None else prepared(bias.detach())
-        return product((prepared if routes else quantised)(weight.detach()), added)
+    def kept(name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        added = None if bias is None else prepared(bias.detach(), name)
+        return product((prepared if _routes(name) else quantised)(weight.detach(), name), added)
 
     for parent, name, module in list(_products_of(model)):
         if is_experts(module):
-            size += exchange_experts(module, kept)
+            size += exchange_experts(module, partial(kept, name))
             continue
         linear: Any = module
         weight = linear.weight if type(module) is nn.Linear else linear.weight.T.contiguous()
-        exchanged = ExchangedLinear(kept(weight, linear.bias, _routes(name)))
+        exchanged = ExchangedLinear(kept(name, weight, linear.bias))
         size += exchanged.linear.nbytes
         setattr(parent, name.rpartition(".")[2], exchanged)
     return size

@@ -1,5 +1,6 @@
 """A checkpoint's tensors into a model of transformers, by transformers' own conversion, and its products exchanged."""
 
+import ctypes
 import logging
 import os
 import re
@@ -27,6 +28,8 @@ _TEXT_HALF = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.
 """The beginnings of names of the text half's tensors in a checkpoint that has others, too."""
 _DTYPES = {"BF16": torch.bfloat16, "BFLOAT16": torch.bfloat16, "F16": torch.float16, "FLOAT16": torch.float16}
 """Kinds of stored values that are kept in their files until a product takes them; others are read in float32."""
+_MMAP_THRESHOLD = -3
+"""glibc's name of the size from which blocks of memory are the system's own."""
 _SHOWN = 5
 
 
@@ -45,20 +48,21 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
     kind = model_class(text, place, generates)
     log.info("%s runs by transformers' %s", checkpoint.folder, kind.__name__)
     outline = isinstance(checkpoint, Outline)
-    if checkpoint.load_format is LoadFormat.DUMMY:
-        model = empty_model(kind, text) if outline else _random_model(kind, text)
-    else:
-        model = empty_model(kind, text)
-        _fill(model, checkpoint)
-    decoder, head = LogitsHead.split(model) if generates else (model, None)
-    if not outline:
-        _exchange(decoder, checkpoint.quantization, backend, dtype, device)
-        if head:
-            packs = checkpoint.quantization is not Quantization.NONE and backend.quantized_packer()
-            _exchange(head.model, Quantization.INT8 if packs else Quantization.NONE, backend, dtype, device)
-        for module in (decoder, head.model) if head else (decoder,):
-            _move(module, dtype, device)
-            _require_finite(module, checkpoint)
+    with _frugally():
+        if checkpoint.load_format is LoadFormat.DUMMY:
+            model = empty_model(kind, text) if outline else _random_model(kind, text)
+        else:
+            model = empty_model(kind, text)
+            _fill(model, checkpoint)
+        decoder, head = LogitsHead.split(model) if generates else (model, None)
+        if not outline:
+            _exchange(decoder, checkpoint, checkpoint.quantization, backend, dtype, device)
+            if head:
+                packs = checkpoint.quantization is not Quantization.NONE and backend.quantized_packer()
+                of_head = Quantization.INT8 if packs else Quantization.NONE
+                _exchange(head.model, checkpoint, of_head, backend, dtype, device)
+            for module in (decoder, head.model) if head else (decoder,):
+                _move(module, checkpoint, dtype, device)
     layers = TransformersLayers(decoder, head, config.calls, config.kv_shape, backend)
     return Decoder(config, backend, layers, _weight_bytes(decoder, head))
 
@@ -90,7 +94,7 @@ def _fill(model: Any, checkpoint: Checkpoint) -> None:
         device_map={"": "meta" if outline else "cpu"}, dtype=dtype, weight_mapping=mapping, ignore_mismatched_sizes=True
     )
     try:
-        with _in_order(), quietly():
+        with quietly():
             info, _ = model._load_pretrained_model(model, state, None, load_config)
             model._adjust_missing_and_unexpected_keys(info)
             _require_complete(model, info, checkpoint)
@@ -161,35 +165,46 @@ def _names_of_text(model: Any, checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _exchange(
-    model: Any, quantization: Quantization, backend: Backend, dtype: torch.dtype, device: torch.device | str
+    model: Any,
+    checkpoint: Checkpoint,
+    quantization: Quantization,
+    backend: Backend,
+    dtype: torch.dtype,
+    device: torch.device | str,
 ) -> None:
     quantize = make_quantizer(quantization, backend, dtype, device)
 
-    def prepared(weight: torch.Tensor) -> torch.Tensor:
-        return weight.to(device=device, dtype=dtype)
+    def prepared(weight: torch.Tensor, name: str) -> torch.Tensor:
+        return _finite(weight.to(device=device, dtype=dtype), name, checkpoint)
 
-    exchange(model, backend.prepare_linear, prepared, lambda weight: quantize(prepared(weight)))
+    exchange(model, backend.prepare_linear, prepared, lambda weight, name: quantize(prepared(weight, name)))
 
 
-def _move(model: Any, dtype: torch.dtype, device: torch.device | str) -> None:
+def _move(model: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> None:
     """Bring what was not exchanged to the device, in the model's dtype unless its class keeps it in float32."""
     plan = model._get_dtype_plan(dtype) if hasattr(model, "_get_dtype_plan") else {}
     kept = [re.compile(pattern) for pattern, wanted in plan.items() if wanted == torch.float32]
     for name, parameter in model.named_parameters():
         wide = any(pattern.search(name) for pattern in kept)
-        parameter.data = parameter.data.to(device=device, dtype=torch.float32 if wide else dtype)
+        moved = parameter.data.to(device=device, dtype=torch.float32 if wide else dtype)
+        parameter.data = _finite(moved, name, checkpoint)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
 
 
-def _require_finite(model: Any, checkpoint: Checkpoint) -> None:
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter.sum(dtype=torch.float32)):
-            raise CheckpointError(
-                f"{checkpoint.folder}: {name} holds values that are not finite in {parameter.dtype}; it is damaged, or "
-                "--dtype float32 is needed".replace("torch.", "")
-            )
+def _finite(weight: torch.Tensor, name: str, checkpoint: Checkpoint) -> torch.Tensor:
+    """The weight.
+
+    Raises:
+        CheckpointError: it holds values that are no numbers.
+    """
+    if not torch.isfinite(weight.sum(dtype=torch.float32)):
+        raise CheckpointError(
+            f"{checkpoint.folder}: {name} holds values that are not finite in {weight.dtype}; it is damaged, or "
+            "--dtype float32 is needed".replace("torch.", "")
+        )
+    return weight
 
 
 def _weight_bytes(decoder: Any, head: LogitsHead | None) -> int:
@@ -209,14 +224,22 @@ def _weight_bytes(decoder: Any, head: LogitsHead | None) -> int:
 
 
 @contextmanager
-def _in_order() -> Iterator[None]:
-    """Let transformers convert one weight after another: several at a time take half as much memory again."""
-    name = "HF_DEACTIVATE_ASYNC_LOAD"
+def _frugally() -> Iterator[None]:
+    """Load with little memory beside the weights.
+
+    Transformers converts one after another: several at a time take half as much again. glibc gives each large block
+    back to the system as it is freed: by default it would keep holes as large as the model.
+    """
+    name, mallopt = "HF_DEACTIVATE_ASYNC_LOAD", getattr(ctypes.CDLL(None), "mallopt", None)
     before = os.environ.get(name)
     os.environ[name] = "1"
+    if mallopt:
+        mallopt(_MMAP_THRESHOLD, 2**18)
     try:
         yield
     finally:
+        if mallopt:
+            mallopt(_MMAP_THRESHOLD, 2**25)  # what it comes to by itself
         if before is None:
             del os.environ[name]
         else:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -142,6 +143,16 @@ def _kernels() -> Iterator[Finding]:
     yield Finding("compiled kernels", f"{count} in {place}", advice)
 
 
+def _code_of(folder: Path, runtime: RuntimeSettings) -> str:
+    """The code that runs a checkpoint's decoder, by its configuration alone."""
+    from espalier.engine.models.config import impl_of
+    from espalier.engine.models.text_files import parse_object, read_text
+
+    file = folder / "config.json"
+    text = read_text(file) if folder.is_dir() else None  # a GGUF file has another description
+    return f"{impl_of(parse_object(file, text) if text else {}, runtime.model_impl)} code"
+
+
 def _models(runtime: RuntimeSettings) -> Iterator[Finding]:
     from espalier.engine.errors import EspalierError
     from espalier.engine.models.hub import HubSettings, locate, locate_with_adapter
@@ -152,9 +163,9 @@ def _models(runtime: RuntimeSettings) -> Iterator[Finding]:
         if name not in bundled and names_checkpoint(name):
             try:
                 hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
-                yield Finding(
-                    name, " + ".join(map(str, filter(None, locate_with_adapter(name, runtime.load_format, hub))))
-                )
+                folder, adapter = locate_with_adapter(name, runtime.load_format, hub)
+                places = " + ".join(map(str, filter(None, (folder, adapter))))
+                yield Finding(name, f"{places}, run by {_code_of(folder, runtime)}")
             except EspalierError as error:
                 yield Finding(name, "", f"{error}; a server would try to download it")
     for name in bundled:

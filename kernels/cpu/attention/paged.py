@@ -35,6 +35,8 @@ With one, no token shares what it reads: paged attention without regard to the t
 """
 _NEAR = 2048
 """Elements of values that all queries of an item are multiplied with before the next: they stay in the L1 cache."""
+_SPEED = 1e10
+"""Multiply-adds a second of one thread, within a factor of two or so."""
 UNLIMITED = 2**40
 """The window of a layer without one."""
 _NO_SINKS = np.empty(0, np.float32)
@@ -333,6 +335,7 @@ class CpuAttention:
         """Prepare a step's attention; `layer_kv` is any of its layers."""
         self._geometry = geometry_of(layer_kv, num_heads, num_heads * layer_kv.keys.shape[-1])
         self._spans = find_spans(batch, TOKENS_PER_ITEM, self._geometry)
+        self._seconds = 2 * int(self._spans.visible.sum()) * num_heads * layer_kv.keys.shape[-1] / _SPEED
 
     def __call__(
         self,
@@ -359,5 +362,6 @@ class CpuAttention:
             self._geometry,
             self._spans,
             output.view(-1).numpy(),
+            seconds=self._seconds,
         )
         return output

@@ -23,9 +23,11 @@ from espalier.engine.models.model import Model, language_model_head, load_genera
 from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.zoo.probe import random_model
 from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
+from espalier.experiments.cli.commands.doctor import examine
 from espalier.experiments.planning.inspection import inspect_checkpoint
 from espalier.prm.families import load_verifier
 from espalier.prm.heads import take_token_rows
+from espalier.search.run.load import RuntimeSettings
 
 KINDS = ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "phi3", "gpt2", "gemma2", "deepseek_v3"]
 """Model types: windows in some layers, experts, sinks, caps, learned positions, and values narrower than keys."""
@@ -136,6 +138,30 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company(
         assert (token_ids, log_probability) == alone[1:]
 
 
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe", "gpt_oss"])
+def test_generation_that_was_preempted_has_the_same_bits(
+    kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    def run(preempted_after: set[int]) -> dict[tuple[int, ...], tuple[list[int], float]]:
+        engine, texts, steps = make_engine(models[kind], max_batch_tokens=9), {}, 0
+        sequence = engine.open("generator", some_ids(12), owner="search")
+        engine.submit(Generate("search", sequence, tuple(Sampling(key=key) for key in range(4)), 14, ""))
+        while engine.busy:
+            for done in engine.step():
+                assert isinstance(done, Generated)
+                texts[done.indices] = list(done.token_ids), done.log_probability
+                release(engine, done.sequence)
+            steps += 1
+            if steps in preempted_after:
+                engine.suspend("search")
+                assert engine.stats()["generator"].live_blocks == 0
+                engine.resume_owner("search")
+        release(engine, sequence)
+        return texts
+
+    assert run({1, 4, 9}) == run(set())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_int8_weights_stay_near_float32(
     kind: str, make_engine: Callable[..., Engine], models: dict[str, Model], folders: dict[str, Path]
@@ -157,6 +183,18 @@ def test_each_model_says_what_runs_it(folders: dict[str, Path]):
     assert forced.decoder_config.impl is ModelImpl.TRANSFORMERS
     with pytest.raises(CheckpointError, match="gemma3_text"):
         _ = Checkpoint(folders["gemma3_text"], model_impl=ModelImpl.NATIVE).decoder_config
+
+
+def test_doctor_and_log_name_the_code_that_runs_a_model(folders: dict[str, Path], caplog: pytest.LogCaptureFixture):
+    runtime = RuntimeSettings(generator=str(folders["olmo2"]), verifier=str(folders["llama"]))
+    found = {finding.name: finding.value for finding in examine(runtime=runtime)}
+    assert found[str(folders["olmo2"])].endswith("run by transformers code")
+    assert found[str(folders["llama"])].endswith("run by native code")
+    with caplog.at_level("INFO", logger="espalier.engine"):
+        load(folders["olmo2"])
+        load_generator(Checkpoint(folders["llama"]), torch.float32, "cpu")
+    assert "runs by transformers' Olmo2ForCausalLM" in caplog.text
+    assert "runs by native code" in caplog.text
 
 
 def test_a_window_is_that_of_its_layer(folders: dict[str, Path]):
