@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from types import FrameType
 from typing import Any
 
 from espalier.engine.errors import EspalierError
@@ -80,7 +79,7 @@ def main() -> None:
     Arguments of the process: the file descriptor of the socket, and the worker's number.
     """
     for kind in (signal.SIGINT, signal.SIGTERM):  # the executor gets them too, and lets searches end first
-        signal.signal(kind, _ignore)
+        signal.signal(kind, lambda *_: None)  # unlike SIG_IGN, this is not inherited by processes that this one starts
     logging.basicConfig(format=f"%(asctime)s %(levelname)s worker {sys.argv[2]}: %(message)s")
     channel = Channel(int(sys.argv[1]))
     worker = Worker(channel.receive(), partial(_send, channel))
@@ -118,7 +117,3 @@ def _answered(worker: Worker, number: int, request: SearchRequest) -> Answered:
         return Answered(number, worker.check(request))
     except EspalierError as error:
         return Answered(number, error=error)
-
-
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Unlike `signal.SIG_IGN`, processes that this one starts do not inherit this."""

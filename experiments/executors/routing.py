@@ -40,6 +40,7 @@ class Search:
         died_on: the number of each worker that died while it ran the search, once for each death.
         started: whether it has reported its start, which a second run does not repeat.
         cancelled: whether its cancellation was requested.
+        due: time at which it ends wherever it is; infinite without a limit.
     """
 
     search_id: str
@@ -51,6 +52,12 @@ class Search:
     died_on: list[int] = field(default_factory=list)
     started: bool = False
     cancelled: bool = False
+    due: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        limit, options = self.request.time_limit, self.options
+        own = math.inf if limit is None or options.timed_from_start else limit - options.waited
+        self.due = self.submitted + min(own, options.max_seconds)
 
     @property
     def request(self) -> SearchRequest:
@@ -61,18 +68,6 @@ class Search:
     def suspect(self) -> bool:
         """Whether it may be what kills workers."""
         return len(self.died_on) >= _DEATHS_IN_COMPANY
-
-    @property
-    def due(self) -> float:
-        """Time at which it ends wherever it is; infinite without a limit."""
-        limit, options = self.request.time_limit, self.options
-        own = math.inf if limit is None or options.timed_from_start else limit - options.waited
-        return self.submitted + min(own, options.max_seconds)
-
-    @property
-    def tokens(self) -> int:
-        """About how many tokens it may sample."""
-        return estimated_tokens(self.request)
 
 
 class RecentProblems:
@@ -134,7 +129,7 @@ class WorkerState:
     @property
     def tokens(self) -> int:
         """About how many tokens its searches may sample, those already sampled included."""
-        return sum(search.tokens for search in self.running.values())
+        return sum(estimated_tokens(search.request) for search in self.running.values())
 
     @property
     def has_suspect(self) -> bool:

@@ -7,7 +7,6 @@ was running their time only: they begin again on another worker, with the same s
 import bisect
 import itertools
 import logging
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,7 +80,6 @@ class WorkerExecutor:
         self._arrivals = itertools.count()
         self._searches: dict[str, Search] = {}  # all unfinished ones
         self._waiting: list[Search] = []  # those that no worker runs, in order
-        self._next_due = math.inf  # the earliest time at which one of these has to be stopped
         self._finished: list[SearchResult] = []
         self._none_since: float | None = None
         self._workers = [WorkerState(number) for number in range(transport.workers)]
@@ -91,8 +89,8 @@ class WorkerExecutor:
             self._description = described[0]
             self.kv_memory_bytes, self.defaults = self._description.kv_memory_bytes, self._description.defaults
             self.hardware = [each.hardware for each in described]
-            for number, other in enumerate(described):
-                self._require_equal(number, other)
+            if differing := [what for number, other in enumerate(described) if (what := self._differs(number, other))]:
+                raise FatalError(differing[0])
         except BaseException:
             self.close()
             raise
@@ -156,7 +154,7 @@ class WorkerExecutor:
         """Stop a search, which ends with its best answer so far. Unknown and finished ids are ignored."""
         if not (search := self._searches.get(search_id)) or search.cancelled:
             return
-        search.cancelled, self._next_due = True, -math.inf
+        search.cancelled = True
         for worker in self._workers:
             if search_id in worker.running:
                 self._transport.send(worker.number, Cancel(search_id))
@@ -222,13 +220,15 @@ class WorkerExecutor:
                 remind += _REMIND_SECONDS
         return [described[worker.number] for worker in self._workers]
 
-    def _require_equal(self, number: int, other: WorkerDescription) -> None:
+    def _differs(self, number: int, other: WorkerDescription) -> str:
+        """What tells a worker from worker 0, so that it must not be used; empty if nothing does."""
         ours = self._description
         mine = {"version": ours.version, **ours.models}
         theirs = {"version": other.version, **other.models}
-        if differing := [name for name in mine if mine[name] != theirs.get(name)]:
-            what = "; ".join(f"{name} {mine[name]} and {theirs.get(name)}" for name in differing)
-            raise FatalError(f"workers 0 and {number} differ, so that results would depend on the worker: {what}")
+        what = "; ".join(
+            f"{name} {mine[name]} and {theirs.get(name)}" for name in mine if mine[name] != theirs.get(name)
+        )
+        return what and f"workers 0 and {number} differ, so that results would depend on the worker: {what}"
 
     def _require_workers(self) -> None:
         if any(worker.up for worker in self._workers):
@@ -255,8 +255,11 @@ class WorkerExecutor:
             worker = self._workers[number]
             worker.heard = time.monotonic()
             match report:
-                case Loaded():
-                    self._revive(worker, report)
+                case Loaded(description, _) if why := self._differs(number, description):
+                    log.warning("worker %d did not come back: %s", number, why)
+                case Loaded(_, held):
+                    log.warning("worker %d is back", number)
+                    worker.up, worker.held = True, held
                 case Stepped():
                     worker.held = report.held
                     for event in report.events:
@@ -279,16 +282,6 @@ class WorkerExecutor:
             search.died_on.append(worker.number)
             self._enqueue(search)
 
-    def _revive(self, worker: WorkerState, loaded: Loaded) -> None:
-        """Use a worker again that was lost; one with other models stays lost."""
-        try:
-            self._require_equal(worker.number, loaded.description)
-        except FatalError as error:
-            log.warning("worker %d did not come back: %s", worker.number, error)
-            return
-        log.warning("worker %d is back", worker.number)
-        worker.up, worker.held = True, loaded.held
-
     # ---- searches
 
     def _enqueue(self, search: Search) -> None:
@@ -297,16 +290,12 @@ class WorkerExecutor:
             return search.suspect, -search.options.priority, length, search.arrival
 
         bisect.insort(self._waiting, search, key=order)
-        self._next_due = min(self._next_due, -math.inf if search.cancelled else search.due)
 
     def _stop_cancelled_and_late(self) -> None:
         """End the searches that wait and were cancelled or are out of time; a worker that has one ends it itself."""
-        if (now := time.monotonic()) < self._next_due:
-            return
-        stopped = [search for search in self._waiting if search.cancelled or search.due <= now]
-        self._waiting = [search for search in self._waiting if not search.cancelled and search.due > now]
-        self._next_due = min((search.due for search in self._waiting), default=math.inf)
-        for search in stopped:
+        now = time.monotonic()
+        for search in [search for search in self._waiting if search.cancelled or search.due <= now]:
+            self._waiting.remove(search)
             self._end_without(search, StopReason.CANCELLED if search.cancelled else StopReason.DEADLINE)
 
     def _dispatch(self) -> None:

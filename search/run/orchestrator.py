@@ -101,18 +101,13 @@ class Orchestrator:
         """Number of running searches."""
         return len(self._queue.running)
 
-    @property
-    def waiting(self) -> int:
-        """Number of queued searches, including suspended ones."""
-        return len(self._queue)
-
     def occupancy(self) -> Occupancy:
         """Return what is held now."""
         stats = self.engine.stats()
         blocks = {
             role: KvBlocks(each.live_blocks, each.cached_blocks, each.free_blocks) for role, each in stats.items()
         }
-        return Occupancy(self.running, self.waiting, blocks, stats)
+        return Occupancy(self.running, len(self._queue), blocks, stats)
 
     def describe_models(self) -> dict[str, str]:
         """Return what results depend on besides the request.

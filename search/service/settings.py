@@ -198,13 +198,8 @@ class ServerSettings:
         return most if self.http_port is None else max(1, most // 2)
 
     def address(self, port: int) -> str:
-        """`HOST:PORT` of a port on `host`."""
-        return join_address(self.host, port)
-
-
-def join_address(host: str, port: int) -> str:
-    """`HOST:PORT` as gRPC writes it, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        """`HOST:PORT` of a port on `host` as gRPC writes it, with an IPv6 address in brackets."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
 
 def default_searches(on_gpu: bool, cores: int, workers: int = 1) -> int:

@@ -106,9 +106,16 @@ def _guarded(
         name_of=name_of,
         on_end=on_call_end,
     )
+    cross_origin = Middleware(
+        CORSMiddleware,
+        allow_origins=[settings.cors_origin],
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID, "retry-after"],
+    )
     app = Starlette(
         routes=[*routes, *unnamed],
-        middleware=[*_cross_origin(settings), calls],
+        middleware=[cross_origin, calls] if settings.cors_origin else [calls],
         exception_handlers={HTTPException: _refuse},
     )
     app.router.redirect_slashes = False
@@ -142,20 +149,6 @@ def _page_route(path: str, file: PageFile) -> Route:
         return Response(file.content, headers=headers)
 
     return Route(path, send_file)
-
-
-def _cross_origin(settings: ServerSettings) -> list[Middleware]:
-    """CORS for the origin that the operator has named, if any."""
-    if settings.cors_origin is None:
-        return []
-    allowed = Middleware(
-        CORSMiddleware,
-        allow_origins=[settings.cors_origin],
-        allow_methods=["GET", "POST"],
-        allow_headers=["*"],
-        expose_headers=[REQUEST_ID, "retry-after"],
-    )
-    return [allowed]
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -55,10 +55,9 @@ class CallMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call."""
         headers = Headers(scope=scope)
-        host, port = scope.get("client") or ("", 0)
-        call = Call(
-            self._name_of(scope), request_id_of(headers.get(REQUEST_ID)), headers.get("traceparent"), f"{host}:{port}"
-        )
+        address, port = scope.get("client") or ("", 0)
+        request_id = request_id_of(headers.get(REQUEST_ID))
+        call = Call(self._name_of(scope), request_id, headers.get("traceparent"), f"{address}:{port}")
         scope["state"]["call"] = call
         body = Body(receive, headers, self._settings.max_receive_bytes)
         begun = False
@@ -76,7 +75,9 @@ class CallMiddleware:
         is_open = self._is_open(scope)
         try:
             if not is_open:
-                self._admit(call, scope, headers)
+                self._require_known_origin(headers)
+                name = scope["state"].get(CERTIFICATE_NAME)
+                call.caller = self._callers.identify(headers.get("authorization"), address, name)
             scope["state"]["body"] = await body.read()
             await _while_connected(self._app(scope, _nothing_more, respond), receive)
         except (ClientGoneError, asyncio.CancelledError) as error:
@@ -96,15 +97,13 @@ class CallMiddleware:
             if not is_open:
                 self._on_end(call)
 
-    def _admit(self, call: Call, scope: Scope, headers: Headers) -> None:
+    def _require_known_origin(self, headers: Headers) -> None:
         host = headers.get("host", "")
         if self._hosts is not None and _split(f"//{host}").hostname not in self._hosts:
             raise HttpError(403, "this server is called by an address of this machine only, such as localhost")
         origin = headers.get("origin")
         if origin is not None and origin != self._settings.cors_origin and _split(origin).netloc != host:
             raise HttpError(403, "pages of other origins may not call; the server's --cors-origin can allow one")
-        certificate_name = scope["state"].get(CERTIFICATE_NAME)
-        call.caller = self._callers.identify(headers.get("authorization"), _host(scope), certificate_name)
 
 
 async def _while_connected(work: Awaitable[None], receive: Receive) -> None:
@@ -142,8 +141,3 @@ def _split(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError:
         return urlsplit("")
-
-
-def _host(scope: Scope) -> str:
-    client = scope.get("client")
-    return client[0] if client else ""

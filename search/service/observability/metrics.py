@@ -7,7 +7,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.exposition import choose_encoder
 
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.search.result import Usage
 from espalier.search.service.access.calls import Call
 from espalier.search.service.engine_thread import Search
 from espalier.search.service.errors import REASONS
@@ -100,17 +99,14 @@ class Metrics:
         self._run_seconds.labels(algorithm).observe(usage.seconds)
         if usage.nodes:
             self._first_step_seconds.observe(usage.first_step_seconds)
-        self._count_tokens(usage)
-        if call.caller is not None and call.caller.login:
-            self._caller_tokens.labels(self._callers.bounded(call.caller.name)).inc(usage.charged_tokens)
-
-    def _count_tokens(self, usage: Usage) -> None:
         for kind, counter in self._tokens.items():
             for role in (GENERATOR, VERIFIER):
                 counter.labels(role).inc(getattr(usage, f"{role}_{kind}"))
         self._sampled.inc(usage.generated_tokens)
         self._stopped_paths.inc(usage.stopped_paths)
         self._stopped_tokens.inc(usage.stopped_tokens)
+        if call.caller is not None and call.caller.login:
+            self._caller_tokens.labels(self._callers.bounded(call.caller.name)).inc(usage.charged_tokens)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics as text. It waits for the event loop and the engine, so call it on another thread.

@@ -31,6 +31,11 @@ MAX_ROUNDS = 256
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+_USAGE = (
+    "queue_seconds", "first_step_seconds", "nodes", "generator_tokens", "generated_tokens", "verifier_tokens",
+    "stopped_tokens", "peak_kv_bytes",
+)  # fmt: skip
+"""Fields of the usage that a search's span has."""
 _FAULTS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 """Codes that OpenTelemetry's conventions for gRPC servers count as the server's errors."""
 
@@ -153,7 +158,7 @@ def _provider(exporters: Sequence[SpanExporter]) -> TracerProvider:
 
 def _attributes(result: SearchResult) -> dict[str, str | int | float | bool]:
     """Attributes of a search's span, without any text of it."""
-    request, usage = result.configuration, result.usage
+    request = result.configuration
     return {
         "espalier.search_id": result.search_id,
         "espalier.algorithm": str(request.algorithm),
@@ -161,14 +166,7 @@ def _attributes(result: SearchResult) -> dict[str, str | int | float | bool]:
         "espalier.expansion": request.expansion,
         "espalier.stop_reason": str(result.stop_reason),
         "espalier.answer_found": bool(result.answer),
-        "espalier.queue_seconds": usage.queue_seconds,
-        "espalier.first_step_seconds": usage.first_step_seconds,
-        "espalier.nodes": usage.nodes,
-        "espalier.generator_tokens": usage.generator_tokens,
-        "espalier.generated_tokens": usage.generated_tokens,
-        "espalier.verifier_tokens": usage.verifier_tokens,
-        "espalier.stopped_tokens": usage.stopped_tokens,
-        "espalier.peak_kv_bytes": usage.peak_kv_bytes,
+        **{f"espalier.{name}": getattr(result.usage, name) for name in _USAGE},
     }
 
 
