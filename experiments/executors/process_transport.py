@@ -17,7 +17,7 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 from espalier.engine.errors import FatalError
 from espalier.experiments.executors import process_worker
@@ -30,6 +30,8 @@ from espalier.search.run.load import RuntimeSettings
 
 log = logging.getLogger("espalier.executors")
 
+_Reports: TypeAlias = "SimpleQueue[tuple[int, Report, _Process | None]]"
+"""Reports with the number of the worker and its process."""
 _COMMAND = f"from {process_worker.__name__} import main; main()"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 """Seconds before a worker is started again: twice as many each time, until it has lasted."""
@@ -51,7 +53,7 @@ class ProcessTransport:
             EspalierError: there are more workers than devices.
         """
         self.workers = workers
-        self._reports: SimpleQueue[tuple[int, Report, _Process | None]] = SimpleQueue()
+        self._reports: _Reports = SimpleQueue()
         self._ready: list[_Process | None] = [None] * workers  # those whose `Loaded` was the last that `poll` told
         self._closing = threading.Event()
         places = enumerate(places_of(runtime, workers))
@@ -105,13 +107,7 @@ class ProcessTransport:
 class _Keeper(threading.Thread):
     """Keeps one worker running; `process` is the one that does."""
 
-    def __init__(
-        self,
-        number: int,
-        place: Place,
-        reports: "SimpleQueue[tuple[int, Report, _Process | None]]",
-        closing: threading.Event,
-    ) -> None:
+    def __init__(self, number: int, place: Place, reports: _Reports, closing: threading.Event) -> None:
         super().__init__(name=f"espalier-worker-{number}", daemon=True)
         self._number = number
         self._place = place

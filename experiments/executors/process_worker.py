@@ -97,7 +97,11 @@ def _listen(channel: Channel, worker: Worker) -> None:
                 case Run() | Cancel():
                     worker.tell(message)
                 case Asked(number, request):
-                    _send(channel, _answered(worker, number, request))
+                    try:
+                        answer = Answered(number, worker.check(request))
+                    except EspalierError as error:
+                        answer = Answered(number, error=error)
+                    _send(channel, answer)
         if worker.loaded:
             worker.stop()
             time.sleep(_END_SECONDS)
@@ -110,10 +114,3 @@ def _listen(channel: Channel, worker: Worker) -> None:
 def _send(channel: Channel, message: Report | Answered) -> None:
     with suppress(OSError):
         channel.send(message)
-
-
-def _answered(worker: Worker, number: int, request: SearchRequest) -> Answered:
-    try:
-        return Answered(number, worker.check(request))
-    except EspalierError as error:
-        return Answered(number, error=error)

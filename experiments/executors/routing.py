@@ -132,18 +132,18 @@ class WorkerState:
         return sum(estimated_tokens(search.request) for search in self.running.values())
 
     @property
-    def has_suspect(self) -> bool:
-        """Whether it runs a search that must run alone."""
-        return any(search.suspect for search in self.running.values())
-
-    @property
     def stats(self) -> dict[str, RoleStats]:
         """Counters by role, those of its earlier processes included."""
         roles = {*self.ended, *self.held.stats}
         return {role: total(each[role] for each in (self.held.stats, self.ended) if role in each) for role in roles}
 
     def has_room(self, search: Search, most: int) -> bool:
-        """Whether it may be given a search, beside which those of a smaller priority or of callers with more wait."""
+        """Whether it may be given a search, beside which those of a smaller priority or of callers with more wait.
+
+        There is none beside a suspect, which runs alone.
+        """
+        if any(other.suspect for other in self.running.values()) or (search.suspect and self.running):
+            return False
         priorities = [other.options.priority - search.options.priority for other in self.running.values()]
         if sum(higher >= 0 for higher in priorities) < most and len(priorities) < 2 * most:
             return True
@@ -179,9 +179,7 @@ def choose_worker(search: Search, workers: Iterable[WorkerState], most: int) -> 
         most: searches that a worker may have at once; more may have a smaller priority or a caller with more, and be
             suspended.
     """
-    free = [worker for worker in workers if worker.up and not worker.has_suspect and worker.has_room(search, most)]
-    if search.suspect:
-        free = [worker for worker in free if not worker.running]
+    free = [worker for worker in workers if worker.up and worker.has_room(search, most)]
 
     def cost(worker: WorkerState) -> tuple[int, int]:
         saved = worker.recent.saved_tokens(search.options.salt, search.request.problem_text)

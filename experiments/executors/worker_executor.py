@@ -225,10 +225,10 @@ class WorkerExecutor:
         ours = self._description
         mine = {"version": ours.version, **ours.models}
         theirs = {"version": other.version, **other.models}
-        what = "; ".join(
-            f"{name} {mine[name]} and {theirs.get(name)}" for name in mine if mine[name] != theirs.get(name)
-        )
-        return what and f"workers 0 and {number} differ, so that results would depend on the worker: {what}"
+        differing = [f"{name} {own} and {theirs.get(name)}" for name, own in mine.items() if own != theirs.get(name)]
+        if not differing:
+            return ""
+        return f"workers 0 and {number} differ, so that results would depend on the worker: {'; '.join(differing)}"
 
     def _require_workers(self) -> None:
         if any(worker.up for worker in self._workers):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.prm.limits import PathLimits, RationaleLimits
+from espalier.prm.limits import PathLimits
 from espalier.prm.scorer import Scorer
 from espalier.search.algorithms import (
     algorithms_for_answers,
@@ -94,7 +94,10 @@ def worst_case_blocks(estimates: Sequence[MemoryEstimate], limits: PathLimits, b
     """
     prompt = _blocks(limits.prompt_tokens, block_size)
     if limits.rationales:
-        path = step = _rationale_blocks(limits.rationales, block_size)
+        # Of a path while it is scored: its text, which may not be in the prefix cache, and its rationales. A rationale,
+        # and then the part of it that its verdict reads, is written after a copy of the text's partial block.
+        its = limits.rationales
+        path = step = _blocks(its.text_tokens, block_size) + its.chains * (_blocks(its.tokens, block_size) + 1)
     else:
         probe = _blocks(limits.max_probe_tokens, block_size) + 1 if limits.max_probe_tokens else 0
         path = _blocks(limits.path_tokens, block_size) + 1 + probe
@@ -102,15 +105,6 @@ def worst_case_blocks(estimates: Sequence[MemoryEstimate], limits: PathLimits, b
     return prompt + max(
         estimate.paths * path + estimate.steps * step + estimate.partial_blocks for estimate in estimates
     )
-
-
-def _rationale_blocks(limits: RationaleLimits, block_size: int) -> int:
-    """Blocks of one path while it is scored: its text, which may not be in the prefix cache, and its rationales.
-
-    A rationale, and then the part of it that its verdict reads, is written after a copy of the text's partial block.
-    """
-    rationale = _blocks(limits.tokens, block_size) + 1
-    return _blocks(limits.text_tokens, block_size) + limits.chains * rationale
 
 
 def _blocks(tokens: int, block_size: int) -> int:

@@ -82,8 +82,8 @@ class Session:
         self._settings = settings
         self._observers = observers
         self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
-        self._checking = ThreadedWork(1, self._max_waiting)  # what searches compute needs the processors, too
-        self._writing = ThreadedWork(1, sys.maxsize)  # bounded by the slots
+        self._checking = ThreadedWork(self._max_waiting)  # what searches compute needs the processors, too
+        self._writing = ThreadedWork(sys.maxsize)  # bounded by the slots
         self._late = Semaphore(settings.max_queue)  # of calls whose time limit has ended in the queue
         self._salts = Salts(settings.share_prompts)
         self._quotas = Quotas()

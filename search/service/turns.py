@@ -16,23 +16,13 @@ _MAX_REFUSAL_SECONDS = 5.0
 
 
 class ThreadedWork:
-    """Short work on a few threads, at which accounts take turns; see `Turns`. Create and use it on one event loop."""
+    """Short work on a thread, one at a time, at which accounts take turns; see `Turns`. Use it on one event loop."""
 
-    def __init__(self, places: int, max_waiting: int) -> None:
-        """Create free places.
-
-        Args:
-            places: work that is done at the same time.
-            max_waiting: work that may wait for them; it may be changed later.
-        """
+    def __init__(self, max_waiting: int) -> None:
+        """Create a free place; `max_waiting` limits the work that waits for it, and may be changed later."""
         self.max_waiting = max_waiting
-        self._turns = Turns(places, places, places)
+        self._turns = Turns(places=1, each=1, of_caller=1)
         self._next_refusal = dict[Account, float]()  # earliest times, in the loop's seconds
-
-    @property
-    def waiting(self) -> int:
-        """Amount of work that waits."""
-        return self._turns.waiting
 
     async def run(self, account: Account, cost: float, work: Callable[[], T]) -> T:
         """Do `work` on another thread once it is the account's turn; returns or raises what it does.

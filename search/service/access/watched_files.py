@@ -34,7 +34,7 @@ class WatchedFiles(Generic[T]):
         """
         self._files, self._read, self._kept = tuple(files), read, kept
         self._lock = threading.Lock()
-        self._seen = self._versions()
+        self._seen = list(map(_version, self._files))
         self.value = read()
 
     def refresh(self) -> bool:
@@ -44,7 +44,7 @@ class WatchedFiles(Generic[T]):
             Whether there is a new value.
         """
         with self._lock:
-            before, self._seen = self._seen, self._versions()
+            before, self._seen = self._seen, list(map(_version, self._files))
             if self._seen == before:
                 return False
             try:
@@ -53,9 +53,6 @@ class WatchedFiles(Generic[T]):
                 log.error("%s; %s", error, self._kept)
                 return False
             return True
-
-    def _versions(self) -> list[tuple[int, int, int] | None]:
-        return [_version(file) for file in self._files]
 
 
 def _version(file: Path) -> tuple[int, int, int] | None:

@@ -106,16 +106,17 @@ def _guarded(
         name_of=name_of,
         on_end=on_call_end,
     )
+    origins = [settings.cors_origin] if settings.cors_origin else []
     cross_origin = Middleware(
         CORSMiddleware,
-        allow_origins=[settings.cors_origin],
+        allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
         expose_headers=[REQUEST_ID, "retry-after"],
     )
     app = Starlette(
         routes=[*routes, *unnamed],
-        middleware=[cross_origin, calls] if settings.cors_origin else [calls],
+        middleware=[cross_origin, calls] if origins else [calls],
         exception_handlers={HTTPException: _refuse},
     )
     app.router.redirect_slashes = False

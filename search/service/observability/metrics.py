@@ -24,19 +24,11 @@ OTHER = "other"
 _OPENMETRICS = "application/openmetrics-text"
 
 
-class _Names:
-    """Bounds the values of a label."""
-
-    def __init__(self) -> None:
-        self._known: set[str] = set()
-
-    def bounded(self, name: str) -> str:
-        """Return the name if it is one of the first `MAX_NAMES`, else `OTHER`."""
-        if name not in self._known:
-            if len(self._known) >= MAX_NAMES:
-                return OTHER
-            self._known.add(name)
-        return name
+def _bounded(known: set[str], name: str) -> str:
+    """The value of a label: `name` if it is one of the first `MAX_NAMES`, which `known` holds, else `OTHER`."""
+    if len(known) < MAX_NAMES:
+        known.add(name)
+    return name if name in known else OTHER
 
 
 class Metrics:
@@ -49,7 +41,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._methods, self._callers = _Names(), _Names()
+        self._methods, self._callers = set[str](), set[str]()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"espalier_{name}", text, labels, registry=self.registry)
@@ -80,13 +72,13 @@ class Metrics:
 
     def call_ended(self, call: Call) -> None:
         """Count a call that is over."""
-        method = self._methods.bounded(call.method)
+        method = _bounded(self._methods, call.method)
         self._calls.labels(method, call.code).inc()
         self._call_seconds.labels(method).observe(call.seconds)
         if call.reason is not None:
             self._failures.labels(call.reason).inc()
         if call.caller is not None and call.caller.login:
-            self._caller_calls.labels(self._callers.bounded(call.caller.name), call.code).inc()
+            self._caller_calls.labels(_bounded(self._callers, call.caller.name), call.code).inc()
 
     def search_ended(self, call: Call, search: Search) -> None:
         """Count a search that has ended, and what it used up."""
@@ -106,7 +98,7 @@ class Metrics:
         self._stopped_paths.inc(usage.stopped_paths)
         self._stopped_tokens.inc(usage.stopped_tokens)
         if call.caller is not None and call.caller.login:
-            self._caller_tokens.labels(self._callers.bounded(call.caller.name)).inc(usage.charged_tokens)
+            self._caller_tokens.labels(_bounded(self._callers, call.caller.name)).inc(usage.charged_tokens)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics as text. It waits for the event loop and the engine, so call it on another thread.

@@ -321,7 +321,7 @@ def test_a_search_cancelled_in_the_queue_never_starts(make_orchestrator: Make):
     (result,) = orchestrator.step()
     assert (result.search_id, result.stop_reason, result.answer) == (queued, StopReason.CANCELLED, "")
     assert [type(event) for event in events] == [Finished]
-    assert (orchestrator.running, orchestrator.waiting) == (1, 0)
+    assert (orchestrator.running, orchestrator.occupancy().waiting) == (1, 0)
     orchestrator.cancel(first)
     orchestrator.step()
 

@@ -97,7 +97,7 @@ def test_the_last_of_the_smallest_priority_gives_way_and_goes_on_before_those_be
     orchestrator.submit(URGENT, options=SubmitOptions(2))
     orchestrator.step()
     assert [names[entry.search_id] for entry in orchestrator._queue] == ["first", "last", "waiting"]
-    assert (orchestrator.running, orchestrator.waiting) == (3, 3)
+    assert (orchestrator.running, orchestrator.occupancy().waiting) == (3, 3)
     while orchestrator.busy:
         orchestrator.step()
 

@@ -294,5 +294,5 @@ def test_traces_without_the_extra_installed_are_refused_with_its_name(environmen
 
     environment.setattr(tracing, "entry_points", nothing)
     environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
-    with pytest.raises(TracingError, match=r"espalier\[telemetry\]"), traced():
+    with pytest.raises(TracingError, match=r"espalier-search\[telemetry\]"), traced():
         pass

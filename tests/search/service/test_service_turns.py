@@ -31,7 +31,7 @@ class Desk:
     """Turns at one place, each of which ends when the test lets it; the first does nothing."""
 
     def __init__(self, max_waiting: int = 1000) -> None:
-        self.turns = ThreadedWork(1, max_waiting)
+        self.turns = ThreadedWork(max_waiting)
         self.order: list[str] = []
         self.open = threading.Semaphore(0)
         self.tasks: list[asyncio.Task[Any]] = [
@@ -188,7 +188,7 @@ def test_a_call_that_is_cancelled_while_it_waits_leaves_and_one_at_work_keeps_it
         desk.tasks[0].cancel()
         await asyncio.sleep(0.02)
         assert desk.tasks[0].cancelled()
-        held = desk.turns.waiting
+        held = desk.turns._turns.waiting
         assert not waiting.done()
         return held, await desk.work()
 
@@ -200,7 +200,7 @@ def test_a_turn_that_comes_as_its_call_is_cancelled_goes_to_the_next():
         desk = Desk()
         first, _ = await desk.ask("first"), await desk.ask("second")
         desk.open.release()
-        while desk.turns.waiting == 2:
+        while desk.turns._turns.waiting == 2:
             await asyncio.sleep(0)
         first.cancel()
         return await desk.until(1)
@@ -317,7 +317,7 @@ def test_a_small_call_is_checked_before_a_crowd_of_anothers_long_ones(
 
 
 async def _waiting(server: ServerThread) -> int:
-    return server.server.session._checking.waiting
+    return server.server.session._checking._turns.waiting
 
 
 def test_a_caller_with_too_many_calls_to_be_checked_is_told_to_come_back(start, fake: SlowChecks):

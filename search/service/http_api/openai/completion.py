@@ -28,7 +28,11 @@ def shown(result: SearchResult) -> Shown:
     """
     nodes = {node.node_id: node for node in result.nodes}
     best = result.best or max(result.candidates, key=_score, default=None)
-    node = nodes.get(best.node_id) if best else max(result.nodes, key=_progress, default=None)
+    node = (
+        nodes.get(best.node_id)
+        if best
+        else max(result.nodes, key=lambda node: (len(node.path), _score(node)), default=None)
+    )
     path: list[NodeRecord] = []
     while node is not None and node.parent_id is not None:
         path.insert(0, node)
@@ -123,9 +127,5 @@ def espalier_of(result: SearchResult) -> dict[str, Any]:
     }
 
 
-def _score(candidate: Candidate) -> float:
-    return -1.0 if candidate.score is None else candidate.score
-
-
-def _progress(node: NodeRecord) -> tuple[int, float]:
-    return len(node.path), -1.0 if node.score is None else node.score
+def _score(scored: Candidate | NodeRecord) -> float:
+    return -1.0 if scored.score is None else scored.score
