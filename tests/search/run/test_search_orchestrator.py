@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from engine_driver import scripted
@@ -175,7 +176,7 @@ def test_a_complete_step_is_not_merged_into_one_of_the_same_text_that_was_cut_sh
     """Siblings say the same, but some end the sequence there and others run into the length limit."""
     talker = load_model("talker")
     (box,) = talker.tokenizer.encode("\\boxed{1}")
-    ends_or_goes_on = (talker.tokenizer.token_id("<|im_end|>"), talker.tokenizer.token_id("<|im_start|>"))
+    ends_or_goes_on: Any = (talker.tokenizer.token_id("<|im_end|>"), talker.tokenizer.token_id("<|im_start|>"))
     for seed in range(6):
         orchestrator = make_orchestrator(scripted(talker, [box, ends_or_goes_on[::order]]), "classifier")
         result = run(orchestrator, with_(BEAM, max_step_tokens=2, seed=seed)).only

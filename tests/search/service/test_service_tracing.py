@@ -1,5 +1,9 @@
 """Spans of calls, searches and rounds, kept in memory by OpenTelemetry's own exporter."""
 
+# An ended span has what its type leaves open:
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
+# pyright: reportOperatorIssue=false, reportPrivateImportUsage=false, reportIncompatibleMethodOverride=false
+
 import subprocess
 import sys
 import threading

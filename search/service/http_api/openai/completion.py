@@ -28,11 +28,8 @@ def shown(result: SearchResult) -> Shown:
     """
     nodes = {node.node_id: node for node in result.nodes}
     best = result.best or max(result.candidates, key=_score, default=None)
-    node = (
-        nodes.get(best.node_id)
-        if best
-        else max(result.nodes, key=lambda node: (len(node.path), _score(node)), default=None)
-    )
+    furthest = max(result.nodes, key=lambda node: (len(node.path), _score(node)), default=None)
+    node = nodes.get(best.node_id) if best else furthest
     path: list[NodeRecord] = []
     while node is not None and node.parent_id is not None:
         path.insert(0, node)
