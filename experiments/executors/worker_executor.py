@@ -9,7 +9,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from espalier.engine.errors import FatalError, first_line
@@ -27,13 +27,12 @@ from espalier.experiments.executors.transport import (
     Transport,
     WorkerDescription,
 )
-from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions, Vote, validate
-from espalier.search.result import Candidate, Event, Finished, SearchResult, Started, StopReason, Usage
+from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions, validate
+from espalier.search.result import Event, Finished, SearchResult, Started, StopReason, Usage
 from espalier.search.run.executor import Rejected, ResolvedRequest
 from espalier.search.run.load import RuntimeSettings, model_names
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.voting.equivalence import make_equivalence
-from espalier.search.voting.vote import VoteResult, select
 
 log = logging.getLogger("espalier.executors")
 
@@ -83,7 +82,7 @@ class WorkerExecutor:
         self._finished: list[SearchResult] = []
         self._none_since: float | None = None
         self._workers = [WorkerState(number) for number in range(transport.workers)]
-        self._equivalence = make_equivalence(runtime.answer_equivalence, runtime.grader_memory)
+        self.equivalence = make_equivalence(runtime.answer_equivalence, runtime.grader_memory)
         try:
             described = self._wait_for_all()
             self._description = described[0]
@@ -187,10 +186,6 @@ class WorkerExecutor:
         finished, self._finished = self._finished, []
         return finished
 
-    def vote(self, candidates: Sequence[Candidate], vote: Vote) -> VoteResult:
-        """Select one of a finished search's candidates as its own vote would; counted in this process."""
-        return select(candidates, vote, self._equivalence)
-
     def close(self) -> None:
         """End all workers."""
         self._searches.clear()
@@ -199,8 +194,8 @@ class WorkerExecutor:
         for worker in self._workers:
             worker.lose()
         self._transport.close()
-        if self._equivalence:
-            self._equivalence.close()
+        if self.equivalence:
+            self.equivalence.close()
 
     # ---- the workers
 

@@ -228,7 +228,7 @@ def _run(
                     yield own, refused_sample(problem, result.error, epoch), None
                     continue
                 lacking = [writer for writer in smaller if writer.lacks((problem.unique_id, epoch))]
-                results = [(writer, with_fewer_paths(result, writer.paths, executor.vote)) for writer in lacking]
+                results = [(writer, with_fewer_paths(result, writer.paths, executor.equivalence)) for writer in lacking]
                 grading.append([
                     _InGrading(writer, problem, epoch, found, _submit(problem, found.answer, grader), max_tokens)
                     for writer, found in [*results, (own, result)]

@@ -5,15 +5,16 @@ So the first n of N independent paths are those of a search with N = n: what is 
 same vote of what is left selects its answer. Seconds and memory were those of the larger search, and are not known.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.grid import key_of
 from espalier.search.algorithms import has_independent_paths
 from espalier.search.request import EarlyStop, SearchRequest, Vote
-from espalier.search.result import Candidate, NodeRecord, Sampled, SearchResult, StopReason, Usage
-from espalier.search.voting.vote import VoteResult
+from espalier.search.result import NodeRecord, Sampled, SearchResult, StopReason, Usage
+from espalier.search.voting.equivalence import Equivalence
+from espalier.search.voting.vote import select
 
 _Path = tuple[int, ...]
 
@@ -44,9 +45,7 @@ def without_early_stop(requests: Sequence[SearchRequest]) -> list[SearchRequest]
     return [replace(each, early_stop=EarlyStop.OFF) if has_independent_paths(each) else each for each in requests]
 
 
-def with_fewer_paths(
-    result: SearchResult, paths: int, vote: Callable[[Sequence[Candidate], Vote], VoteResult]
-) -> SearchResult | None:
+def with_fewer_paths(result: SearchResult, paths: int, equivalence: Equivalence | None) -> SearchResult | None:
     """Return the result of the search with the first `paths` paths only.
 
     In its usage, seconds and KV memory are 0, as they are not known.
@@ -54,7 +53,7 @@ def with_fewer_paths(
     Args:
         result: a finished search of more independent paths, without budgets and time limit.
         paths: the smaller N.
-        vote: see `Orchestrator.vote`.
+        equivalence: see `Executor`.
 
     Returns:
         None if the search did not finish, or computed tokens again after a preemption, which the smaller one might
@@ -75,7 +74,7 @@ def with_fewer_paths(
     many = {node.node_id: node.multiplicity for node, _ in kept}
     candidates = tuple(replace(c, multiplicity=many[c.node_id]) for c in result.candidates if c.node_id in many)
     configuration = replace(result.configuration, beam_width=paths)
-    outcome = vote(candidates, configuration.vote or Vote.NAIVE)
+    outcome = select(candidates, configuration.vote or Vote.NAIVE, equivalence)
     return replace(
         result,
         answer=outcome.best.answer if outcome.best else "",

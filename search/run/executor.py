@@ -1,15 +1,15 @@
 """The Executor protocol: searches run by an orchestrator in this process, or by workers in other ones."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from espalier.prm.limits import PathLimits
 from espalier.search.algorithms import with_defaults
-from espalier.search.request import DEFAULT_MAX_TOKENS, DEFAULT_OPTIONS, SearchRequest, SubmitOptions, Vote
-from espalier.search.result import Candidate, Event, SearchResult
+from espalier.search.request import DEFAULT_MAX_TOKENS, DEFAULT_OPTIONS, SearchRequest, SubmitOptions
+from espalier.search.result import Event, SearchResult
 from espalier.search.server_info import Occupancy
-from espalier.search.voting.vote import VoteResult
+from espalier.search.voting.equivalence import Equivalence
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,14 @@ class Executor(Protocol):
         max_running: searches that run at once where memory allows; of all workers where there are several.
         model_names: names of the models by role, for people; see `load.model_names`.
         defaults: fill in a request for the generator.
+        equivalence: compares answers in votes, until the executor is closed; None for exact match.
     """
 
     kv_memory_bytes: int
     max_running: int
     model_names: Mapping[str, str]
     defaults: RequestDefaults
+    equivalence: Equivalence | None
 
     @property
     def busy(self) -> bool:
@@ -154,10 +156,6 @@ class Executor(Protocol):
         Raises:
             FatalError: no search can continue.
         """
-        ...
-
-    def vote(self, candidates: Sequence[Candidate], vote: Vote) -> VoteResult:
-        """Select one of a finished search's candidates as its own vote would; returns once the vote is counted."""
         ...
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -19,7 +19,7 @@ from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
 from espalier.search.fairness import AccountThreads
 from espalier.search.request import DEFAULT_OPTIONS, EXACT_MATCH, SearchRequest, SubmitOptions, Vote
-from espalier.search.result import Candidate, Event, SearchResult, StopReason
+from espalier.search.result import Event, SearchResult, StopReason
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import Generator
 from espalier.search.run.resolve import Resolver
@@ -82,7 +82,7 @@ class Orchestrator:
         self._resolver = Resolver(engine, generator, scorer)
         self.max_running = max_running
         self._clock = clock
-        self._equivalence = equivalence
+        self.equivalence = equivalence
         self._searches: dict[str, RunningSearch] = {}  # all unfinished searches, in order of arrival
         self._arrivals = itertools.count()
         self._queue = SearchQueue(clock)
@@ -121,7 +121,7 @@ class Orchestrator:
         if self._scorer:
             found["verifier_family"] = self._scorer.identity
         prompt = self._generator.system_prompt
-        equivalence = self._equivalence.name if self._equivalence else EXACT_MATCH
+        equivalence = self.equivalence.name if self.equivalence else EXACT_MATCH
         return found | {"dtype": dtype, "device": device, "system_prompt": prompt, "answer_equivalence": equivalence}
 
     def check(self, request: SearchRequest) -> ResolvedRequest:
@@ -171,10 +171,6 @@ class Orchestrator:
             if search.result is None:
                 self._run_guarded(search, search.stop, StopReason.CANCELLED)
             del self._searches[search.search_id]
-
-    def vote(self, candidates: Sequence[Candidate], vote: Vote) -> VoteResult:
-        """Select one of a finished search's candidates as its own vote would; returns once the vote is counted."""
-        return select(candidates, vote, self._equivalence)
 
     def step(self) -> list[SearchResult]:
         """Admit queued searches, run one engine step, and return the searches that finished.
@@ -274,7 +270,7 @@ class Orchestrator:
 
     def _begin_vote(self, search: RunningSearch) -> None:
         """Start the vote of a search: immediately if no answers need comparing, else on another thread."""
-        candidates, vote, equivalence = search.candidates, search.vote, self._equivalence
+        candidates, vote, equivalence = search.candidates, search.vote, self.equivalence
         assert candidates is not None
         if equivalence is None or search.cut_short or vote is Vote.NAIVE or is_decided(candidates, vote):
             search.end(select(candidates, vote))
@@ -297,7 +293,7 @@ class Orchestrator:
 
     def _close_votes(self) -> None:
         """Stop the threads of votes that are no longer needed, and their comparisons."""
-        equivalence, threads = self._equivalence, self._vote_threads
+        equivalence, threads = self.equivalence, self._vote_threads
         self._vote_threads = AccountThreads(_VOTE_THREADS, "espalier-vote")
         if equivalence:
             equivalence.close()  # ends open comparisons

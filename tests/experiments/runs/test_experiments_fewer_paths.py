@@ -78,7 +78,7 @@ def test_the_first_paths_of_a_search_are_a_smaller_search(make_orchestrator, ver
     for paths in (1, 2, 5, 8):
         smaller = search(orchestrator, [replace(request, beam_width=paths) for request in asked])
         for whole, alone in zip(larger, smaller, strict=True):
-            derived = with_fewer_paths(whole, paths, orchestrator.vote)
+            derived = with_fewer_paths(whole, paths, orchestrator.equivalence)
             assert derived is not None
             assert all_of(derived) == all_of(alone)
 
@@ -88,7 +88,7 @@ def test_a_search_that_was_cut_off_or_computed_again_gives_none(make_orchestrato
     (whole,) = search(orchestrator, [replace(BEST, problem="What is 1+1?")])
     again = replace(whole.usage, verifier_tokens=whole.usage.verifier_tokens + 1)
     for changed in (replace(whole, stop_reason=StopReason.DEADLINE), replace(whole, usage=again)):
-        assert with_fewer_paths(changed, 2, orchestrator.vote) is None
+        assert with_fewer_paths(changed, 2, orchestrator.equivalence) is None
 
 
 @pytest.mark.parametrize(
