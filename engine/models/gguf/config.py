@@ -10,6 +10,8 @@ from espalier.engine.models.text_files import shown
 
 _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Names of classes by `model_type`."""
+NATIVE = frozenset(_CLASSES)
+"""Architectures whose names and values are known here."""
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 

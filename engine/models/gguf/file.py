@@ -11,8 +11,9 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.gguf.config import model_config, sampling
+from espalier.engine.models.gguf.config import NATIVE, model_config, sampling
 from espalier.engine.models.gguf.header import Header, StoredTensor
+from espalier.engine.models.gguf.mapped import MappedArchitecture
 from espalier.engine.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.weights import TensorInfo, parts_of
@@ -64,6 +65,10 @@ class GgufFile:
         if not isinstance(kind := self._metadata.get("general.architecture"), str):
             raise CheckpointError(f"{path} holds no model: general.architecture in its metadata is {shown(kind)}")
         self._path = path
+        self._mapped: MappedArchitecture | None = None
+        if kind not in NATIVE:
+            self._open_mapped(header)
+            return
         self._stored = {self._layout_name(name): (name, tensor) for name, tensor in header.tensors.items()}
         if lost := header.tensors.keys() - {name for name, _ in self._stored.values()}:
             name = min(lost)
@@ -76,6 +81,8 @@ class GgufFile:
 
     def read(self, name: str) -> torch.Tensor:
         """See `WeightFile`; float32, or as it is stored where that is float16."""
+        if self._mapped:
+            return self._mapped.read(name, lambda part: _values(self._stored[part][1], self._path))
         name, stored = self._stored[name]
         return torch.from_numpy(self._in_layout_order(name, _values(stored, self._path)))
 
@@ -101,7 +108,28 @@ class GgufFile:
             raise CheckpointError(f"{self._path}: {error}") from error
         return None
 
+    def _open_mapped(self, header: Header) -> None:
+        """Find the tensors of an architecture that transformers' tables map."""
+        every = {name: tensor for part in parts_of(self._path) for name, tensor in Header(part).tensors.items()}
+        try:
+            mapped = MappedArchitecture(self._metadata, {name: tensor.shape for name, tensor in every.items()})
+        except ValueError as error:
+            raise CheckpointError(f"{self._path}: {error}") from error
+        self._mapped = mapped
+        self._stored = {name: (name, tensor) for name, tensor in header.tensors.items()}
+        self.tensors = {}
+        for name, parts in mapped.parts.items():
+            here = [header.tensors[part] for part in parts if part in header.tensors]
+            if len(here) != len(parts):
+                continue  # it is in another part of the file
+            shape = mapped.shapes.get(name, here[0].shape)
+            size = sum(tensor.data.nbytes for tensor in here)
+            numbers = all(tensor.kind not in _WHOLE for tensor in here)
+            self.tensors[name] = TensorInfo(self._path, shape, size, here[0].kind.name, numbers)
+
     def _config(self) -> dict[str, Any]:
+        if self._mapped:
+            return self._mapped.config
         whole = {name: tensor for part in parts_of(self._path) for name, tensor in Header(part).tensors.items()}
         shapes = {self._layout_name(name): tensor.shape for name, tensor in whole.items()}
         factors = whole.get(_ROPE_FACTORS)

@@ -1,0 +1,133 @@
+"""Architectures of llama.cpp that transformers maps to classes of its own: configuration, names and order of values."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+_KNOWN_AS = {"gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+"""Names that transformers spells in another way."""
+_TEXT = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+"""Model types of the text half, which is all that files of these architectures hold."""
+_ROPE_SCALING = {
+    "type": "rope_type",
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "attn_factor": "attention_factor",
+}
+_EXPERTS = {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Widths of experts, which the tables of transformers 5.23 leave out."""
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+
+
+class MappedArchitecture:
+    """The model of a file, by transformers' tables for GGUF."""
+
+    def __init__(self, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Look the architecture up.
+
+        Args:
+            metadata: of the file.
+            shapes: of all tensors of all parts, by llama.cpp's names.
+
+        Raises:
+            ValueError: neither Espalier nor transformers maps it.
+        """
+        from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        self._architecture: str = metadata["general.architecture"]
+        self._known_as = _KNOWN_AS.get(self._architecture, self._architecture)
+        self._model_type = _TEXT.get(self._known_as, self._known_as)
+        classes: Mapping[str, Any] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if self._known_as not in GGUF_CONFIG_MAPPING or self._model_type not in classes:
+            raise ValueError(f"general.architecture is {self._architecture}, which is not read from GGUF files")
+        if _EMBEDDING not in shapes:
+            raise ValueError(f"it has no {_EMBEDDING}: it holds no decoder")
+        self._class_name: str = classes[self._model_type]
+        self._metadata = metadata
+        self._shapes = shapes
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The same model's `config.json`."""
+        from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
+
+        found = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(self._known_as, {}))
+        for prefix, table in (
+            (self._architecture, _EXPERTS | GGUF_CONFIG_MAPPING[self._known_as]),
+            ("tokenizer", GGUF_CONFIG_MAPPING["tokenizer"]),
+        ):
+            for key, field in table.items():
+                if isinstance(field, str) and (value := self._metadata.get(f"{prefix}.{key}")) is not None:
+                    found[field] = value.tolist() if isinstance(value, np.ndarray) else value
+        scaling = f"{self._architecture}.rope.scaling."
+        rope = {
+            field: self._metadata[scaling + key]
+            for key, field in _ROPE_SCALING.items()
+            if scaling + key in self._metadata
+        }
+        return found | {
+            "architectures": [self._class_name],
+            "model_type": self._model_type,
+            "vocab_size": self._shapes[_EMBEDDING][0],
+            "tie_word_embeddings": _HEAD not in self._shapes,
+            **({"rope_scaling": rope} if rope.get("rope_type", "none") != "none" else {}),
+        }
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the class's tensors, by their names in the Hugging Face layout."""
+        return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
+
+    @cached_property
+    def parts(self) -> dict[str, list[str]]:
+        """llama.cpp's names of the tensors that make up each of the class's; its own name for one that has none."""
+        found = defaultdict[str, list[str]](list)
+        for name in self._shapes:
+            found[self._names.get(name) or self._names.get(name.removesuffix(".weight")) or name].append(name)
+        return dict(found)
+
+    def read(self, name: str, values: Callable[[str], np.ndarray]) -> torch.Tensor:
+        """One of the class's tensors, in the order that it keeps its values in.
+
+        Args:
+            name: in the Hugging Face layout.
+            values: gives those of a tensor by llama.cpp's name.
+        """
+        merged: dict[str, dict[str, torch.Tensor]] = {"tensors": {}}
+        for part in self.parts[name]:
+            made = self._processor.process(
+                weights=values(part), name=part, tensor_key_mapping=self._names, parsed_parameters=merged
+            )
+            if made.name is not None:
+                return torch.from_numpy(np.ascontiguousarray(made.weights))
+        return merged["tensors"][name]
+
+    @cached_property
+    def _model(self) -> Any:
+        import transformers
+
+        config = transformers.CONFIG_MAPPING[self._model_type].from_dict(self.config)
+        with torch.device("meta"):
+            return getattr(transformers, self._class_name)(config)
+
+    @cached_property
+    def _processor(self) -> Any:
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+        kind = TENSOR_PROCESSORS.get(self._architecture) or TENSOR_PROCESSORS.get(self._known_as, TensorProcessor)
+        return kind(config=self.config)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The class's names of tensors, by llama.cpp's."""
+        from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+        return get_gguf_hf_weights_map(self._model, self._processor)
