@@ -27,7 +27,8 @@ from espalier.engine.errors import InvalidRequestError, Violation
 
 T = TypeVar("T")
 
-_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+"""Types of values, and what errors call them."""
 CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 """Formats of files with values of fields."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -136,7 +137,7 @@ class Field:
             if issubclass(self.kind, StrEnum):
                 rule = f"one of {', '.join(self.kind)}"
             elif not rule or "type" in error.errors()[0]["type"]:
-                rule = _KINDS.get(self.kind, "a path")
+                rule = KINDS.get(self.kind, "a path")
             return f"must be {rule}, is {self.show(value)}"
         return None
 
@@ -284,7 +285,7 @@ def _field(name: str, annotation: Any, default: Any) -> Field:
     optional, own = type(None) in options, CodeName in options
     (kind,) = [k for k in options if k not in (type(None), CodeName)] if optional or own else [kind]
     if of_type.get(Option) and not (
-        kind in _KINDS or kind is Path or (isinstance(kind, type) and issubclass(kind, StrEnum))
+        kind in KINDS or kind is Path or (isinstance(kind, type) and issubclass(kind, StrEnum))
     ):
-        raise TypeError(f"{name} is {kind}; an option is {', '.join(k.__name__ for k in _KINDS)}, a Path or a StrEnum")
+        raise TypeError(f"{name} is {kind}; an option is {', '.join(k.__name__ for k in KINDS)}, a Path or a StrEnum")
     return Field(name, kind, optional, default, of_type.get(Interval), of_type.get(Option), own)

@@ -1,9 +1,9 @@
 """The contract of search algorithms: what a class declares, and a pure ask-and-tell interface.
 
 The orchestrator calls `ask`, expands the requested nodes, passes all resulting nodes to `tell`, and repeats until
-`finished`. An algorithm sees nodes and scores only. It may set the `multiplicity` of a complete node to the number of
-its votes, and nothing else. Its decisions are a function of its request, its root and the nodes it was told; they must
-not depend on node ids, the order within `tell`, a clock, or randomness other than `algorithms.draws`.
+`finished`. An algorithm sees nodes and scores only. It may set the `multiplicity` of a node that it keeps to the number
+of its places or votes, and nothing else. Its decisions are a function of its request, its root and the nodes it was
+told; they must not depend on node ids, the order within `tell`, a clock, or randomness other than `algorithms.draws`.
 
 `kept` lists the nodes to keep. After each `tell`, the sequences of all other nodes are released permanently, and leaves
 among them are marked as pruned (`tree.prune`). A node that was not kept cannot be requested again.
@@ -150,8 +150,9 @@ class SearchAlgorithm(ABC):
         """Limits on products of fields that a request exceeds."""
         if (candidates := cls.candidates(request)) <= MAX_CANDIDATES:
             return []
-        too_many = f"beam_width * expansion must be at most {MAX_CANDIDATES}, is {candidates}"
-        return [Violation("expansion", too_many)]
+        is_product = candidates == request.beam_width * request.expansion
+        what = "beam_width * expansion" if is_product else "the number of children in a round"
+        return [Violation("expansion", f"{what} must be at most {MAX_CANDIDATES}, is {candidates}")]
 
 
 def parameters_in(name: str) -> dict[str, Any]:

@@ -3,24 +3,34 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
+from espalier.engine.models.text_files import shown
 from espalier.engine.own_code import file_digest, load_code, place_and_reason
-from espalier.search.algorithms.base import USABLE, Expand, SearchAlgorithm, parameters_in
+from espalier.search.algorithms.base import USABLE, Expand, MemoryEstimate, SearchAlgorithm, parameters_in
 from espalier.search.common_fields import CommonFields, Vote
-from espalier.search.schema import CodeName, from_values
+from espalier.search.schema import KINDS, CodeName, declared, from_values
 from espalier.search.tree import Node
 
 T = TypeVar("T")
 _SCORES = ("none", "answers", "steps")
 _CONTRACT = "search/algorithms/README.md has the contract and an example"
+_RETURNED = {
+    "candidates": "a whole number above 0",
+    "memory": "at least one MemoryEstimate",
+    "sampled": "two whole numbers",
+    "violations": "a list of Violations",
+}
+"""The class methods that take a request, and what each must return."""
 
 
-@cache
 def own_class(name: CodeName) -> type[SearchAlgorithm]:
     """Load a class and check what it declares.
+
+    Its class methods raise an `InvalidRequestError` where they fail or return what they must not.
 
     Args:
         name: `MODULE:CLASS`, or `MODULE:CLASS:NAME=VALUE...` with parameters of its own.
@@ -33,12 +43,55 @@ def own_class(name: CodeName) -> type[SearchAlgorithm]:
     try:
         found = load_code(f"{module}:{code}")
     except EspalierError as error:
-        raise _refusal(name, str(error)) from error
+        hint = f"; write {module.removesuffix('.py')}:{code}, without .py" if module.endswith(".py") else ""
+        raise _refusal(name, f"{error}{hint}") from error
+    return _checked(found, name, given)
+
+
+@cache
+def _checked(found: Any, name: CodeName, given: str) -> type[SearchAlgorithm]:
     if not (isinstance(found, type) and issubclass(found, SearchAlgorithm)):
         raise _refusal(name, f"must be a subclass of espalier.search.algorithms.base.SearchAlgorithm; {_CONTRACT}")
-    if wrong := [*_wrong_declarations(found), *_wrong_parameters(found, parameters_in(name), given)]:
+    if wrong := list(_wrong_declarations(found)):
         raise _refusal(name, f"{', '.join(wrong)}; {_CONTRACT}")
-    return found
+    if wrong := list(_wrong_parameters(found, parameters_in(name), given)):
+        raise _refusal(name, ", ".join(wrong))
+    return _guarded(name, found)
+
+
+def _guarded(name: CodeName, its: type[SearchAlgorithm]) -> type[SearchAlgorithm]:
+    """A subclass that checks the class methods at each call, as they may fail for some requests only."""
+
+    def guard(method: str) -> Any:
+        def call(cls: type[SearchAlgorithm], request: CommonFields) -> Any:
+            try:
+                value = getattr(super(guarded, cls), method)(request)
+            except InvalidRequestError:
+                raise
+            except Exception as error:  # whatever somebody's class does
+                raise _refusal(name, f"{method} failed, {place_and_reason(error)}") from error
+            if not _is_returned(method, value):
+                raise _refusal(name, f"{method} must return {_RETURNED[method]}, returned {shown(value)}")
+            return value
+
+        return classmethod(call)
+
+    members = {method: guard(method) for method in _RETURNED}
+    guarded = type(its)(its.__name__, (its,), {"__module__": its.__module__, **members})
+    return guarded
+
+
+def _is_returned(method: str, value: Any) -> bool:
+    match method, value:
+        case "candidates", int():
+            return value > 0
+        case "memory", [_, *_]:
+            return all(isinstance(each, MemoryEstimate) for each in value)
+        case "violations", [*_]:
+            return all(isinstance(each, Violation) for each in value)
+        case "sampled", [int(), int()]:
+            return True
+    return False
 
 
 def _wrong_declarations(its: type[SearchAlgorithm]) -> Iterator[str]:
@@ -56,16 +109,39 @@ def _wrong_declarations(its: type[SearchAlgorithm]) -> Iterator[str]:
         yield f"its uses must be of {', '.join(sorted(USABLE))}, has {', '.join(unknown)}"
     if not is_dataclass(its.Parameters) or any(field.default is MISSING for field in fields(its.Parameters)):
         yield "its Parameters must be a dataclass with a default for each field"
+    else:
+        yield from _wrong_fields(its.Parameters)
+    for method in _RETURNED:
+        if not isinstance(inspect.getattr_static(its, method), classmethod | staticmethod):
+            yield f"its {method} must be a class method"
+
+
+def _wrong_fields(parameters: type) -> Iterator[str]:
+    try:
+        known = declared(parameters)
+    except Exception as error:  # whatever somebody's annotations are
+        yield f"its Parameters cannot be read, {place_and_reason(error)}"
+        return
+    for field in known:
+        if field.kind not in KINDS and not (isinstance(field.kind, type) and issubclass(field.kind, StrEnum)):
+            yield f"its parameter {field.name} must be an int, a float, a bool, a str or a StrEnum"
+        elif wrong := field.violation(field.default):
+            yield f"the default of its parameter {field.name} {wrong}"
 
 
 def _wrong_parameters(its: type[SearchAlgorithm], values: Mapping[str, Any], given: str) -> Iterator[str]:
     if given and not all("=" in part for part in given.split(":")):
         yield f"parameters are written NAME=VALUE:NAME=VALUE, not {given}"
-    elif is_dataclass(its.Parameters):
-        try:
-            from_values(its.Parameters, values)
-        except InvalidRequestError as error:
-            yield from (f"{wrong.field} {wrong.description}" for wrong in error.violations)
+        return
+    known = [field.name for field in declared(its.Parameters)]
+    try:
+        from_values(its.Parameters, values)
+    except InvalidRequestError as error:
+        yield from (f"{wrong.field} {wrong.description}" for wrong in error.violations)
+        if not values.keys() <= set(known):
+            yield f"its parameters are {', '.join(known)}" if known else "it has no parameters"
+    except Exception as error:  # whatever somebody's dataclass does
+        yield f"creating its Parameters failed, {place_and_reason(error)}"
 
 
 def make_own(name: CodeName, request: CommonFields, root: Node) -> SearchAlgorithm:
@@ -75,10 +151,11 @@ def make_own(name: CodeName, request: CommonFields, root: Node) -> SearchAlgorit
         InvalidRequestError: its constructor fails; says where.
     """
     its = own_class(name)
-    has_default_memory = its.memory.__func__ is SearchAlgorithm.memory.__func__  # pyright: ignore[reportFunctionMemberAccess]
+    declared_memory = inspect.getattr_static(its.__base__, "memory")
+    most = its.candidates(request) if declared_memory is vars(SearchAlgorithm)["memory"] else None
     try:
         search = its(request, root)  # pyright: ignore[reportCallIssue] - see `SearchAlgorithm`
-        return _Guarded(name, search, root, its.candidates(request) if has_default_memory else None)
+        return _Guarded(name, search, root, most)
     except Exception as error:  # whatever somebody's class does
         raise _refusal(name, f"creating it failed, {place_and_reason(error)}") from error
 
@@ -126,7 +203,9 @@ class _Guarded(SearchAlgorithm):
 
     def _check_room(self, does: str, what: str, count: int) -> None:
         if self._most is not None and count > self._most:
-            raise self._broken(f"{does} {count} {what}, and without its own `memory` may at most {self._most}, N*M")
+            raise self._broken(
+                f"{does} {count} {what}; its `candidates(request)` allows {self._most}: override it, or `memory`"
+            )
 
     def _broken(self, what: str) -> EspalierError:
         return EspalierError(f"--algorithm {self._name}: {what}")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from espalier.search.algorithms.own import own_class
 from espalier.search.trace import TraceError, read_trace, replay
 
 NAME = "halving:Halving"
@@ -25,7 +24,6 @@ def example() -> str:
 def forget() -> None:
     """As in a new process: nothing of the user's module is loaded."""
     sys.modules.pop("halving", None)
-    own_class.cache_clear()
 
 
 @pytest.fixture

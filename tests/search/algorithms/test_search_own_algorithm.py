@@ -87,6 +87,33 @@ class BadUses(Plain):
 class BadParameters(Plain):
     class Parameters: keep = 3
 
+class BadKind(Plain):
+    @dataclass
+    class Parameters:
+        growth: list = None
+
+class BadDefault(Plain):
+    @dataclass
+    class Parameters:
+        growth: float = "much"
+
+class NoClassMethod(Plain):
+    def candidates(self, request): return 3
+
+class Wide(Plain):
+    @classmethod
+    def candidates(cls, request): return 1000 * request.beam_width
+
+class FailsFor(Plain):
+    @classmethod
+    def candidates(cls, request): return 8 // (request.beam_width - 3)
+    @classmethod
+    def memory(cls, request): return 7
+    @classmethod
+    def sampled(cls, request): return request.no_field
+    @classmethod
+    def violations(cls, request): return ["too many"] if request.beam_width < 5 else []
+
 class Duck:
     def __init__(self, request, root): pass
 {METHODS}
@@ -183,10 +210,17 @@ def test_a_class_may_have_parameters_of_its_own_given_by_its_name_or_by_a_field_
         ("my_searches:Duck", "must be a subclass of espalier.search.algorithms.base.SearchAlgorithm"),
         ("my_searches:BadUses", "its uses must be of beam_width, early_stop, expansion, min_p, seed, "),
         ("my_searches:BadParameters", "its Parameters must be a dataclass with a default for each field"),
+        ("my_searches:BadKind", "its parameter growth must be an int, a float, a bool, a str or a StrEnum"),
+        ("my_searches:BadDefault", "the default of its parameter growth must be a number, is 'much'"),
+        ("my_searches:NoClassMethod", "its candidates must be a class method"),
+        ("my_searches.py:Plain", "; write my_searches:Plain, without .py"),
         ("my_searches:Told:keep", "parameters are written NAME=VALUE:NAME=VALUE, not keep"),
         ("my_searches:Told:keep=2", "keep must be above 0 and at most 1, is 2"),
-        ("my_searches:Told:kept=1:keep=none", "kept is unknown, keep must be a number, is 'none'"),
-        ("my_searches:Plain:keep=1", "keep is unknown"),
+        (
+            "my_searches:Told:kept=1:keep=none",
+            "kept is unknown, keep must be a number, is 'none', its parameters are exp",
+        ),
+        ("my_searches:Plain:keep=1", "keep is unknown, it has no parameters"),
         ("my_searches:Nothing", "has no attribute 'Nothing'"),
         ("my_searches:", "has no attribute ''"),
         ("no_such_module:Search", "No module named 'no_such_module'"),
@@ -202,6 +236,28 @@ def test_what_a_class_lacks_is_said_in_one_line(name: str, said: str):
     assert violation.description.startswith(f"{name}: ")
     assert said in violation.description
     assert "\n" not in violation.description
+
+
+@pytest.mark.parametrize(
+    ("ask", "width", "said"),
+    [
+        (lambda asked: asked.candidates, 3, r"candidates failed, .*my_searches.py:\d+: ZeroDivisionError: "),
+        (lambda asked: asked.candidates, 2, "candidates must return a whole number above 0, returned -8"),
+        (validate, 3, r"violations must return a list of Violations, returned \['too many'\]"),
+        (memory_estimate, 5, "memory must return at least one MemoryEstimate, returned 7"),
+        (lambda asked: algorithm_of(asked).sampled(asked), 5, "sampled failed, .*: AttributeError: "),
+    ],
+)
+def test_a_class_method_that_fails_or_returns_the_wrong_thing_is_an_invalid_request(ask, width: int, said: str):
+    with pytest.raises(InvalidRequestError, match=f"^algorithm: my_searches:FailsFor: {said}"):
+        ask(request("FailsFor", beam_width=width))
+
+
+def test_the_limit_on_a_round_names_the_product_only_where_it_is_one():
+    with pytest.raises(InvalidRequestError, match="beam_width \\* expansion must be at most 1024, is 2048"):
+        validate(request("Plain", beam_width=256, expansion=8))
+    with pytest.raises(InvalidRequestError, match="the number of children in a round must be at most 1024, is 2000"):
+        validate(request("Wide", beam_width=2))
 
 
 def test_a_constructor_that_fails_is_named_with_its_line():
@@ -223,7 +279,8 @@ def test_what_breaks_the_contract_fails_the_search_and_is_told():
         made.ask()
     its.asked = [Expand(root, 3)]
     with pytest.raises(
-        EspalierError, match=r"asks for 3 children in a round, and without its own `memory` may at most 2"
+        EspalierError,
+        match=r"asks for 3 children in a round; its `candidates\(request\)` allows 2: override it, or `memory`",
     ):
         made.ask()
     its.asked = [Expand(root, 2)]
