@@ -18,7 +18,8 @@ from espalier.engine.roles import VERIFIER
 from espalier.experiments.prm_evaluation.solutions import Solution
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore
 from espalier.prm.scorers import names_function
-from espalier.prm.scorers.function import FunctionScorer, load_function
+from espalier.prm.scorers.function import FunctionScorer
+from espalier.prm.scorers.own import load_own
 from espalier.search.run.load import RuntimeSettings, check_settings, load_verifier_alone
 from espalier.search.tree import Node
 
@@ -59,7 +60,9 @@ def load_scoring(
     """
     if names_function(runtime.verifier):
         check_settings(runtime)
-        function = load_function(runtime.verifier)
+        function = load_own(runtime.verifier)
+        if not isinstance(function, FunctionScorer):
+            raise CheckpointError(f"--verifier {runtime.verifier}: scores the steps of searches; give a function")
         if runtime.verify_incremental:
             raise CheckpointError(
                 f"--verify-incremental: {function.name} is called with whole texts; leave the flag out"

@@ -1,12 +1,13 @@
 """A Python function of the user's as a scorer: it is called with the text of each path."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import cast
+from typing import Any
 
 from espalier.engine.errors import CheckpointError, EspalierError
 from espalier.engine.models.text_files import shown
-from espalier.engine.own_code import file_digest, load_code, place_and_reason
+from espalier.engine.own_code import file_digest, place_and_reason
 from espalier.engine.roles import VERIFIER
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode, StepScore, steps_with_text
 
@@ -18,6 +19,20 @@ class FunctionScorer(Scorer):
     """Scores steps by a function, on the thread that runs the searches: all of them wait for it."""
 
     def __init__(self, function: ScoreFunction) -> None:
+        """Create a scorer.
+
+        Raises:
+            CheckpointError: it is no function, or takes other arguments; says why.
+        """
+        if not callable(function):
+            raise CheckpointError("it is neither a function nor a Scorer")
+        if inspect.iscoroutinefunction(function):
+            raise CheckpointError("it is a coroutine function; write it without async")
+        with suppress(ValueError):  # of a function that has no signature, as some in C
+            try:
+                inspect.signature(function).bind("", [])
+            except TypeError as error:
+                raise CheckpointError(f"it must take a problem and the steps of a path: {error}") from error
         self.name = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
         self.digests = {VERIFIER: digest} if (digest := file_digest(function)) else {}
         self._function = function
@@ -32,12 +47,9 @@ class FunctionScorer(Scorer):
         Raises:
             EspalierError: the function fails, or returns no number from 0 to 1; says where.
         """
-        try:
-            given = self._function(problem, steps)
-        except Exception as error:  # whatever somebody's function does
-            raise EspalierError(f"--verifier {self.name}: failed, {place_and_reason(error)}") from error
+        given = call(self.name, self._function, problem, steps)
         with suppress(TypeError, ValueError):
-            if 0 <= (score := float(given)) <= 1:  # so not NaN
+            if not isinstance(given, str | bytes) and 0 <= (score := float(given)) <= 1:  # so not NaN
                 return score
         raise EspalierError(
             f"--verifier {self.name}: it must return the score of the last step, a number from 0 to 1; it returned "
@@ -56,21 +68,15 @@ class _FunctionSession(ScoreSession):
         return (StepScore(node, self._scorer.score(self._problem, [step.text for step in steps_with_text(node)])),)
 
 
-def scorer_of(own: Scorer | ScoreFunction) -> Scorer:
-    """The scorer that a caller gives: itself, or of a function."""
-    return own if isinstance(own, Scorer) else FunctionScorer(own)
-
-
-def load_function(name: str) -> FunctionScorer:
-    """Load the scorer of `--verifier MODULE:FUNCTION`.
+def call(name: str, method: Callable[..., Any], *given: Any) -> Any:
+    """Call what a user's scorer or function consists of.
 
     Raises:
-        CheckpointError: there is no such function; says why.
+        EspalierError: it fails; says where.
     """
     try:
-        function = load_code(name)
-    except EspalierError as error:
-        raise CheckpointError(f"--verifier {name}: {error}") from error
-    if not callable(function):
-        raise CheckpointError(f"--verifier {name}: it is no function")
-    return FunctionScorer(cast(ScoreFunction, function))
+        return method(*given)
+    except EspalierError:
+        raise
+    except Exception as error:  # whatever somebody's code does
+        raise EspalierError(f"--verifier {name}: failed, {place_and_reason(error)}") from error

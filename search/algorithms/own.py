@@ -63,7 +63,7 @@ def _guarded(name: CodeName, its: type[SearchAlgorithm]) -> type[SearchAlgorithm
     """A subclass that checks the class methods at each call, as they may fail for some requests only."""
 
     def guard(method: str) -> Any:
-        def call(cls: type[SearchAlgorithm], request: CommonFields) -> Any:
+        def call(cls: Any, request: CommonFields) -> Any:
             try:
                 value = getattr(super(guarded, cls), method)(request)
             except InvalidRequestError:
@@ -77,7 +77,7 @@ def _guarded(name: CodeName, its: type[SearchAlgorithm]) -> type[SearchAlgorithm
         return classmethod(call)
 
     members = {method: guard(method) for method in _RETURNED}
-    guarded = type(its)(its.__name__, (its,), {"__module__": its.__module__, **members})
+    guarded = type(its.__name__, (its,), {"__module__": its.__module__, **members})
     return guarded
 
 

@@ -226,7 +226,7 @@ def _load(
     from espalier.engine.models.model import load_generator
     from espalier.prm.families import identify, load_verifier, verifier_of_generator
     from espalier.prm.scorers.confidence import SCORERS
-    from espalier.prm.scorers.function import load_function, scorer_of
+    from espalier.prm.scorers.own import load_own, scorer_of
     from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
     from espalier.prm.verifier import Verifier
 
@@ -249,7 +249,7 @@ def _load(
     if trunk and settings.verifier == SELF:
         family = verifier_of_generator(trunk, models[GENERATOR])
     elif settings.verifier and not names_checkpoint(settings.verifier):
-        scorer = load_function(settings.verifier) if names_function(settings.verifier) else SCORERS[settings.verifier]
+        scorer = load_own(settings.verifier) if names_function(settings.verifier) else SCORERS[settings.verifier]
     elif head:
         models[GENERATOR], scorer = add_trunk_head(head, models[GENERATOR], settings.verify_incremental)
     elif VERIFIER in checkpoints:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from espalier.engine.errors import CheckpointError, EspalierError, InvalidRequestError
+from espalier.experiments.prm_evaluation.scoring import load_scoring
 from espalier.search.run.load import RuntimeSettings, load_orchestrator, load_verifier_alone
 from espalier.search.solver import Solver
 
@@ -20,7 +21,14 @@ PROBLEM = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coi
 def example() -> str:
     """The page's module; fenced as `py`, since those of `python` are scripts, which `test_readme` runs."""
     text = (Path(__file__).parents[3] / "prm/README.md").read_text(encoding="utf-8")
-    (found,) = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
+    (found,) = re.findall(r'```py\n(""".*?)```', text, re.DOTALL)
+    return found
+
+
+def scorer_example() -> str:
+    """The page's `Scorer`."""
+    text = (Path(__file__).parents[3] / "prm/README.md").read_text(encoding="utf-8")
+    (found,) = re.findall(r"```py\n(from espalier.*?)```", text, re.DOTALL)
     return found
 
 
@@ -94,6 +102,7 @@ def test_python_takes_the_function_itself(folder: Path):
         ("return [0.5]", r"the score of the last step, a number from 0 to 1; it returned \[0\.5\]"),
         ("return float('nan')", "a number from 0 to 1; it returned nan"),
         ("return None", "a number from 0 to 1; it returned None"),
+        ("return '0.5'", "a number from 0 to 1; it returned '0.5'"),
     ],
 )
 def test_what_a_function_does_wrong_fails_the_search_in_one_line(body: str, said: str, folder: Path):
@@ -104,16 +113,76 @@ def test_what_a_function_does_wrong_fails_the_search_in_one_line(body: str, said
         assert solver.solve(PROBLEM, algorithm="greedy").answer, "the next one runs"
 
 
+def test_the_command_line_takes_a_scorer_and_records_the_digest_of_its_file(espalier, folder: Path):
+    (folder / "copied.py").write_text(scorer_example())
+    command = ("eval", "--verifier", "copied:shorter", "-a", "beam", *SMALL, "--limit", 1, "--out", "run")
+    ran = espalier(*command)
+    assert ran.code == 0, ran.err
+    assert json.loads((folder / "run/config.json").read_text())["verifier_family"] == "shorter"
+    (folder / "copied.py").write_text(scorer_example().replace("1 +", "2 +"))
+    sys.modules.pop("copied", None)
+    assert "holds a run of another configuration: verifier" in espalier(*command).err
+    with pytest.raises(CheckpointError, match="copied:shorter: scores the steps of searches; give a function"):
+        load_scoring(RuntimeSettings(verifier="copied:shorter"), 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return (StepScore(node, 80),)", "a score is a number from 0 to 1 or None, not 80"),
+        ("return (StepScore(node, float('nan')),)", "a score is a number from 0 to 1 or None, not nan"),
+        ("return (StepScore(node, '0.5'),)", "a score is a number from 0 to 1 or None, not '0.5'"),
+        ("return (1 / 0 for _ in 'a')", r"failed, .*copied\.py:\d+: ZeroDivisionError: division by zero"),
+        ("return 0.5", "failed, .*TypeError: 'float' object is not iterable"),
+        ("return [0.5]", "must return StepScores, returned 0.5"),
+        ("yield StepScore(node, 0.5)\n        raise OSError('gone')", r"failed, .*copied\.py:\d+: OSError: gone"),
+    ],
+)
+def test_what_a_scorer_does_wrong_fails_the_search_in_one_line(body: str, said: str, folder: Path):
+    right = "return (StepScore(node, 1 / (1 + len(node.text))),)"
+    (folder / "copied.py").write_text(scorer_example().replace(right, body))
+    assert body in (folder / "copied.py").read_text()
+    with Solver(verifier="copied:shorter", kv_memory="64M") as solver:
+        with pytest.raises(EspalierError, match=f"^--verifier shorter: {said}"):
+            solver.solve(PROBLEM, algorithm="beam", beam_width=1, expansion=2)
+        assert solver.solve(PROBLEM, algorithm="greedy").answer, "the next one runs"
+
+
+def test_a_scorer_that_cannot_begin_fails_the_search_in_one_line(folder: Path):
+    for body, said in (
+        ("raise OSError('no')", r"failed, .*OSError: no"),
+        ("return 3", "begin must return a ScoreSession, ret"),
+    ):
+        text = scorer_example().replace("return ShorterSession()", body)
+        (folder / "copied.py").write_text(text)
+        sys.modules.pop("copied", None)
+        with (
+            Solver(verifier="copied:shorter", kv_memory="64M") as solver,
+            pytest.raises(EspalierError, match=f"^--verifier shorter: {said}"),
+        ):
+            solver.solve(PROBLEM, algorithm="beam", beam_width=1, expansion=2)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"verifier": "copied:nothing"}, "--verifier copied:nothing: module 'copied' has no attribute 'nothing'"),
         ({"verifier": "missing:score"}, "--verifier missing:score: No module named 'missing'"),
-        ({"verifier": "copied:NUMBER"}, "--verifier copied:NUMBER: it is no function"),
+        ({"verifier": "copied:NUMBER"}, "--verifier copied:NUMBER: it is neither a function nor a Sc"),
+        ({"verifier": "copied:one"}, "copied:one: it must take a problem and the steps of a path: too many positional"),
+        ({"verifier": "copied:later"}, "--verifier copied:later: it is a coroutine function; write it without async"),
+        (
+            {"verifier": "copied:Shorter"},
+            r"copied:Shorter: it is a class; name an instance, such as scorer = Shorter\(\)",
+        ),
+        ({"verifier": "copied:nameless"}, "--verifier copied:nameless: copied:Nameless: a Scorer must have a name"),
         ({"verifier": NAME, "verify_incremental": True}, "--verify-incremental: copied:score reads no path"),
     ],
 )
 def test_what_is_no_function_or_cannot_be_checked_is_refused(settings: dict, said: str, folder: Path):
+    wrong = "def one(steps): ...\nasync def later(problem, steps): ...\n"
+    wrong += "class Nameless(Shorter): name = ''\nnameless = Nameless()\n"
+    (folder / "copied.py").write_text(f"{example()}\n{scorer_example()}\n{wrong}")
     with pytest.raises(CheckpointError, match=said):
         load_orchestrator(RuntimeSettings(kv_memory=2**26, **settings))
 

@@ -1,0 +1,132 @@
+"""Scorers of the user's own: loading them, and a guard around what they do."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from espalier.engine.errors import CheckpointError, EspalierError
+from espalier.engine.memory.sequences import KVSequence
+from espalier.engine.models.text_files import shown
+from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.engine.own_code import file_digest, load_code
+from espalier.engine.roles import VERIFIER
+from espalier.engine.work import Done, Generated
+from espalier.prm.limits import PathLimits
+from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode, StepScore
+from espalier.prm.scorers.function import FunctionScorer, ScoreFunction, call
+
+
+class GuardedScorer(Scorer):
+    """A `Scorer` of the user's own; what it raises, or returns wrong, fails the search in one line.
+
+    Results record a digest of the file of its class, unless it has digests itself.
+    """
+
+    def __init__(self, its: Scorer) -> None:
+        kind = type(its)
+        if not getattr(its, "name", ""):
+            raise CheckpointError(f"{kind.__module__}:{kind.__qualname__}: a Scorer must have a name")
+        self.name, self.scores, self.rescored = its.name, its.scores, its.rescored
+        digest = file_digest(kind)
+        self.digests = its.digests or ({VERIFIER: digest} if digest else {})
+        self._its = its
+
+    @property
+    def identity(self) -> str:
+        """See `Scorer`."""
+        return self._its.identity
+
+    def prompt(self, problem: str) -> tuple[int, ...]:
+        """See `Scorer`."""
+        return call(self.name, self._its.prompt, problem)
+
+    def bounds(
+        self, prompt_tokens: int, generator: PathLimits, max_steps: int, tokenizer: TextTokenizer
+    ) -> PathLimits | None:
+        """See `Scorer`."""
+        return call(self.name, self._its.bounds, prompt_tokens, generator, max_steps, tokenizer)
+
+    def begin(self, search: ScoredSearch) -> ScoreSession:
+        """See `Scorer`."""
+        session = call(self.name, self._its.begin, search)
+        if not isinstance(session, ScoreSession):
+            raise EspalierError(f"--verifier {self.name}: begin must return a ScoreSession, returned {shown(session)}")
+        return _GuardedSession(self.name, session)
+
+
+class _GuardedSession(ScoreSession):
+    def __init__(self, name: str, its: ScoreSession) -> None:
+        super().__init__()
+        self._name = name
+        self._its = its
+        self.head, self.prompt_tokens = its.head, its.prompt_tokens
+
+    @property
+    def pending(self) -> int:
+        return self._call(lambda: self._its.pending)
+
+    def prefill(self) -> None:
+        self._call(self._its.prefill)
+
+    def score_sampled(self, node: StepNode, done: Generated) -> float | None:
+        return self._call(self._its.score_sampled, node, done)
+
+    def want(self, node: StepNode, in_place: bool = False) -> Iterator[StepScore]:
+        return self._each(lambda: self._its.want(node, in_place))
+
+    def skip(self, node: StepNode) -> Iterator[StepScore]:
+        return self._each(lambda: self._its.skip(node))
+
+    def take(self, done: Done) -> Iterator[StepScore]:
+        return self._each(lambda: self._its.take(done))
+
+    def is_check(self, done: Done) -> bool:
+        return self._call(self._its.is_check, done)
+
+    def release(self, node: StepNode) -> None:
+        self._call(self._its.release, node)
+
+    def sequences(self) -> list[KVSequence]:
+        return self._call(self._its.sequences)
+
+    def close(self) -> None:
+        self._call(self._its.close)
+
+    def _call(self, method: Callable[..., Any], *given: Any) -> Any:
+        return call(self._name, method, *given)
+
+    def _each(self, method: Callable[[], Iterable[StepScore]]) -> Iterator[StepScore]:
+        """The scores that a method returns, one at a time: a generator goes on once the last one is stored."""
+        scores = self._call(lambda: iter(method()))
+        while (score := self._call(next, scores, None)) is not None:
+            if not isinstance(score, StepScore):
+                raise EspalierError(f"--verifier {self._name}: must return StepScores, returned {shown(score)}")
+            value = score.score
+            if value is not None and not (isinstance(value, int | float) and 0 <= value <= 1):
+                raise EspalierError(
+                    f"--verifier {self._name}: a score is a number from 0 to 1 or None, not {shown(value)}"
+                )
+            yield score
+
+
+def scorer_of(own: Scorer | ScoreFunction) -> Scorer:
+    """The scorer that a caller gives, or one of a function.
+
+    Raises:
+        CheckpointError: it is neither; says why.
+    """
+    return GuardedScorer(own) if isinstance(own, Scorer) else FunctionScorer(own)
+
+
+def load_own(name: str) -> Scorer:
+    """Load the scorer of `--verifier MODULE:NAME`, which names a function or a `Scorer`.
+
+    Raises:
+        CheckpointError: there is none of the name; says why.
+    """
+    try:
+        own = load_code(name)
+        if isinstance(own, type) and issubclass(own, Scorer):
+            raise CheckpointError(f"it is a class; name an instance, such as scorer = {own.__name__}()")
+        return scorer_of(own)
+    except EspalierError as error:
+        raise CheckpointError(f"--verifier {name}: {error}") from error
