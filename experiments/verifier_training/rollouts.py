@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from espalier.engine.engine import Engine
@@ -13,8 +14,9 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Generated
 from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.runs.jsonl import open_lines
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
-from espalier.experiments.verifier_training.tree_file import TreeFile, TreeRecord, write_tree
+from espalier.experiments.verifier_training.tree_file import TreeRecord, read_trees, write_tree
 from espalier.experiments.verifier_training.tree_sampler import VALUED_AT_ONCE, ProblemTree
 from espalier.prm.limits import PathLimits
 from espalier.search.algorithms.base import MemoryEstimate
@@ -27,7 +29,7 @@ from espalier.search.run.resolve import worst_case_blocks
 def configuration_of(
     generator: Generator, benchmark: str, settings: RolloutSettings, quantization: Quantization
 ) -> dict[str, Any]:
-    """Everything that rollouts depend on besides the problem; see `TreeFile`."""
+    """Everything that rollouts depend on besides the problem; see `tree_file.claim`."""
     model = generator.model
     unused = {"continuations"} if settings.labels is Labels.OUTCOME else set()
     return {
@@ -43,33 +45,21 @@ def configuration_of(
 
 
 def write_rollouts(
+    path: Path,
     engine: Engine,
     generator: Generator,
     problems: Sequence[Problem],
     settings: RolloutSettings,
-    file: TreeFile,
     grader: Grader,
     in_flight: int,
-    on_tree: Callable[[TreeRecord], None],
-) -> None:
-    """Sample the problems that the file lacks, and append each once it is whole.
-
-    Args:
-        engine: holds the generator.
-        generator: its prompts and sampling defaults.
-        problems: with their gold answers.
-        settings: what is sampled.
-        file: where to.
-        grader: says which answers are right.
-        in_flight: problems sampled at once.
-        on_tree: called with each problem.
-    """
-    done = set(file.done())
+) -> Iterator[TreeRecord]:
+    """Sample the problems that the file `path` lacks; each is appended once it is whole, and then yielded."""
+    done = {tree.problem_id for tree in read_trees(path)}
     missing = [problem for problem in problems if problem.unique_id not in done]
-    with file.open() as stream:
+    with open_lines(path) as stream:
         for tree in sample_trees(engine, generator, missing, settings, grader, in_flight):
             write_tree(stream, tree)
-            on_tree(tree)
+            yield tree
 
 
 def sample_trees(
@@ -80,7 +70,10 @@ def sample_trees(
     grader: Grader,
     in_flight: int,
 ) -> Iterator[TreeRecord]:
-    """Yield the tree of each problem, in the order in which they finish; a problem that cannot be sampled says why."""
+    """Yield the tree of each problem, in the order in which they finish; a problem that cannot be sampled says why.
+
+    At most `in_flight` problems are sampled at once, where memory allows.
+    """
     waiting = deque(problems)
     running: dict[str, tuple[ProblemTree, Reservation]] = {}
     try:
@@ -91,7 +84,8 @@ def sample_trees(
                     blocks = _worst_case(engine, generator, problem, settings)
                     if (reservation := engine.admission.try_reserve(blocks, problem.unique_id)) is None:
                         break
-                    running[problem.unique_id] = _begin(engine, generator, problem, settings, grader), reservation
+                    tree = ProblemTree(engine, generator, problem, settings, _checker(problem, grader))
+                    running[problem.unique_id] = tree, reservation
                 except (RequestTooLargeError, NoEmbeddingError, InvalidRequestError) as error:
                     yield TreeRecord(problem.unique_id, problem.problem, problem.answer, refused=str(error))
                 waiting.popleft()
@@ -108,9 +102,9 @@ def sample_trees(
             engine.admission.release(reservation)
 
 
-def _begin(
-    engine: Engine, generator: Generator, problem: Problem, settings: RolloutSettings, grader: Grader
-) -> ProblemTree:
+def _checker(problem: Problem, grader: Grader) -> Callable[[str], bool]:
+    """A function that says whether an answer to the problem is right."""
+
     @cache
     def is_right(answer: str) -> bool:
         value = number_in(answer)
@@ -122,7 +116,7 @@ def _begin(
                 return True
         return False
 
-    return ProblemTree(engine, generator, problem.unique_id, problem, settings, is_right)
+    return is_right
 
 
 def _worst_case(engine: Engine, generator: Generator, problem: Problem, settings: RolloutSettings) -> dict[str, int]:

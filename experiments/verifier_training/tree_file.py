@@ -30,26 +30,26 @@ from typing import Any, TextIO
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.folder import write_whole
-from espalier.experiments.runs.jsonl import append, damage_named, open_lines, read_lines
+from espalier.experiments.runs.jsonl import append, damage_named, read_lines
 
 _FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRecord:
-    """One step; see this module."""
+    """One step; see this module. While it is sampled, what is known of it grows."""
 
     parent: int | None
     text: str
     token_ids: list[int]
     log_probabilities: list[float]
     samples: int
-    end: str | None
-    answer: str | None
-    right: bool | None
-    continuations: int
-    continuations_right: int
-    value: float
+    end: str | None = None
+    answer: str | None = None
+    right: bool | None = None
+    continuations: int = 0
+    continuations_right: int = 0
+    value: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,57 +79,39 @@ class TreeRecord:
         return path[::-1]
 
 
-class TreeFile:
-    """A file of rollouts that can be continued."""
+def claim(path: Path, configuration: dict[str, Any]) -> None:
+    """Write the file beside `path` that says what its rollouts depend on, unless it holds rollouts of another kind.
 
-    def __init__(self, path: Path, configuration: dict[str, Any]) -> None:
-        """Open or create `path`, and the file beside it that says what the rollouts depend on.
-
-        Raises:
-            EspalierError: they cannot be read or written, or hold rollouts of another configuration.
-        """
-        self.path = path
-        beside = path.with_suffix(".json")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            found = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else configuration
-        except (OSError, ValueError) as error:
-            raise EspalierError(f"cannot use {path} for rollouts: {error}") from error
-        names = found.keys() | configuration.keys()
-        if differing := sorted(name for name in names if found.get(name) != configuration.get(name)):
-            raise EspalierError(
-                f"{path} holds rollouts with another {', '.join(differing)}; name another --out, or take the same again"
-            )
-        if path.exists() and not beside.is_file():
-            raise EspalierError(f"{path} is there and no {beside.name} that says what it holds; name another --out")
-        write_whole(beside, configuration)
-
-    def done(self) -> list[str]:
-        """Ids of the problems that are in the file; an incomplete last line is not."""
-        return [tree.problem_id for tree in self.read()] if self.path.is_file() else []
-
-    def read(self) -> Iterator[TreeRecord]:
-        """The problems in the file."""
-        return read_trees(self.path)
-
-    def open(self) -> TextIO:
-        """Open the file for appending; see `open_lines`."""
-        return open_lines(self.path)
+    Raises:
+        EspalierError: they cannot be read or written, or hold rollouts of another configuration.
+    """
+    beside = path.with_suffix(".json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else configuration
+    except (OSError, ValueError) as error:
+        raise EspalierError(f"cannot use {path} for rollouts: {error}") from error
+    names = found.keys() | configuration.keys()
+    if differing := sorted(name for name in names if found.get(name) != configuration.get(name)):
+        raise EspalierError(
+            f"{path} holds rollouts with another {', '.join(differing)}; name another --out, or take the same again"
+        )
+    if path.exists() and not beside.is_file():
+        raise EspalierError(f"{path} is there and no {beside.name} that says what it holds; name another --out")
+    write_whole(beside, configuration)
 
 
 def write_tree(stream: TextIO, tree: TreeRecord) -> None:
-    """Append one problem."""
+    """Append one problem to a stream of `open_lines`."""
     append(stream, {"format": _FORMAT} | asdict(tree), ensure_ascii=False)
 
 
 def read_trees(path: Path) -> Iterator[TreeRecord]:
-    """The problems of a file of rollouts; an incomplete last line is skipped.
+    """The problems of a file of rollouts, none if it is not there; an incomplete last line is skipped.
 
     Raises:
         EspalierError: a line is damaged, or the file cannot be read.
     """
-    if not path.is_file():
-        raise EspalierError(f"no file of rollouts {str(path)!r}")
     for place, read in read_lines(path):
         with damage_named(place):
             if read.pop("format") != _FORMAT:

@@ -11,7 +11,7 @@ its sequence, so that nothing before it is computed again. The value of a step, 
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from espalier.engine.engine import Engine
@@ -34,49 +34,46 @@ class _Step:
     """A step of the tree, or its root.
 
     Attributes:
+        record: what the file will say of it.
         draws: the solutions that drew it, by their numbers.
-        expected: solutions whose next step is being sampled.
-        continued: continuations that are being sampled.
-        wanted: whether continuations are still to be sampled.
+        sequence: None once nothing more is sampled from it.
+        depth: steps from the root.
+        path_tokens: tokens from the prompt to its end.
+        path_text: their text.
     """
 
-    parent: "_Step | None"
+    record: StepRecord
     draws: tuple[int, ...]
     sequence: KVSequence | None
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    log_probabilities: list[float] = field(default_factory=list)
-    end: str | None = None
-    answer: str | None = None
-    right: bool | None = None
-    expected: int = 0
-    continued: int = 0
-    wanted: bool = False
-    continuations: int = 0
-    continuations_right: int = 0
+    parent: "_Step | None" = None
+    depth: int = 0
+    path_tokens: int = 0
+    path_text: str = ""
     children: "list[_Step]" = field(default_factory=list)
+
+    @property
+    def growing(self) -> bool:
+        """True if the next step of one of its solutions is still being sampled."""
+        return not self.record.end and sum(child.record.samples for child in self.children) < self.record.samples
 
     def lineage(self) -> "list[_Step]":
         """The steps from a first one to this, without the root."""
-        path: list[_Step] = []
-        step = self
-        while step.parent is not None:
-            path.append(step)
-            step = step.parent
-        return path[::-1]
+        return [] if self.parent is None else [*self.parent.lineage(), self]
 
-    def solutions(self) -> tuple[int, int]:
-        """Number of solutions that have this step, and of those that end right."""
-        right = len(self.draws) if self.right else 0
-        return len(self.draws), right + sum(child.solutions()[1] for child in self.children)
+    def right(self) -> int:
+        """Number of its solutions that end right."""
+        return self.record.samples * bool(self.record.right) + sum(child.right() for child in self.children)
 
     def reached(self) -> bool:
         """Return true if any known solution or continuation of the step ends right."""
-        return bool(self.right or self.continuations_right or any(child.reached() for child in self.children))
+        own = self.record.right or self.record.continuations_right
+        return bool(own or any(child.reached() for child in self.children))
 
 
 class ProblemTree:
     """The solutions of one problem while they are sampled. Pass all finished engine work of its owner to `handle`.
+
+    The owner of its work is the problem's id.
 
     Attributes:
         finished: whether nothing is left to sample; the engine holds nothing for it then.
@@ -86,7 +83,6 @@ class ProblemTree:
         self,
         engine: Engine,
         generator: Generator,
-        owner: Hashable,
         problem: Problem,
         settings: RolloutSettings,
         is_right: Callable[[str], bool],
@@ -99,149 +95,125 @@ class ProblemTree:
         """
         self.finished = False
         self._engine = engine
-        self._owner = owner
         self._problem = problem
         self._settings = settings
         self._is_right = is_right
-        self._temperature = generator.temperature if settings.temperature is None else settings.temperature
-        self._filters = generator.top_k, generator.top_p, generator.min_p
-        self._prompt_ids = generator.prompt_ids(problem.problem, problem.history)
-        sequence = engine.open(GENERATOR, self._prompt_ids, owner=owner)
-        self._most_tokens = min(settings.max_tokens, generator.model.config.max_positions - len(self._prompt_ids))
-        self._steps: list[_Step] = []
+        temperature = generator.temperature if settings.temperature is None else settings.temperature
+        self._filters = temperature, generator.top_k, generator.top_p, generator.min_p
+        prompt = generator.prompt_ids(problem.problem, problem.history)
+        self._tree = TreeRecord(problem.unique_id, problem.problem, problem.answer, prompt)
+        self._max_tokens = min(settings.max_tokens, generator.model.config.max_positions - len(prompt))
         self._to_value: deque[_Step] = deque()
-        self._sampling_steps = self._valuing = 0
+        self._growing = settings.solutions  # solutions without an end
+        self._valuing = 0
         self._searches: dict[_Step, list[Iterator[_Step]]] = {}  # binary searches, by the step that they wait for
         self._searched = False
-        self._root = _Step(None, tuple(range(settings.solutions)), sequence)
-        self._sample(self._root)
+        sequence = engine.open(GENERATOR, prompt, owner=problem.unique_id)
+        root = _Step(StepRecord(None, "", [], [], settings.solutions), tuple(range(settings.solutions)), sequence)
+        self._steps = [root]
+        self._sample(root)
 
     def handle(self, done: Generated) -> None:
         """Process one finished piece of work."""
-        step: _Step = done.work.tag
         if done.work.delimiter:
-            self._add(step, done)
+            self._add(done.work.tag, done)
         else:
-            self._add_continuation(step, done)
+            self._add_continuation(done.work.tag, done)
         self._go_on()
 
     def record(self) -> TreeRecord:
         """The whole tree."""
-        steps = sorted(self._steps, key=lambda step: (len(step.lineage()), step.draws))  # not as they happened to end
-        places = {step: place for place, step in enumerate(steps)}
-        records = [
-            StepRecord(
-                None if step.parent is self._root or step.parent is None else places[step.parent],
-                step.text,
-                step.token_ids,
-                [round(value, 6) for value in step.log_probabilities],
-                len(step.draws),
-                step.end,
-                step.answer,
-                step.right,
-                step.continuations,
-                step.continuations_right,
-                round(self._value(step), 6),
-            )
-            for step in steps
-        ]
-        return TreeRecord(
-            self._problem.unique_id, self._problem.problem, self._problem.answer, self._prompt_ids, records
-        )
+        steps = sorted(self._steps[1:], key=lambda step: (step.depth, step.draws))  # not as they happened to end
+        places: dict[_Step | None, int] = {step: place for place, step in enumerate(steps)}
+        for step in steps:
+            step.record.parent = places.get(step.parent)
+            step.record.value = round(self._value(step), 6)
+            self._tree.steps.append(step.record)
+        return self._tree
 
     def _value(self, step: _Step) -> float:
         if self._settings.labels is Labels.BINARY_SEARCH:
             return float(step.reached())
-        solutions, right = step.solutions()
-        return (right + step.continuations_right) / (solutions + step.continuations)
+        record = step.record
+        return (step.right() + record.continuations_right) / (record.samples + record.continuations)
+
+    def _generate(
+        self, step: _Step, sequence: KVSequence, paths: Iterable[tuple[int, ...]], max_tokens: int, delimiter: str
+    ) -> None:
+        """Sample from the end of a step, once for each path, which says by what random numbers."""
+        keys = [stream_key(self._settings.seed, self._problem.problem, path) for path in paths]
+        samplings = tuple(Sampling(*self._filters, key=key) for key in keys)
+        max_tokens = min(max_tokens, self._max_tokens - step.path_tokens)
+        self._engine.submit(
+            Generate(self._problem.unique_id, sequence, samplings, max_tokens, delimiter=delimiter, tag=step)
+        )
 
     def _sample(self, step: _Step) -> None:
         """Sample the next step of every solution that has `step`."""
         assert step.sequence is not None
-        depth = len(step.lineage())
-        step.expected = len(step.draws)
-        self._sampling_steps += 1
-        left = self._most_tokens - sum(len(one.token_ids) for one in step.lineage())
-        samplings = tuple(self._sampling(draw, depth) for draw in step.draws)
-        most = min(self._settings.max_step_tokens, left)
-        self._engine.submit(Generate(self._owner, step.sequence, samplings, most, tag=step))
-
-    def _sampling(self, *path: int) -> Sampling:
-        key = stream_key(self._settings.seed, self._problem.problem, path)
-        return Sampling(self._temperature, *self._filters, key=key)
+        paths = [(draw, step.depth) for draw in step.draws]
+        self._generate(step, step.sequence, paths, self._settings.max_step_tokens, "\n\n")
 
     def _add(self, parent: _Step, done: Generated) -> None:
         draws = tuple(parent.draws[i] for i in done.indices)
-        step = _Step(parent, draws, done.sequence, done.text, done.token_ids, done.log_probabilities)
+        record = StepRecord(
+            None, done.text, done.token_ids, [round(value, 6) for value in done.log_probabilities], len(draws)
+        )
+        used, text = parent.path_tokens + len(done.token_ids), parent.path_text + done.text
+        step = _Step(record, draws, done.sequence, parent, parent.depth + 1, used, text)
         self._steps.append(step)
         parent.children.append(step)
-        parent.expected -= len(draws)
-        self._sampling_steps -= not parent.expected
-        path = step.lineage()
-        used = sum(len(one.token_ids) for one in path)
+        delimited = done.cause is StopCause.DELIMITER
         if done.cause is StopCause.EOS:
-            step.end = "eos"
-        elif done.cause is StopCause.DELIMITER and boxed(done.text).answer:
-            step.end = "boxed"
-        elif (
-            done.cause is not StopCause.DELIMITER or len(path) >= self._settings.max_steps or used >= self._most_tokens
-        ):
-            step.end = "length"
-        if step.end is None:
+            record.end = "eos"
+        elif delimited and boxed(done.text).answer:
+            record.end = "boxed"
+        elif not delimited or step.depth >= self._settings.max_steps or used >= self._max_tokens:
+            record.end = "length"
+        if record.end is None:
             if self._settings.labels is Labels.MONTE_CARLO:
-                self._want(step)
+                self._to_value.append(step)
             self._sample(step)
         else:
-            step.answer = None if step.end == "length" else extract_answer("".join(one.text for one in path))
-            step.right = step.answer is not None and self._is_right(step.answer)
+            self._growing -= len(draws)
+            record.answer = None if record.end == "length" else extract_answer(text)
+            record.right = record.answer is not None and self._is_right(record.answer)
             self._release(step)
         self._release(parent)
 
-    def _want(self, step: _Step) -> None:
-        step.wanted = True
-        self._to_value.append(step)
+    def _continue(self, step: _Step) -> None:
+        """Sample a step's continuations, from a fork: its own sequence may be sampled from too."""
+        assert step.sequence is not None
+        (fork,) = self._engine.fork(step.sequence, 1)
+        self._release(step)
+        self._valuing += 1
+        paths = [(step.draws[0], step.depth, i) for i in range(self._settings.continuations)]
+        self._generate(step, fork, paths, self._max_tokens, "")
 
     def _add_continuation(self, step: _Step, done: Generated) -> None:
         self._engine.release(done.sequence)
-        text = "".join(one.text for one in step.lineage()) + done.text
-        right = done.cause is StopCause.EOS and self._is_right(extract_answer(text))
-        step.continuations += len(done.indices)
-        step.continuations_right += right * len(done.indices)
-        step.continued -= len(done.indices)
-        if not step.continued:
+        right = done.cause is StopCause.EOS and self._is_right(extract_answer(step.path_text + done.text))
+        step.record.continuations += len(done.indices)
+        step.record.continuations_right += right * len(done.indices)
+        if step.record.continuations == self._settings.continuations:
             self._valuing -= 1
             self._engine.release(done.work.sequence)
-            self._release(step)
             for search in self._searches.pop(step, ()):
                 self._advance(search)
 
     def _go_on(self) -> None:
-        while self._to_value and self._valuing < VALUED_AT_ONCE:
-            self._continue(self._to_value.popleft())
-        if self._valuing or self._sampling_steps:
-            return
-        if self._settings.labels is Labels.BINARY_SEARCH and not self._searched:
+        """Sample the continuations that are due; finish if there are none."""
+        if self._settings.labels is Labels.BINARY_SEARCH and not self._growing and not self._searched:
             self._searched = True
             for step in self._steps:
-                if step.end and not step.right:
+                if step.record.end and not step.record.right:
                     self._advance(self._search(step))
-            self._go_on()
-            return
-        self._searched = self.finished = True
-        for step in (self._root, *self._steps):
-            self._release(step)
-
-    def _continue(self, step: _Step) -> None:
-        """Sample a step's continuations, from a fork: its own sequence may be sampled from too."""
-        step.wanted = False
-        assert step.sequence is not None
-        left = self._most_tokens - sum(len(one.token_ids) for one in step.lineage())
-        (fork,) = self._engine.fork(step.sequence, 1)
-        step.continued = self._settings.continuations
-        self._valuing += 1
-        depth = len(step.lineage())
-        samplings = tuple(self._sampling(step.draws[0], depth, i) for i in range(step.continued))
-        self._engine.submit(Generate(self._owner, fork, samplings, left, delimiter="", tag=step))
+        while self._to_value and self._valuing < VALUED_AT_ONCE:
+            self._continue(self._to_value.popleft())
+        if not (self._valuing or self._growing):
+            self.finished = True
+            for step in self._steps:
+                self._release(step)
 
     def _search(self, leaf: _Step) -> Iterator[_Step]:
         """Search a wrong solution's first wrong step; yields each step whose continuations it needs."""
@@ -250,21 +222,21 @@ class ProblemTree:
         while wrong - right > 1:
             middle = (right + wrong) // 2
             step = path[middle - 1]
-            if not step.reached() and not step.continuations:
+            if not step.reached() and not step.record.continuations:
                 yield step
             right, wrong = (middle, wrong) if step.reached() else (right, middle)
 
     def _advance(self, search: Iterator[_Step]) -> None:
         if (step := next(search, None)) is None:
             return
+        if step not in self._searches:
+            self._to_value.append(step)
         self._searches.setdefault(step, []).append(search)
-        if not step.wanted and not step.continued:
-            self._want(step)
 
     def _release(self, step: _Step) -> None:
-        """Release a step's sequence once nothing more is sampled from it."""
-        keep = self._settings.labels is Labels.BINARY_SEARCH and not self._searched and step.end is None
-        if self.finished or not (step.expected or step.wanted or step.continued or keep or self._searches):
-            if step.sequence is not None:
-                self._engine.release(step.sequence)
+        """Release a step's sequence once nothing more is sampled from it; a binary search may need any to the end."""
+        searched_later = self._settings.labels is Labels.BINARY_SEARCH and not step.record.end
+        needed = step.growing or step in self._to_value or searched_later
+        if step.sequence is not None and (self.finished or not needed):
+            self._engine.release(step.sequence)
             step.sequence = None

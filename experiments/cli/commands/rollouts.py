@@ -67,28 +67,20 @@ def sample_rollouts(
     from espalier.experiments.cli.progress import share_progress
     from espalier.experiments.runs.graders import make_grader
     from espalier.experiments.verifier_training.rollouts import configuration_of, write_rollouts
-    from espalier.experiments.verifier_training.tree_file import TreeFile
+    from espalier.experiments.verifier_training.tree_file import claim, read_trees
     from espalier.search.run.load import load_generator_alone
 
     with bytes_progress(Console(stderr=True)) as on_bytes:
         engine, generator = load_generator_alone(runtime, on_bytes, other_heads)
-    file = TreeFile(out, configuration_of(generator, benchmark, rollouts, runtime.generator_quantization))
+    claim(out, configuration_of(generator, benchmark, rollouts, runtime.generator_quantization))
     asked = {problem.unique_id: place for place, problem in enumerate(problems)}
-    with (
-        make_grader(grader, runtime.grader_memory) as checker,
-        share_progress(len(asked), len(asked.keys() & file.done())) as advance,
-    ):
-        write_rollouts(
-            engine,
-            generator,
-            problems,
-            rollouts,
-            file,
-            checker,
-            runtime.max_running,
-            lambda tree: advance(*tree.outcomes),
-        )
-    trees = sorted((tree for tree in file.read() if tree.problem_id in asked), key=lambda tree: asked[tree.problem_id])
+    done = sum(tree.problem_id in asked for tree in read_trees(out))
+    with make_grader(grader, runtime.grader_memory) as checker, share_progress(len(asked), done) as advance:
+        for tree in write_rollouts(out, engine, generator, problems, rollouts, checker, runtime.max_running):
+            advance(*tree.outcomes)
+    trees = sorted(
+        (tree for tree in read_trees(out) if tree.problem_id in asked), key=lambda tree: asked[tree.problem_id]
+    )
     refused = [tree for tree in trees if tree.refused]
     steps = [step for tree in trees for step in tree.steps]
     right, solutions = (sum(counts) for counts in zip(*(tree.outcomes for tree in trees), strict=True))

@@ -14,7 +14,7 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.experiments.verifier_training.rollouts import sample_trees, write_rollouts
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
-from espalier.experiments.verifier_training.tree_file import TreeFile, TreeRecord, read_trees, write_tree
+from espalier.experiments.verifier_training.tree_file import TreeRecord, claim, read_trees, write_tree
 from espalier.search.grading.math_verify import Grader
 from espalier.search.run.generator import Generator
 
@@ -145,11 +145,11 @@ class TestFile:
     def write(self, make_engine: Callable[..., Engine], grader: Grader, tmp_path: Path) -> Callable[..., Path]:
         def run(problems: list[Problem] = PROBLEMS, name: str = "trees", **configuration: object) -> Path:
             engine = make_engine("talker", kv_memory_bytes=2**23)
-            file = TreeFile(tmp_path / f"{name}.jsonl", {"seed": 0, **configuration})
-            seen: list[TreeRecord] = []
-            write_rollouts(engine, Generator(engine, "", {}), problems, SETTINGS, file, grader, 2, seen.append)
+            path = tmp_path / f"{name}.jsonl"
+            claim(path, {"seed": 0, **configuration})
+            seen = list(write_rollouts(path, engine, Generator(engine, "", {}), problems, SETTINGS, grader, 2))
             run.seen = seen  # type: ignore[attr-defined]
-            return file.path
+            return path
 
         return run
 
