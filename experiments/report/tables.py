@@ -10,36 +10,34 @@ from espalier.experiments.runs.table import Table
 
 def main_table(runs: Sequence[Run]) -> Table:
     """One row per run, for readers: the settings that differ, accuracy, and cost."""
-    fields = differing_fields(runs)
-    several = any(run.summary.standard_error is not None for run in runs)
-    ks = _ks(runs)
-    refused, unanswered = (any(getattr(run.summary, name) for run in runs) for name in ("refused", "unanswered"))
-    columns = [
-        *("#", "run", "algorithm"),
-        *map(field_title, fields),
-        *("problems", "accuracy %", "95% interval"),
-        *(["searches", "clustered SE, points"] if several else []),
-        *(f"pass@{k} %" for k in ks),
-        *(["refused"] if refused else []),
-        *(["no answer"] if unanswered else []),
-        *("generated tokens", "verifier tokens", "seconds", "peak KV MiB"),
-    ]
-    rows = [
-        [
-            *(str(number), run.name, run.algorithm),
-            *map(run.shown_setting, fields),
-            _counted(run, s.problems, not several),
-            *(f"{100 * s.accuracy:.1f}", f"{100 * s.low:.1f}–{100 * s.high:.1f}"),
-            *([_counted(run, s.searches, True), _or_dash(s.standard_error, 100)] if several else []),
-            *(_or_dash(s.pass_at.get(k), 100) for k in ks),
-            *([str(s.refused)] if refused else []),
-            *([str(sum(s.unanswered.values()))] if unanswered else []),
-            *(f"{s.generated_tokens:.0f}", f"{s.verifier_tokens:.0f}"),
-            *("–" if value is None else f"{value:#.3g}" for value in (s.wall_seconds, s.peak_kv_mib)),
-        ]
-        for number, (run, s) in enumerate(((run, run.summary) for run in runs), start=1)
-    ]
-    return Table(columns, rows)
+    found = [run.summary for run in runs]
+    several = any(s.standard_error is not None for s in found)
+    of_epochs = {
+        "searches": [_counted(run, run.summary.searches, True) for run in runs],
+        "clustered SE, points": [_or_dash(s.standard_error, 100) for s in found],
+    }
+    refused, unanswered = [s.refused for s in found], [sum(s.unanswered.values()) for s in found]
+    return Table.of({
+        **_named(runs),
+        "algorithm": [run.algorithm for run in runs],
+        **{field_title(field): [run.shown_setting(field) for run in runs] for field in differing_fields(runs)},
+        "problems": [_counted(run, run.summary.problems, not several) for run in runs],
+        "accuracy %": [f"{100 * s.accuracy:.1f}" for s in found],
+        "95% interval": [f"{100 * s.low:.1f}–{100 * s.high:.1f}" for s in found],
+        **(of_epochs if several else {}),
+        **{f"pass@{k} %": [_or_dash(s.pass_at.get(k), 100) for s in found] for k in _ks(runs)},
+        **({"refused": map(str, refused)} if any(refused) else {}),
+        **({"no answer": map(str, unanswered)} if any(unanswered) else {}),
+        "generated tokens": [f"{s.generated_tokens:.0f}" for s in found],
+        "verifier tokens": [f"{s.verifier_tokens:.0f}" for s in found],
+        "seconds": [_three_digits(s.wall_seconds) for s in found],
+        "peak KV MiB": [_three_digits(s.peak_kv_mib) for s in found],
+    })  # fmt: skip
+
+
+def _named(runs: Sequence[Run]) -> dict[str, Sequence[str]]:
+    """The first columns of a table with a row per run."""
+    return {"#": [str(number) for number in range(1, len(runs) + 1)], "run": [run.name for run in runs]}
 
 
 def _counted(run: Run, count: int, tells: bool) -> str:
@@ -64,18 +62,17 @@ def figures(run: Run) -> dict[str, float]:
 
 def data_table(runs: Sequence[Run]) -> Table:
     """One row per run, for programs: shares as fractions, nothing rounded, empty where there is no value."""
-    fields, ks = differing_fields(runs), [f"pass_at_{k}" for k in _ks(runs)]
-    rows = [
-        [
-            *(run.name, str(run.folder), run.benchmark, run.algorithm),
-            *map(run.setting, fields),
-            *map(figures(run).get, FIGURES),
-            run.asked,
-            *map(figures(run).get, ks),
-        ]
-        for run in runs
-    ]
-    return Table(["run", "folder", "benchmark", "algorithm", *fields, *FIGURES, "asked", *ks], rows)
+    found = [figures(run) for run in runs]
+    return Table.of({
+        "run": [run.name for run in runs],
+        "folder": [run.folder for run in runs],
+        "benchmark": [run.benchmark for run in runs],
+        "algorithm": [run.algorithm for run in runs],
+        **{field: [run.setting(field) for run in runs] for field in differing_fields(runs)},
+        **{name: [values.get(name) for values in found] for name in FIGURES},
+        "asked": [run.asked for run in runs],
+        **{f"pass_at_{k}": [values.get(f"pass_at_{k}") for values in found] for k in _ks(runs)},
+    })  # fmt: skip
 
 
 DIFFERENCE_COLUMNS = (
@@ -125,16 +122,14 @@ def breakdown_tables(runs: Sequence[Run]) -> list[tuple[str, Table]]:
     found = []
     for field in ("level", "subject"):
         by_run = [grouped(run.samples, field) for run in runs]
-        titles: list[str] = []
-        columns: list[list[str]] = []
+        columns: dict[str, list[str]] = {}
         for group in sorted(set().union(*by_run)):
             solved = [right.get(group, []) for right in by_run]
             alike = len(set(map(len, solved))) == 1
-            titles.append(f"{group} (n={len(solved[0])})" if alike else str(group))
-            columns.append([_share(each, not alike) for each in solved])
-        if titles:
-            rows = zip(map(str, range(1, len(runs) + 1)), (run.name for run in runs), *columns, strict=True)
-            found.append((field, Table(["#", "run", *titles], list(map(list, rows)))))
+            title = f"{group} (n={len(solved[0])})" if alike else str(group)
+            columns[title] = [_share(each, not alike) for each in solved]
+        if columns:
+            found.append((field, Table.of({**_named(runs), **columns})))
     return found
 
 
@@ -149,6 +144,10 @@ def _ks(runs: Sequence[Run]) -> list[int]:
 
 def _or_dash(value: float | None, factor: float = 1) -> str:
     return "–" if value is None else f"{factor * value:.1f}"
+
+
+def _three_digits(value: float | None) -> str:
+    return "–" if value is None else f"{value:#.3g}"
 
 
 def _points(share: float) -> str:

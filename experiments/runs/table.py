@@ -2,9 +2,9 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +13,11 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Iterable[Any]]) -> Self:
+        """Create it from the values of each column, by title."""
+        return cls(list(columns), list(zip(*columns.values(), strict=True)))
 
     def markdown(self) -> str:
         """The table in Markdown; its values are texts."""
