@@ -3,7 +3,8 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -11,7 +12,7 @@ import typer
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.experiments.cli.options import OptionError
-from espalier.experiments.runs.grid import read_values_of
+from espalier.experiments.runs.grid import read_values, read_values_of
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, check_settings
 from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, violations
@@ -22,19 +23,15 @@ _with_options: dict[type, None] = {}
 
 @dataclass(frozen=True)
 class Lists:
-    """Annotation of a parameter that receives lists of values for the fields of a declared dataclass.
+    """Annotation of a parameter that receives lists of values for the fields of a search.
 
     Attributes:
-        kind: the dataclass.
-        read: reads the values of a field from text, a list or a single value; raises ValueError.
-        shown: defaults to show in the help instead of the fields' own, by field.
+        defaults: of the command, to show in the help instead of the fields' own, by field.
         also: further flags, by field.
     """
 
-    kind: Any
-    read: Callable[[Field, Any], list[Any]]
-    shown: Mapping[str, str]
-    also: Mapping[str, str]
+    defaults: Mapping[str, list[Any]]
+    also: Mapping[str, str] = field(default_factory=dict)
 
 
 class Without(tuple[str, ...]):
@@ -73,14 +70,13 @@ def with_schema(command: Callable[..., None]) -> Callable[..., None]:
     lists: dict[str, Lists] = {name: its for name, each in annotations.items() if (its := _annotated(each, Lists))}
     kinds: dict[str, Any] = {
         name: getattr(each, "__origin__", each) for name, each in annotations.items() if hasattr(each, "help_panel")
-    }
-    kinds |= {name: its.kind for name, its in lists.items()}
+    } | dict.fromkeys(lists, SearchRequest)
     _with_options.update(dict.fromkeys(kinds.values()))
     options = {
         name: [
-            f
-            for f in declared(kind)
-            if f.option and f.name not in own.parameters and _has_option(annotations[name], f.name)
+            field
+            for field in declared(kind)
+            if field.option and field.name not in annotations and _has_option(annotations[name], field.name)
         ]
         for name, kind in kinds.items()
     }
@@ -102,11 +98,7 @@ def with_schema(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     kept = [p for p in own.parameters.values() if p.name not in kinds]
-    added = [
-        _list_parameter(field, lists[name]) if name in lists else _parameter(field, kinds[name])
-        for name, its in options.items()
-        for field in its
-    ]
+    added = [_parameter(field, kinds[name], lists.get(name)) for name, its in options.items() for field in its]
     run.__signature__ = own.replace(parameters=[*kept, *added, _CONFIG])  # pyright: ignore[reportAttributeAccessIssue] - Typer reads it
     return run
 
@@ -118,11 +110,39 @@ def flag_of(name: str) -> str:
     return flags.get(name, name)
 
 
-def _parameter(field: Field, kind: type) -> inspect.Parameter:
-    of = field.kind | None if field.optional else field.kind
-    option = _typer_option(field, kind, **(_choice_or_code(field.kind) if field.own else {}))
+def _parameter(field: Field, kind: Any, lists: Lists | None) -> inspect.Parameter:
+    """The option of a field; with `lists`, it takes a list of values, and is None if it is not given."""
+    assert field.option is not None
+    annotation, default = field.kind | None if field.optional else field.kind, field.default
+    flags, parse = [field.flag, field.option.short], field.option.parse
+    text, panel, prefix = field.option.help, kind.help_panel, getattr(kind, "env_prefix", None)
+    given: dict[str, Any] = {}
+    if field.range and (lists or not parse):
+        text = f"{text} ({field.range})"
+    if lists:
+        shown = lists.defaults.get(field.name, [] if default in (None, MISSING) else [default])
+        annotation, default, prefix = str | None, None, None
+        flags.append(lists.also.get(field.name, ""))
+        panel = f"{panel}: values, or lists of them like 1,2,4"
+        given = {"parser": _parser(partial(read_values, field)), "metavar": "LIST"}
+        given["show_default"] = ",".join(map(str, shown)) or False
+    elif field.own:
+        given = _choice_or_code(field.kind)
+    elif parse:
+        given = {"parser": _parser(lambda given: parse(given) if isinstance(given, str) else given), "metavar": "SIZE"}
+        if default is not None:
+            given["show_default"] = field.show(default)
+    elif field.kind is bool and default:
+        flags[0] = f"{field.flag}/--no-{field.flag.removeprefix('--')}"
+    option = typer.Option(
+        *filter(None, flags),
+        help=text,
+        envvar=f"{prefix}{field.name.upper()}" if prefix else None,
+        rich_help_panel=panel,
+        **given,
+    )
     return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[of, option]
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, option]
     )
 
 
@@ -134,71 +154,24 @@ def _choice_or_code(kind: Any) -> dict[str, Any]:
         if ":" in given:
             return CodeName(given)
         if given not in names:
-            known = ", ".join(map(repr, names))
-            raise typer.BadParameter(f"{given!r} is not one of {known}, and not MODULE:CLASS of yours.")
+            raise ValueError(f"{given!r} is not one of {', '.join(map(repr, names))}, and not MODULE:CLASS of yours.")
         return kind(given)
 
     return {
-        "parser": read,
+        "parser": _parser(read),
         "metavar": f"<{'|'.join(names)}|MODULE:CLASS>",
         "autocompletion": lambda incomplete: [name for name in names if name.startswith(incomplete)],
     }
 
 
-def _list_parameter(field: Field, lists: Lists) -> inspect.Parameter:
-    """An option that takes a list of values; None if it is not given."""
-    assert field.option is not None
-
-    def read(given: Any) -> list[Any]:
+def _parser(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def parser(given: Any) -> Any:
         try:
-            return lists.read(field, given)
+            return read(given)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    shown = lists.shown.get(field.name, "" if field.default in (None, MISSING) else str(field.default))
-    option = typer.Option(
-        *(flag for flag in (field.flag, field.option.short, lists.also.get(field.name)) if flag),
-        help=field.option.help + (f" ({field.range})" if field.range else ""),
-        rich_help_panel=f"{lists.kind.help_panel}: values, or lists of them like 1,2,4",
-        parser=read,
-        metavar="LIST",
-        show_default=shown or False,
-    )
-    kind = Annotated[str | None, option]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-
-
-def _typer_option(field: Field, kind: Any, **given: Any) -> Any:
-    assert field.option is not None
-    parse, prefix = field.option.parse, getattr(kind, "env_prefix", None)
-    flag = field.flag
-    if field.kind is bool and field.default:
-        flag = f"{flag}/--no-{flag.removeprefix('--')}"
-    if parse is not None:
-        given |= {"parser": _parser(parse), "metavar": "SIZE"}
-        if field.default is not None:
-            given["show_default"] = field.show(field.default)
-    text = field.option.help
-    if field.range and parse is None:
-        text = f"{text} ({field.range})"
-    return typer.Option(
-        flag,
-        *([field.option.short] if field.option.short else []),
-        help=text,
-        envvar=f"{prefix}{field.name.upper()}" if prefix else None,
-        rich_help_panel=kind.help_panel,
-        **given,
-    )
-
-
-def _parser(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    def read(given: Any) -> Any:
-        try:
-            return parse(given) if isinstance(given, str) else given  # a default is not text
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-
-    return read
+    return parser
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:

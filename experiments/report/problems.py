@@ -25,14 +25,12 @@ class Attempt:
 class ProblemRow:
     """A problem with the attempts of all runs; `text` is empty if the benchmark is not at hand.
 
-    `solved` holds for each run the right answers and the searches.
+    `sample` is one of it, which tells its id, gold answer, level and subject. `solved` holds for each run the right
+    answers and the searches.
     """
 
-    unique_id: str
+    sample: Sample
     text: str
-    gold: str
-    level: int | None
-    subject: str | None
     solved: list[tuple[int, int]]
     attempts: list[Attempt]
 
@@ -57,21 +55,13 @@ def problem_rows(runs: Sequence[Run], most: int) -> tuple[list[ProblemRow], int]
                     lines = [Line(depth, step, selected=True) for depth, step in enumerate(sample.steps)]
                 attempts[name].append(Attempt(number, run, sample, lines, bool(nodes)))
     texts = _texts(runs)
-    return [_row(runs, attempts[name], texts) for name in kept], len(found)
-
-
-def _row(runs: Sequence[Run], attempts: list[Attempt], texts: dict[tuple[str, str], str]) -> ProblemRow:
-    first = attempts[0].sample
-    by_run = [run.by_problem.get(first.unique_id, []) for run in runs]
-    return ProblemRow(
-        unique_id=first.unique_id,
-        text=texts.get((first.unique_id, first.gold), ""),
-        gold=first.gold,
-        level=first.level,
-        subject=first.subject,
-        solved=[(sum(sample.correct for sample in found), len(found)) for found in by_run],
-        attempts=attempts,
-    )
+    rows: list[ProblemRow] = []
+    for name, its in attempts.items():
+        by_run = [run.by_problem.get(name, []) for run in runs]
+        solved = [(sum(sample.correct for sample in samples), len(samples)) for samples in by_run]
+        first = its[0].sample
+        rows.append(ProblemRow(first, texts.get((name, first.gold), ""), solved, its))
+    return rows, len(found)
 
 
 def _disputed(runs: Sequence[Run], name: str) -> bool:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -109,7 +109,8 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         if not path.is_dir():
             raise EspalierError(f"no folder {str(path)!r}; name folders that `espalier eval --out` or sweep wrote")
-        found = list(_run_folders(path))
+        itself = (path / CONFIG).is_file() and (path / SAMPLES).is_file()
+        found = [path] if itself else [folder for folder in _configured(path) if _size(folder / SAMPLES)]
         if not found:
             raise EspalierError(f"{path} holds no run: neither it nor a folder in it has {CONFIG} and {SAMPLES}")
         folders |= dict.fromkeys(folder.resolve() for folder in found)
@@ -118,9 +119,12 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
 
 def runs_not_begun(paths: Sequence[Path]) -> list[str]:
     """Names of the run folders in `paths` that an interrupted sweep has made, and not come to."""
-    folders = sorted({config.parent.resolve() for path in paths for config in path.rglob(CONFIG)}, key=_natural)
-    names = dict(zip(folders, _names(folders), strict=True)) if folders else {}
-    return [names[folder] for folder in folders if not _size(folder / SAMPLES) and _asks(folder)]
+    folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _configured(path)))
+    return [
+        name
+        for folder, name in zip(folders, _names(folders), strict=True)
+        if not _size(folder / SAMPLES) and _asks(folder)
+    ]
 
 
 def _size(file: Path) -> int:
@@ -150,12 +154,9 @@ def field_title(field: str) -> str:
     return _SHORT_NAMES.get(field, field.replace("_", " "))
 
 
-def _run_folders(path: Path) -> Iterator[Path]:
-    if (path / CONFIG).is_file() and (path / SAMPLES).is_file():
-        yield path
-        return
-    inside = (file.parent for file in path.rglob(SAMPLES) if (file.parent / CONFIG).is_file() and _size(file))
-    yield from sorted(inside, key=_natural)
+def _configured(path: Path) -> list[Path]:
+    """Folders in `path`, and itself, that have a configuration."""
+    return sorted((config.parent for config in path.rglob(CONFIG)), key=_natural)
 
 
 def _natural(path: Path) -> list[tuple[bool, int, str]]:
@@ -166,8 +167,8 @@ def _natural(path: Path) -> list[tuple[bool, int, str]]:
 
 def _names(folders: list[Path]) -> list[str]:
     """Paths relative to the lowest folder that holds all of them."""
-    if len(folders) == 1:
-        return [folders[0].name]
+    if len(folders) < 2:
+        return [folder.name for folder in folders]
     common = Path(os.path.commonpath(folders))
     return [folder.relative_to(common).as_posix() for folder in folders]
 

@@ -76,7 +76,7 @@ def _render(template: str, report: Report) -> str:
             (found, numbers[id(found.first)], numbers[id(found.second)], tables.difference_cells(found))
             for found in report.differences
         ],
-        places={row.unique_id: place for place, row in enumerate(report.problems)},
+        places={row.sample.unique_id: place for place, row in enumerate(report.problems)},
     )
 
 

@@ -2,12 +2,13 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Self
+from io import FileIO
+from typing import Any
 
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
 from espalier.experiments.runs.benchmarks import Problem
@@ -28,6 +29,8 @@ _Grades = list["Future[Grade]"]
 """Grades of one answer, by each accepted answer."""
 _Key = tuple[str, int]
 """Id of a problem, and epoch."""
+_InGrading = tuple["_Writer", Problem, int, SearchResult, _Grades]
+"""A result of a problem and epoch whose answer is being graded, and where it is written."""
 
 
 def run_configuration(
@@ -95,16 +98,14 @@ def evaluate(
     with ExitStack() as stack:
         for each in [*([folder] if folder else []), *(other for other, _ in smaller)]:
             stack.enter_context(folder_lock(each.folder))
-        samples = _samples_in(folder, problems)
-        wanted = [(p, e) for p, e in searches if _is_missing(samples, (p.unique_id, e))]
+        own = _Writer(folder, problems)
+        samples = own.samples
+        wanted = [(problem, epoch) for problem, epoch in searches if own.lacks((problem.unique_id, epoch))]
         if folder:
             folder.ask(len(samples.keys() | {(problem.unique_id, epoch) for problem, epoch in searches}))
-        keys = [(problem.unique_id, epoch) for problem, epoch in wanted]
-        own = stack.enter_context(_Writer(folder, samples, keys, keep_trees))
-        writers = [
-            stack.enter_context(_Writer(each, _samples_in(each, problems), keys, keep_trees, paths))
-            for each, paths in smaller
-        ]
+        writers = [_Writer(each, problems, paths) for each, paths in smaller]
+        for writer in (own, *writers):
+            writer.open(stack, [(problem.unique_id, epoch) for problem, epoch in wanted], keep_trees)
         for sample in _graded_again(problems, list(samples.values()), grader):
             own.write(sample)
         last = time.monotonic()
@@ -126,39 +127,34 @@ def evaluate(
     return summary
 
 
-def _samples_in(folder: RunFolder | None, problems: Sequence[Problem]) -> dict[_Key, Sample]:
-    return {sample.key: sample for sample in folder.samples_of(problems)} if folder else {}
-
-
-def _is_missing(samples: Mapping[_Key, Sample], key: _Key) -> bool:
-    return key not in samples or samples[key].refused
-
-
 class _Writer:
-    """Collects the samples of one run, and appends them and their trees to its folder, if it has one."""
+    """Collects the samples of one run, and appends them and their trees to its folder, if it has one.
 
-    def __init__(
-        self,
-        folder: RunFolder | None,
-        samples: dict[_Key, Sample],
-        wanted: Sequence[_Key],
-        keep_trees: bool,
-        paths: int = 0,
-    ) -> None:
-        """Start with the `samples` that the run has; it may get those of `wanted` that are missing.
+    Attributes:
+        samples: those that the run has, by problem and epoch.
+        paths: the N of a run whose results are derived from those of a larger search; 0 for the run that searches.
+        run: name of the folder.
+    """
 
-        `paths` is the N of a run whose results are derived from those of a larger search; 0 for the run that searches.
-        """
+    def __init__(self, folder: RunFolder | None, problems: Sequence[Problem], paths: int = 0) -> None:
+        self.samples = {sample.key: sample for sample in folder.samples_of(problems)} if folder else {}
         self.paths = paths
         self.run = folder.folder.name if folder else ""
-        self._samples = samples
-        self._stream = folder.open_samples() if folder else None
-        missing = [key for key in wanted if self.lacks(key)]
-        self._trees = folder.open_trees(missing) if folder and keep_trees else None
+        self._folder = folder
+        self._lines: FileIO | None = None
+        self._trees: FileIO | None = None
+
+    def open(self, stack: ExitStack, wanted: Sequence[_Key], keep_trees: bool) -> None:
+        """Open the files; the run will get those of `wanted` that it lacks."""
+        if self._folder:
+            self._lines = stack.enter_context(self._folder.open_samples())
+            if keep_trees:
+                missing = [key for key in wanted if self.lacks(key)]
+                self._trees = stack.enter_context(self._folder.open_trees(missing))
 
     def lacks(self, key: _Key) -> bool:
         """Return true if the search has no sample yet, or was refused."""
-        return _is_missing(self._samples, key)
+        return key not in self.samples or self.samples[key].refused
 
     def write(self, sample: Sample, result: SearchResult | None = None) -> None:
         """Add a sample, and the tree of its search.
@@ -166,20 +162,11 @@ class _Writer:
         Raises:
             EspalierError: they cannot be written; the samples before are kept.
         """
-        self._samples[sample.key] = sample
+        self.samples[sample.key] = sample
         if self._trees and result:  # before its sample; see `RunFolder.open_trees`
             append(self._trees, tree_record(sample, result))
-        if self._stream:
-            append(self._stream, asdict(sample))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for stream in (self._stream, self._trees):
-            if stream:
-                with suppress(OSError) if kind else nullcontext():  # a line that could not be written fails once more
-                    stream.close()
+        if self._lines:
+            append(self._lines, asdict(sample))
 
 
 def _graded_again(problems: list[Problem], samples: list[Sample], grader: Grader) -> Iterator[Sample]:
@@ -199,13 +186,20 @@ def _run(
     grader: Grader,
     own: _Writer,
     smaller: Sequence[_Writer],
-) -> Iterable[tuple[_Writer, Sample, SearchResult | None]]:
+) -> Iterator[tuple[_Writer, Sample, SearchResult | None]]:
     """Yield samples and results in the order of grading; the engine never waits for a grade.
 
     Those that are derived for `smaller` searches come before the own one, so that none is missing once that is written.
     """
     by_search: dict[str, tuple[Problem, int]] = {}
-    grading: list[list[_InGrading]] = []
+    max_tokens = executor.defaults.fill(request).max_tokens
+    grading: list[list[_InGrading]] = []  # the results that follow from one search, which are written together
+
+    def graded(group: list[_InGrading]) -> Iterator[tuple[_Writer, Sample, SearchResult]]:
+        for writer, problem, epoch, found, grades in group:
+            source = own.run if writer.paths else ""
+            yield writer, sample_of(problem, found, _grade(grades, grader), epoch, source, max_tokens), found
+
     try:
         for problem, epoch in wanted:
             history = problem.history or request.history
@@ -220,7 +214,6 @@ def _run(
                 if any(violation.field not in ("problem", "history") for violation in error.violations):
                     raise
                 yield own, refused_sample(problem, str(error), epoch), None
-        max_tokens = executor.defaults.fill(request).max_tokens
         while executor.busy:
             for result in executor.step():
                 problem, epoch = by_search[result.search_id]
@@ -230,35 +223,21 @@ def _run(
                 lacking = [writer for writer in smaller if writer.lacks((problem.unique_id, epoch))]
                 results = [(writer, with_fewer_paths(result, writer.paths, executor.equivalence)) for writer in lacking]
                 grading.append([
-                    _InGrading(writer, problem, epoch, found, _submit(problem, found.answer, grader), max_tokens)
+                    (writer, problem, epoch, found, _submit(problem, found.answer, grader))
                     for writer, found in [*results, (own, result)]
                     if found
                 ])  # fmt: skip
-            ready = [group for group in grading if all(grade.done() for each in group for grade in each.grades)]
-            grading = [group for group in grading if group not in ready]
-            yield from (each.graded(grader, own) for group in ready for each in group)
+            waiting: list[list[_InGrading]] = []
+            for group in grading:
+                if all(grade.done() for *_, grades in group for grade in grades):
+                    yield from graded(group)
+                else:
+                    waiting.append(group)
+            grading = waiting
     finally:  # cancel remaining searches; the caller closes the executor
         executor.drop(by_search)
-    yield from (each.graded(grader, own) for group in grading for each in group)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _InGrading:
-    """A result whose answer is being graded."""
-
-    writer: _Writer
-    problem: Problem
-    epoch: int
-    result: SearchResult
-    grades: _Grades
-    max_tokens: int | None
-
-    def graded(self, grader: Grader, searched: _Writer) -> tuple[_Writer, Sample, SearchResult]:
-        """Wait for the grade; `searched` is the writer of the run that searched."""
-        source = searched.run if self.writer.paths else ""
-        grade = _grade(self.grades, grader)
-        sample = sample_of(self.problem, self.result, grade, self.epoch, source, self.max_tokens)
-        return self.writer, sample, self.result
+    for group in grading:
+        yield from graded(group)
 
 
 def _submit(problem: Problem, answer: str, grader: Grader) -> _Grades:

@@ -4,8 +4,9 @@ import json
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.benchmarks import Problem
@@ -87,11 +88,11 @@ class RunFolder:
         by_id = {problem.unique_id: problem for problem in problems}
         return [s for s in self.done() if s.unique_id in by_id and s.is_of(by_id[s.unique_id])]
 
-    def open_samples(self) -> TextIO:
+    def open_samples(self) -> FileIO:
         """Open `samples.jsonl` for appending; see `open_lines`."""
         return open_lines(self._samples)
 
-    def open_trees(self, wanted: Collection[tuple[str, int]] = ()) -> TextIO:
+    def open_trees(self, wanted: Collection[tuple[str, int]] = ()) -> FileIO:
         """Open `trees.jsonl`, the search tree of each sample, for appending.
 
         Each tree is written before its sample, so that an interruption may leave a tree without one. Trees without a
@@ -111,7 +112,7 @@ class RunFolder:
             with self._trees.open("rb") as stream:
                 lines = enumerate(stream, start=1)
                 _replace(self._trees, (line for number, line in lines if f"{self._trees}:{number}" in kept))
-        return self._trees.open("a", encoding="utf-8")
+        return open_lines(self._trees)
 
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""

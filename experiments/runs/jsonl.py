@@ -3,8 +3,9 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from espalier.engine.errors import EspalierError
 
@@ -40,23 +41,27 @@ def damage_named(place: str) -> Iterator[None]:
         raise EspalierError(f"{place} is damaged: {what}; repair or remove the line") from error
 
 
-def open_lines(path: Path) -> TextIO:
-    """Open a file for appending, after removing a last line without its end."""
-    if path.is_file():
-        with path.open("rb+") as stream:
-            stream.truncate(stream.read().rfind(b"\n") + 1)
-    return path.open("a", encoding="utf-8")
+def open_lines(path: Path) -> FileIO:
+    """Open a file for appending, after removing a last line without its end.
+
+    It has no buffer: what could not be written is not tried again when it is closed.
+    """
+    stream = path.open("ab+", buffering=0)
+    stream.seek(0)
+    stream.truncate(stream.readall().rfind(b"\n") + 1)
+    return stream
 
 
-def append(stream: TextIO, record: Mapping[str, Any], ensure_ascii: bool = True) -> None:
+def append(stream: FileIO, record: Mapping[str, Any], ensure_ascii: bool = True) -> None:
     """Append a line, which another process can read from then on.
 
     Raises:
         EspalierError: it cannot be written; the lines before are kept.
     """
+    line = json.dumps(record, ensure_ascii=ensure_ascii).encode() + b"\n"
     try:
-        stream.write(json.dumps(record, ensure_ascii=ensure_ascii) + "\n")
-        stream.flush()
+        while line:
+            line = line[stream.write(line) :]
     except OSError as error:
         raise EspalierError(
             f"cannot write {stream.name}: {error.strerror}; what came before is kept, and running the command again "

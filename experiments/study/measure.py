@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -14,6 +14,7 @@ from espalier.engine.errors import EspalierError
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.step_record import StepRecord
 from espalier.experiments.planning.closed_form import PathLengths, TreeShape, blocks_by_round
+from espalier.experiments.study.figures import PHASES
 from espalier.search.algorithms import algorithm_of
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
@@ -25,31 +26,21 @@ _STEPLESS = ("duplicate",)
 
 
 @dataclass(slots=True)
-class Phases:
-    """Seconds by what the process did.
+class _Run:
+    """Searches that run together.
 
     Attributes:
-        decode: the generator's batches, prompts included.
-        scoring: the verifier's.
-        scheduling: choosing batches and taking in their results.
-        search: the rest: the tree, tokenization of steps, the vote; on a machine with other work also waiting.
+        phases: seconds by what the process did, see `PHASES`: the generator's batches, prompts included; the
+            verifier's; choosing batches and taking in their results; and the rest: the tree, tokenization of steps, the
+            vote; on a machine with other work also waiting.
+        held: the logical and physical blocks after each engine step, if counted.
     """
-
-    decode: float = 0.0
-    scoring: float = 0.0
-    scheduling: float = 0.0
-    search: float = 0.0
-
-
-@dataclass(slots=True)
-class _Run:
-    """Searches that run together; `held` has the logical and physical blocks after each engine step, if counted."""
 
     engine: Engine
     counts_blocks: bool
     results: list[SearchResult] = field(default_factory=list)
     seconds: float = 0.0
-    phases: Phases = field(default_factory=Phases)
+    phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     held: list[tuple[int, int]] = field(default_factory=list)
     most_bytes: int = 0
     most_running: int = 0
@@ -58,11 +49,8 @@ class _Run:
 
     def add(self, record: StepRecord) -> None:
         """Add an engine step."""
-        if record.role == GENERATOR:
-            self.phases.decode += record.computing_seconds
-        else:
-            self.phases.scoring += record.computing_seconds
-        self.phases.scheduling += record.scheduling_seconds
+        self.phases["decode" if record.role == GENERATOR else "scoring"] += record.computing_seconds
+        self.phases["scheduling"] += record.scheduling_seconds
         schedulers = self.engine.schedulers.values()
         used = sum(its.pool.live_blocks * its.pool.layout.block_bytes for its in schedulers)
         self.most_bytes = max(self.most_bytes, used)
@@ -112,8 +100,8 @@ def _run(orchestrator: Orchestrator, requests: list[SearchRequest], counts_block
             run.most_running = max(run.most_running, orchestrator.running)
     finally:
         engine.on_step = None
-    run.seconds, after, phases = perf_counter() - start, engine.stats(), run.phases
-    phases.search = max(0.0, run.seconds - phases.decode - phases.scoring - phases.scheduling)
+    run.seconds, after = perf_counter() - start, engine.stats()
+    run.phases["search"] = max(0.0, run.seconds - sum(run.phases.values()))
     if failed := [result.error for result in ended.values() if result.error]:
         raise EspalierError(failed[0])
     run.results = [ended[name] for name in order]
@@ -140,7 +128,7 @@ def _isolated(alone: list[_Run]) -> dict[str, Any]:
         "peak_step_bytes": fmean(one.most_bytes for one in alone),
         "rounds": fmean(len(result.rounds) for result in results),
         "seconds": fmean(one.seconds for one in alone),
-        "phases": {each.name: fmean(getattr(one.phases, each.name) for one in alone) for each in fields(Phases)},
+        "phases": {name: fmean(one.phases[name] for one in alone) for name in PHASES},
         "life_logical_blocks": life[:, 0].tolist(),
         "life_physical_blocks": life[:, 1].tolist(),
     }
@@ -153,7 +141,7 @@ def _together(run: _Run) -> dict[str, Any]:
         "generated_tokens_per_second": generated / run.seconds,
         "computed_tokens_per_second": run.computed_tokens / run.seconds,
         "searches_per_minute": 60 * len(run.results) / run.seconds,
-        "phases": asdict(run.phases),
+        "phases": run.phases,
         "preemptions": run.preemptions,
         "most_running": run.most_running,
         "peak_step_bytes": run.most_bytes,

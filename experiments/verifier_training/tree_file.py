@@ -25,8 +25,9 @@ tokens as they were sampled, and their log-probabilities belong to them, as rein
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.folder import write_whole
@@ -101,7 +102,7 @@ def claim(path: Path, configuration: dict[str, Any]) -> None:
     write_whole(beside, configuration)
 
 
-def write_tree(stream: TextIO, tree: TreeRecord) -> None:
+def write_tree(stream: FileIO, tree: TreeRecord) -> None:
     """Append one problem to a stream of `open_lines`."""
     append(stream, {"format": _FORMAT} | asdict(tree), ensure_ascii=False)
 

@@ -95,14 +95,12 @@ class _Killer:
     def __init__(self, stream: Any, half: bool) -> None:
         self._stream, self._half, self._lines = stream, half, 0
 
-    def write(self, text: str) -> None:
+    def write(self, line: bytes) -> int:
         self._lines += 1
-        self._stream.write(text[: len(text) // 2] if self._half and self._lines > 1 else text)
-
-    def flush(self) -> None:
-        self._stream.flush()
+        self._stream.write(line[: len(line) // 2] if self._half and self._lines > 1 else line)
         if self._lines > 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        return len(line)
 
     def __enter__(self) -> "_Killer":
         return self

@@ -37,7 +37,7 @@ def learn_verifier_command(
     runtime: Annotated[RuntimeSettings, Without(*OF_VERIFIERS)],
 ) -> None:
     """Learn a verifier for a generator: sample solutions, value their steps, and train a head on its hidden states."""
-    from espalier.experiments.cli.progress import share_progress
+    from espalier.experiments.cli.progress import count_progress
     from espalier.experiments.verifier_training.features import HIDDEN, take_features
     from espalier.experiments.verifier_training.training import train_head
 
@@ -49,8 +49,8 @@ def learn_verifier_command(
             problems, rollouts, file, benchmark, grader, runtime, {HIDDEN: lambda hidden: hidden}
         )
         sampled = time.perf_counter()
-        with share_progress(len(trees), 0) as advance:
-            features = take_features(engine, trees, out / "features", lambda: advance(0, 0))
+        with count_progress("problems", len(trees)) as advance:
+            features = take_features(engine, trees, out / "features", advance)
         taken = time.perf_counter()
         typer.echo(f"{len(features.values):,} steps with hidden states of {features.states.shape[1]} values")
         trunk = {"name": runtime.generator, "digest": generator.model.digest}

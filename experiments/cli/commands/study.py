@@ -11,14 +11,13 @@ from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.runs import load_problems, verifier_for, writing_to
 from espalier.experiments.cli.schema_options import Lists, Only, Without, with_schema
-from espalier.experiments.runs.grid import FIELDS, read_values, requests_of
+from espalier.experiments.runs.grid import FIELDS, requests_of
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
 from espalier.search.schema import CodeName
 
 _USUAL: dict[str, list[Any]] = {"algorithm": ["beam"], "beam_width": [1, 2, 4, 8], "expansion": [1, 2, 4]}
 """The grid, for fields that are not given."""
-_SHOWN = {name: ",".join(map(str, values)) for name, values in _USUAL.items()}
 
 app = CommandLine(help="Measure how searches behave.", no_args_is_help=True)
 
@@ -39,7 +38,7 @@ def memory_and_time_command(
     ] = Path("runs/memory-and-time"),
     in_flight: opt.InFlight = 32,
     *,
-    values: Annotated[dict[str, list[Any]], Lists(SearchRequest, read_values, _SHOWN, {}), Only(*_USUAL)],
+    values: Annotated[dict[str, list[Any]], Lists(_USUAL), Only(*_USUAL)],
     request: Annotated[SearchRequest, Without(*_USUAL)],
     runtime: RuntimeSettings,
 ) -> None:

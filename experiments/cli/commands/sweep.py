@@ -12,15 +12,13 @@ from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.runs import exit_code, load_problems, searches_shown, verifier_for, writing_to
 from espalier.experiments.cli.schema_options import Lists, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
-from espalier.experiments.runs.grid import distinct, read_grid, read_values, requests_of
-from espalier.search.request import SearchRequest
+from espalier.experiments.runs.grid import distinct, read_grid, requests_of
 from espalier.search.run.load import RuntimeSettings
 
 _USUAL = {"beam_width": [1, 2, 4], "expansion": [1, 2, 4]}
 """The grid without --grid, for fields that are not given."""
 REPORT = "report"
 """Folder of the report in the sweep's folder."""
-_SHOWN = {name: ",".join(map(str, values)) for name, values in _USUAL.items()}
 
 
 @with_schema
@@ -70,7 +68,7 @@ def sweep_command(
     in_flight: opt.InFlight = 32,
     *,
     selection: opt.Selection,
-    values: Annotated[dict[str, list[Any]], Lists(SearchRequest, read_values, _SHOWN, {"seed": "--seeds"})],
+    values: Annotated[dict[str, list[Any]], Lists(_USUAL, {"seed": "--seeds"})],
     runtime: RuntimeSettings,
     where: ExecutorSettings,
 ) -> None:

@@ -281,7 +281,7 @@ def test_problems_in_dispute_come_first_when_not_all_are_shown(tmp_path):
     run_of(tmp_path / "a", [True, True, True, False])
     run_of(tmp_path / "b", [True, True, False, False])
     rows, count = problem_rows(load_runs([tmp_path]), 1)
-    assert ([row.unique_id for row in rows], count) == (["p2"], 4)
+    assert ([row.sample.unique_id for row in rows], count) == (["p2"], 4)
     assert rows[0].solved == [(1, 1), (0, 1)]
 
 

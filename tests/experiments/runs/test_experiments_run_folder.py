@@ -14,6 +14,7 @@ from run_samples import CONFIGURATION, REQUEST, sample
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.evaluate import run_configuration
 from espalier.experiments.runs.folder import RunFolder
+from espalier.experiments.runs.jsonl import append
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.summary import search_fields
 from espalier.search.request import AlgorithmName
@@ -21,7 +22,8 @@ from espalier.search.request import AlgorithmName
 
 def keep(folder: RunFolder, *samples: Sample) -> None:
     with folder.open_samples() as stream:
-        stream.writelines(json.dumps(asdict(s)) + "\n" for s in samples)
+        for each in samples:
+            append(stream, asdict(each))
 
 
 def whole_configuration(**changes: Any) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def test_last_line_cut_short_is_dropped_from_the_file(tmp_path):
     keep(folder, sample("a"), sample("b"))
     whole = (tmp_path / "samples.jsonl").read_text()
     with folder.open_samples() as stream:
-        stream.write(json.dumps(asdict(sample("c")))[:40])
+        stream.write(json.dumps(asdict(sample("c")))[:40].encode())
 
     assert [s.unique_id for s in folder.done()] == ["a", "b"]
     keep(folder, sample("c"))
@@ -149,7 +151,7 @@ def test_last_line_cut_short_is_dropped_from_the_file(tmp_path):
 def test_last_line_that_lacks_only_its_end_does_not_swallow_the_next(tmp_path):
     folder = RunFolder(tmp_path, CONFIGURATION)
     with folder.open_samples() as stream:
-        stream.write(json.dumps(asdict(sample("a"))))
+        stream.write(json.dumps(asdict(sample("a"))).encode())
     folder.done()
     keep(folder, sample("b"), sample("c"))
     assert [s.unique_id for s in folder.done()][-2:] == ["b", "c"]
@@ -159,7 +161,7 @@ def test_damage_in_the_middle_does_not_cost_the_samples_behind_it(tmp_path):
     folder = RunFolder(tmp_path, CONFIGURATION)
     keep(folder, sample("a"))
     with folder.open_samples() as stream:
-        stream.write("damaged\n")
+        stream.write(b"damaged\n")
     keep(folder, sample("c"))
     with suppress(EspalierError):  # to refuse the file is as good as to read on
         folder.done()
@@ -231,7 +233,7 @@ def test_trees_are_kept_of_samples_only_and_one_of_each(tmp_path):
     ]
     (tmp_path / "trees.jsonl").write_text("".join(lines) + lines[0][:20])
     with folder.open_trees(wanted=[("b", 0)]) as stream:
-        stream.write(lines[1])
+        stream.write(lines[1].encode())
     assert (tmp_path / "trees.jsonl").read_text() == lines[3] + lines[6] + lines[1]
 
 

@@ -12,6 +12,7 @@ from plain import plain_logits
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
+from espalier.experiments.runs.jsonl import open_lines
 from espalier.experiments.verifier_training.rollouts import sample_trees, write_rollouts
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeRecord, claim, read_trees, write_tree
@@ -185,7 +186,7 @@ class TestFile:
     def test_a_record_reads_as_it_was_written(self, write: Callable[..., Path], tmp_path: Path):
         path = write(PROBLEMS[:1])
         (tree,) = read_trees(path)
-        with (tmp_path / "again.jsonl").open("w") as stream:
+        with open_lines(tmp_path / "again.jsonl") as stream:
             write_tree(stream, tree)
         assert (tmp_path / "again.jsonl").read_text() == path.read_text()
 
