@@ -37,10 +37,10 @@ def configuration_of(
         **({} if quantization is Quantization.NONE else {"generator_quantization": str(quantization)}),
         "dtype": str(model.decoder.dtype),
         "system_prompt": generator.system_prompt,
-        "filters": [generator.top_k, generator.top_p, generator.min_p],
+        "filters": [generator.defaults.top_k, generator.defaults.top_p, generator.defaults.min_p],
         "benchmark": benchmark,
         **{name: value for name, value in asdict(settings).items() if name not in unused},
-        "temperature": generator.temperature if settings.temperature is None else settings.temperature,
+        "temperature": generator.defaults.temperature if settings.temperature is None else settings.temperature,
     }
 
 

@@ -98,11 +98,12 @@ class ProblemTree:
         self._problem = problem
         self._settings = settings
         self._is_right = is_right
-        temperature = generator.temperature if settings.temperature is None else settings.temperature
-        self._filters = temperature, generator.top_k, generator.top_p, generator.min_p
+        defaults = generator.defaults
+        temperature = defaults.temperature if settings.temperature is None else settings.temperature
+        self._filters = temperature, defaults.top_k, defaults.top_p, defaults.min_p
         prompt = generator.prompt_ids(problem.problem, problem.history)
         self._tree = TreeRecord(problem.unique_id, problem.problem, problem.answer, prompt)
-        self._max_tokens = min(settings.max_tokens, generator.model.config.max_positions - len(prompt))
+        self._max_tokens = min(settings.max_tokens, defaults.max_positions - len(prompt))
         self._to_value: deque[_Step] = deque()
         self._growing = settings.solutions  # solutions without an end
         self._valuing = 0
