@@ -17,7 +17,7 @@ class Table:
     @classmethod
     def of(cls, columns: Mapping[str, Iterable[Any]]) -> Self:
         """Create it from the values of each column, by title."""
-        return cls(list(columns), list(zip(*columns.values(), strict=True)))
+        return cls(list(columns), list(map(list, zip(*columns.values(), strict=True))))
 
     def markdown(self) -> str:
         """The table in Markdown; its values are texts."""
