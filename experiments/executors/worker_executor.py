@@ -88,8 +88,9 @@ class WorkerExecutor:
             self._description = described[0]
             self.kv_memory_bytes, self.defaults = self._description.kv_memory_bytes, self._description.defaults
             self.hardware = [each.hardware for each in described]
-            if differing := [what for number, other in enumerate(described) if (what := self._differs(number, other))]:
-                raise FatalError(differing[0])
+            for number, other in enumerate(described):
+                if what := self._differs(number, other):
+                    raise FatalError(what)
         except BaseException:
             self.close()
             raise
@@ -216,7 +217,7 @@ class WorkerExecutor:
         return [described[worker.number] for worker in self._workers]
 
     def _differs(self, number: int, other: WorkerDescription) -> str:
-        """What tells a worker from worker 0, so that it must not be used; empty if nothing does."""
+        """Return how a worker differs from worker 0, which makes it useless; empty if it does not."""
         ours = self._description
         mine = {"version": ours.version, **ours.models}
         theirs = {"version": other.version, **other.models}
