@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, TypedDict
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.algorithms import PARAMETERS, algorithm_of
+from espalier.search.algorithms import PARAMETERS, algorithm_of, parameter_hint
+from espalier.search.algorithms.base import SearchAlgorithm
 from espalier.search.common_fields import Aggregation as Aggregation
 from espalier.search.common_fields import AlgorithmName as AlgorithmName
 from espalier.search.common_fields import CommonFields
@@ -65,7 +66,7 @@ class SearchRequest(CommonFields):
 class SearchFields(TypedDict, total=False):
     """Keyword arguments that are fields of `SearchRequest`; a test holds that they are the same."""
 
-    algorithm: AlgorithmName | str
+    algorithm: AlgorithmName | str | type[SearchAlgorithm]
     beam_width: int
     expansion: int
     vote: Vote | str | None
@@ -102,16 +103,23 @@ def make_request(problem: str | SearchRequest, given: Mapping[str, Any]) -> Sear
     if not isinstance(problem, str | SearchRequest):
         raise TypeError(f"a problem is a text or a SearchRequest, not {_a(problem)}")
     base = {"problem": problem} if isinstance(problem, str) else problem.to_dict()
-    return from_values(SearchRequest, base | dict(given))
+    values = base | dict(given)
+    try:
+        return from_values(SearchRequest, values)
+    except InvalidRequestError as error:
+        found = [replace(v, description=v.description + parameter_hint(v.field, values)) for v in error.violations]
+        raise InvalidRequestError(found) from None
 
 
 def with_own_code(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of a request with `algorithm="MODULE:CLASS"` as the name of code to load.
+    """Return fields of a request with `algorithm="MODULE:CLASS"`, or with the class, as the name of code to load.
 
     For the fields that whoever runs this process gives, and those of the sweep that it resumes; never for those of a
     request over the wire.
     """
     name = fields.get("algorithm")
+    if isinstance(name, type):
+        name = f"{name.__module__}:{name.__qualname__}"
     return {**fields, "algorithm": CodeName(name)} if isinstance(name, str) and ":" in name else dict(fields)
 
 

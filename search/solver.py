@@ -53,7 +53,8 @@ class Solver:
                 the bundled generator.
             verifier: the process reward model, named the same way, or the folder of a trunk head, `self`, `confidence`
                 or `lowest-confidence`; or a function of yours, which takes a problem and the steps of a path and
-                returns the score of the last one, from 0 to 1, or its `MODULE:FUNCTION`, or a `Scorer`. "" loads none.
+                returns the score of the last one, from 0 to 1, or a `Scorer`, or the `MODULE:NAME` of either. "" loads
+                none.
                 None loads the bundled one with the bundled generator, else none: searches that need one are then
                 refused.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.

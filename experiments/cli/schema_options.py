@@ -159,7 +159,7 @@ def _choice_or_code(kind: Any) -> dict[str, Any]:
 
     return {
         "parser": _parser(read),
-        "metavar": f"<{'|'.join(names)}|MODULE:CLASS>",
+        "metavar": f"<{'|'.join(names)}|MODULE:CLASS or MODULE:CLASS:NAME=VALUE of yours>",
         "autocompletion": lambda incomplete: [name for name in names if name.startswith(incomplete)],
     }
 

@@ -99,7 +99,11 @@ def read_values_of(flag: str, path: Path) -> Any:
 def _entry(path: Path, entry: Mapping[Any, Any]) -> dict[str, list[Any]]:
     named = {str(name).replace("-", "_"): given for name, given in entry.items()}
     if unknown := sorted(named.keys() - FIELDS.keys()):
-        raise EspalierError(f"--grid: {str(path)!r} has keys that are no fields of a search: {', '.join(unknown)}")
+        own = ":" in str(named.get("algorithm", ""))
+        hint = "; parameters of a class of yours follow its name, MODULE:CLASS:NAME=VALUE" if own else ""
+        raise EspalierError(
+            f"--grid: {str(path)!r} has keys that are no fields of a search: {', '.join(unknown)}{hint}"
+        )
     read: dict[str, list[Any]] = {}
     for name, given in named.items():
         try:

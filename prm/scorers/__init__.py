@@ -9,7 +9,7 @@ _FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
 def names_function(verifier: str) -> bool:
-    """Return whether a value of `--verifier` is a function of the user's, `MODULE:FUNCTION`."""
+    """Return whether a value of `--verifier` is a function or a `Scorer` of the user's, `MODULE:NAME`."""
     return _FUNCTION.fullmatch(verifier) is not None
 
 

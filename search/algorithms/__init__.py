@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from espalier.search.algorithms.adaptive import AdaptivePaths
 from espalier.search.algorithms.auto import AutoSearch
@@ -42,7 +42,7 @@ def _parameters() -> dict[str, Field]:
     for its in ALGORITHMS.values():
         for field in declared(its.Parameters):
             users = ", ".join(name for name, each in ALGORITHMS.items() if each.Parameters is its.Parameters)
-            assert field.option is not None
+            assert field.option is not None, f"{its.__name__}.Parameters: {field.name} needs an Option with its help"
             help_text = f"{users}: {field.option.help}; default: {field.default}."
             found[field.name] = replace(field, optional=True, default=None, option=Option(help_text))
     return found
@@ -62,6 +62,16 @@ def algorithm_of(request: CommonFields) -> type[SearchAlgorithm]:
     """
     name = request.algorithm
     return own_class(name) if isinstance(name, CodeName) else ALGORITHMS[name]
+
+
+def parameter_hint(name: str, values: Mapping[str, Any]) -> str:
+    """Advice for a name that is no field of a request but a parameter of the user's own algorithm; else empty."""
+    own = values.get("algorithm")
+    if not isinstance(own, CodeName) or name in {field.name for field in declared(CommonFields)} | PARAMETERS.keys():
+        return ""
+    if name not in {field.name for field in declared(own_class(own).Parameters)}:
+        return ""
+    return f"; write it behind the class: {own}:{name}={values.get(name)}"
 
 
 def with_defaults(request: Request) -> Request:

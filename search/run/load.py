@@ -55,7 +55,8 @@ class RuntimeSettings:
         Option(
             "Process reward model: as --generator, or demo-verifier, or the folder of a trunk head; self asks the "
             "generator whether a step is right; confidence or lowest-confidence reads its probabilities; "
-            "MODULE:FUNCTION calls a function of yours with a problem and the steps of a path; '' for none; "
+            "MODULE:NAME calls a function of yours with a problem and the steps of a path, or is a Scorer of yours; "
+            "'' for none; "
             "auto is demo-verifier with demo-generator, which it was made for, else none."
         ),
     ] = AUTO

@@ -100,7 +100,10 @@ def test_a_sweep_has_cells_of_it_beside_built_in_ones_and_finds_them_again(espal
         ),
         (("sweep", "-a", "beam,half:X", "--limit", 1), "half:X: No module named 'half'"),
         (("solve", "-a", f"{NAME}:share=1"), f"{NAME}:share=1: share must be above 0 and below 1, is 1"),
-        (("eval", "-a", f"{NAME}:shares=1", "--limit", 1), f"{NAME}:shares=1: shares is unknown"),
+        (
+            ("eval", "-a", f"{NAME}:shares=1", "--limit", 1),
+            f"{NAME}:shares=1: shares is unknown, its parameters are share",
+        ),
         (("solve", "-a", "halving"), "'halving' is not one of 'greedy', 'chain'"),
         (("solve", "-a", NAME, "--endpoint", "127.0.0.1:1"), "a server runs its own searches; leave out --endpoint"),
     ],
@@ -109,6 +112,31 @@ def test_what_is_wrong_is_told_before_anything_is_loaded(espalier, folder, argum
     ran = espalier(*arguments)
     assert ran.code == 2
     assert said in " ".join(ran.err.replace("│", " ").split())
+
+
+def test_a_grid_with_a_parameter_of_its_own_as_a_key_is_told_where_to_write(espalier, folder):
+    (folder / "grid.toml").write_text(f'algorithm = ["{NAME}"]\nshare = [0.25]\n')
+    ran = espalier("sweep", "--grid", "grid.toml", "--limit", 1)
+    assert ran.code == 2
+    assert "share; parameters of a class of yours follow its name, MODULE:CLASS:NAME=VALUE" in " ".join(ran.err.split())
+
+
+@pytest.mark.parametrize(
+    ("method", "command"),
+    [
+        ("candidates", ("solve", PROBLEM)),
+        ("memory", ("solve", PROBLEM)),
+        ("violations", ("eval", "--limit", 1)),
+        ("sampled", ("sweep", "--limit", 1, "--dry-run")),
+    ],
+)
+def test_a_class_method_that_fails_is_told_in_one_line(espalier, folder, method, command):
+    body = f"    @classmethod\n    def {method}(cls, request): return 1 / 0\n\n    def kept"
+    (folder / "halving.py").write_text(example().replace("    def kept", body))
+    ran = espalier(*command, "-a", NAME)
+    assert ran.code == 2
+    assert f"{NAME}: {method} failed, " in " ".join(ran.err.split())
+    assert "Traceback" not in ran.err
 
 
 def test_a_class_that_lacks_a_method_is_told_in_one_line(espalier, folder):

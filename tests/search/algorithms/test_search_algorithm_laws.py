@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_tree import LENGTH, Outcome, RandomTree, State, Step, Streams, drive, texts_of
 
-from espalier.search.algorithms import answers_suffice, make_algorithm, unused_fields
+from espalier.search.algorithms import PARAMETERS, answers_suffice, make_algorithm, unused_fields
 from espalier.search.algorithms.base import SearchAlgorithm
 from espalier.search.algorithms.rebase import apportion
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
@@ -89,6 +89,8 @@ OTHER_VALUES = {
     "iterations": (1, 3),
     "confidence": (0.5, 1.0),
 }
+
+assert PARAMETERS.keys() <= OTHER_VALUES.keys(), "each parameter of an algorithm is tried"
 
 
 @pytest.mark.parametrize("field", OTHER_VALUES)

@@ -329,6 +329,27 @@ def test_a_name_is_code_where_whoever_runs_the_process_gives_it():
     assert with_own_code({"seed": 1}) == {"seed": 1}
 
 
+def test_a_class_itself_may_be_given_in_python_and_a_newer_one_of_its_name_is_taken(my_searches: Path):
+    import my_searches as module  # pyright: ignore[reportMissingImports]
+
+    made = make_request("-", with_own_code({"algorithm": module.Told}))
+    assert made.algorithm == "my_searches:Told"
+    assert issubclass(algorithm_of(made), module.Told)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Told", module.Unscored)
+        assert algorithm_of(made).scores == "none"
+
+
+def test_a_parameter_of_its_own_given_as_a_field_is_told_where_to_write():
+    given = with_own_code({"algorithm": "my_searches:Told", "keep": 0.25, "kept": 1})
+    with pytest.raises(InvalidRequestError) as caught:
+        make_request("-", given)
+    assert [violation.description for violation in caught.value.violations] == [
+        "is unknown; write it behind the class: my_searches:Told:keep=0.25",
+        "is unknown",
+    ]
+
+
 def test_a_name_stays_one_in_copies_and_in_other_processes():
     plain = request("Plain")
     for same in (make_request(plain, {}), pickle.loads(pickle.dumps(plain)), copy.deepcopy(plain)):
