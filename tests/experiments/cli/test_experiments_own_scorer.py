@@ -1,5 +1,6 @@
 """`--verifier MODULE:FUNCTION`: the example of the README, as a user's file in the current folder."""
 
+import hashlib
 import json
 import re
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from espalier.engine.errors import CheckpointError, EspalierError, InvalidRequestError
+from espalier.engine.own_code import load_code
 from espalier.experiments.prm_evaluation.scoring import load_scoring
 from espalier.search.run.load import RuntimeSettings, load_orchestrator, load_verifier_alone
 from espalier.search.solver import Solver
@@ -111,6 +113,16 @@ def test_what_a_function_does_wrong_fails_the_search_in_one_line(body: str, said
         with pytest.raises(EspalierError, match=f"^--verifier copied:score: .*{said}"):
             solver.solve(PROBLEM, algorithm="beam", beam_width=1, expansion=2)
         assert solver.solve(PROBLEM, algorithm="greedy").answer, "the next one runs"
+
+
+def test_python_takes_the_scorer_of_the_example_and_every_step_has_its_score(folder: Path):
+    (folder / "copied.py").write_text(scorer_example())
+    with Solver(verifier=load_code("copied:Shorter")(), kv_memory="64M") as solver:
+        result = solver.solve(PROBLEM, algorithm="beam", beam_width=1, expansion=2, max_step_tokens=32)
+    scored = [node for node in result.nodes if node.score is not None]
+    assert scored
+    assert [node.score for node in scored] == [1 / (1 + len(node.text)) for node in scored]
+    assert result.digests["verifier"] == hashlib.sha256((folder / "copied.py").read_bytes()).hexdigest()
 
 
 def test_the_command_line_takes_a_scorer_and_records_the_digest_of_its_file(espalier, folder: Path):
