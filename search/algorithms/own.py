@@ -44,6 +44,7 @@ def own_class(name: CodeName) -> type[SearchAlgorithm]:
         found = load_code(f"{module}:{code}")
     except EspalierError as error:
         hint = f"; write {module.removesuffix('.py')}:{code}, without .py" if module.endswith(".py") else ""
+        hint = "; define the class at the top of its module" if "." in code else hint
         raise _refusal(name, f"{error}{hint}") from error
     return _checked(found, name, given)
 

@@ -213,6 +213,7 @@ def test_a_class_may_have_parameters_of_its_own_given_by_its_name_or_by_a_field_
         ("my_searches:BadKind", "its parameter growth must be an int, a float, a bool, a str or a StrEnum"),
         ("my_searches:BadDefault", "the default of its parameter growth must be a number, is 'much'"),
         ("my_searches:NoClassMethod", "its candidates must be a class method"),
+        ("my_searches:make.<locals>.Inner", "'; define the class at the top of its module"),
         ("my_searches.py:Plain", "; write my_searches:Plain, without .py"),
         ("my_searches:Told:keep", "parameters are written NAME=VALUE:NAME=VALUE, not keep"),
         ("my_searches:Told:keep=2", "keep must be above 0 and at most 1, is 2"),
