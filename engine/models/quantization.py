@@ -36,7 +36,7 @@ def make_quantizer(
     """
     if quantization is Quantization.NONE:
         return lambda weight: weight
-    with _quiet():
+    with quiet_imports():
         try:
             import torchao.quantization  # noqa: F401
         except ImportError as error:
@@ -136,7 +136,7 @@ def _quantize(weight: torch.Tensor, config: Any) -> torch.Tensor:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_imports() -> Iterator[None]:
     """Silence torchao's warnings about extensions that do not fit this torch; none of them is used."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

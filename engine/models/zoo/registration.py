@@ -4,13 +4,15 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from espalier.engine.models.quantization import quiet_imports
 from espalier.engine.models.zoo import attention, experts
 
 
 def register() -> None:
     """Make the functions known to transformers; once is enough, and more often does no harm."""
-    from transformers import AttentionInterface
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    with quiet_imports():  # transformers imports torchao where it finds it
+        from transformers import AttentionInterface
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     AttentionInterface.register(attention.NAME, attention.attention_function)
     ALL_EXPERTS_FUNCTIONS.register(experts.NAME, experts.experts_function)
