@@ -13,6 +13,7 @@ class Sizes:
 
     Attributes:
         window: positions of every window and chunk of attention, fewer than the texts that are tried have.
+        softcap: of logits, so low that it changes them.
     """
 
     heads: int = 4
@@ -24,6 +25,7 @@ class Sizes:
     experts: int = 6
     window: int = 4
     positions: int = 128
+    softcap: float = 1.0
 
 
 def make_small(config: Any, sizes: Sizes | None = None) -> Any:
@@ -105,6 +107,8 @@ class _Shrink:
             return sizes.head_dim
         if value is None and name == "num_key_value_heads":
             return sizes.heads
+        if "softcap" in name and value:
+            return min(value, sizes.softcap)
         if isinstance(value, dict):
             return self._rope(value) if name in ("rope_parameters", "rope_scaling") else self._inner(value)
         if isinstance(value, list) and value and all(type(each) is int for each in value):
