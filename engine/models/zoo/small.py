@@ -25,7 +25,7 @@ class Sizes:
     experts: int = 6
     window: int = 4
     positions: int = 128
-    softcap: float = 1.0
+    softcap: float = 5.0
 
 
 def make_small(config: Any, sizes: Sizes | None = None) -> Any:

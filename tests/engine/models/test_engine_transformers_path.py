@@ -277,7 +277,7 @@ def test_a_yes_no_verifier_reads_capped_logits(folders: dict[str, Path], make_en
     rows = take_token_rows(checkpoint, decoder, [7, 9])
     hidden = torch.randn(3, decoder.config.hidden_size)
     assert torch.equal(rows(hidden), language_model_head(checkpoint, decoder)(hidden)[:, [7, 9]])
-    assert rows(100 * hidden).abs().max() <= 1, "final_logit_softcapping"
+    assert rows(100 * hidden).abs().max() <= 5, "final_logit_softcapping"
 
 
 @pytest.mark.parametrize("kind", KINDS)
