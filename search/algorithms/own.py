@@ -1,6 +1,7 @@
 """A search of the user's own: a class named `MODULE:CLASS`, and checks of what it declares."""
 
 import inspect
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
@@ -8,7 +9,6 @@ from functools import cache
 from typing import Any, TypeVar
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
-from espalier.engine.models.text_files import shown
 from espalier.engine.own_code import file_digest, load_code, place_and_reason
 from espalier.search.algorithms.base import USABLE, Expand, MemoryEstimate, SearchAlgorithm, parameters_in
 from espalier.search.common_fields import CommonFields, Vote
@@ -72,7 +72,7 @@ def _guarded(name: CodeName, its: type[SearchAlgorithm]) -> type[SearchAlgorithm
             except Exception as error:  # whatever somebody's class does
                 raise _refusal(name, f"{method} failed, {place_and_reason(error)}") from error
             if not _is_returned(method, value):
-                raise _refusal(name, f"{method} must return {_RETURNED[method]}, returned {shown(value)}")
+                raise _refusal(name, f"{method} must return {_RETURNED[method]}, returned {reprlib.repr(value)}")
             return value
 
         return classmethod(call)

@@ -18,11 +18,13 @@ _ROPE_SCALING = {
     "original_context_length": "original_max_position_embeddings",
     "attn_factor": "attention_factor",
 }
-_EXPERTS = {
+_LEFT_OUT = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
-"""Widths of experts, which the tables of transformers 5.23 leave out."""
+"""Caps and widths of experts, which the tables of transformers 5.23 leave out."""
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 
@@ -61,7 +63,7 @@ class MappedArchitecture:
 
         found = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(self._known_as, {}))
         for prefix, table in (
-            (self._architecture, _EXPERTS | GGUF_CONFIG_MAPPING[self._known_as]),
+            (self._architecture, _LEFT_OUT | GGUF_CONFIG_MAPPING[self._known_as]),
             ("tokenizer", GGUF_CONFIG_MAPPING["tokenizer"]),
         ):
             for key, field in table.items():

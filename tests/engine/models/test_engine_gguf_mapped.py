@@ -79,6 +79,9 @@ def write_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     for name, add in (("rms_norm_eps", writer.add_layer_norm_rms_eps), ("norm_epsilon", writer.add_layer_norm_eps)):
         if name in config:
             add(config[name])
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(name):
+            getattr(writer, f"add_{name}")(config[name])
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if head_dim := config.get("head_dim"):

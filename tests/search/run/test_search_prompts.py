@@ -136,7 +136,7 @@ def test_a_template_that_refuses_the_problem_too_is_an_error(with_template):
 def test_sampling_defaults_are_what_the_checkpoint_sets_zero_included(
     configured: dict[str, Any], expected: tuple[float, ...], make_engine: Callable[..., Engine]
 ):
-    made = Generator(make_engine("talker"), "", configured)
+    made = Generator(make_engine("talker"), "", configured).defaults
     assert (made.temperature, made.top_k, made.top_p, made.min_p) == expected
 
 

@@ -14,7 +14,7 @@ from server_thread import PATIENCE, ServerThread
 
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.experiments.executors import worker as worker_module
-from espalier.experiments.executors.transport import Order, Question, Report
+from espalier.experiments.executors.transport import Order, Report
 from espalier.experiments.executors.worker import Worker
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search import request as request_module
@@ -124,8 +124,8 @@ class Here:
     def send(self, worker: int, order: Order) -> None:
         self.worker.tell(pickle.loads(pickle.dumps(order)))
 
-    def ask(self, worker: int, question: Question, seconds: float) -> Any:
-        return pickle.loads(pickle.dumps(self.worker.answer(question)))
+    def check(self, worker: int, request: SearchRequest, seconds: float) -> Any:
+        return pickle.loads(pickle.dumps(self.worker.check(pickle.loads(pickle.dumps(request)))))
 
     def restart(self, worker: int) -> None:
         raise AssertionError("it hangs")
