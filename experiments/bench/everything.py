@@ -25,6 +25,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
         "search", "--repeats", "1", "--problems", "300", "--peer-problems", "300", "--in-flight", "32",
         "--peers", "original", "--quantization", "int8",
     ),
+    "search-floor": ("search-floor",),
     "prefix": ("prefix", "--repeats", "15"),
     "executors": ("executors",),
     "early-stop": ("early-stop",),

@@ -104,6 +104,18 @@ def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
     assert tokens["espalier beam, unmerged, 2 in flight"] > tokens["espalier beam, 2 in flight"]
 
 
+@pytest.mark.usefixtures("no_grader_pool")
+def test_search_floor_compares_searches_with_their_products_alone(bench, tmp_path):
+    file = tmp_path / "floor.json"
+    ran = bench("search-floor", "-N", 2, "-M", 2, "--problems", 2, "--repeats", 1, "--json", file)
+    assert ran.exit_code == 0, ran.output
+    merged, unmerged = json.loads(file.read_text())["rows"]
+    assert merged["tera-operations a problem"] < unmerged["tera-operations a problem"]
+    for row in (merged, unmerged):
+        of_library = row["tera-operations/s"] / row["oneDNN tera-operations/s"]
+        assert row["share of the time"] == pytest.approx(of_library)
+
+
 def test_search_benchmark_refuses_an_algorithm_that_the_baseline_does_not_have(bench):
     ran = bench("search", "--algorithms", "beam,mcts", "--vllm-python", "none")
     assert ran.exit_code == 2
