@@ -35,7 +35,7 @@ _NOT_READ = (
     "use_qalora",
 )
 """Options of PEFT that change what is added, or where."""
-_NEW_BASES = ("pissa", "olora", "corda", "eva", "lora_ga", "loftq")
+_NEW_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq")
 """Ways to begin that change the base's weights, too, so that the adapter does not fit the published ones."""
 _HEADS = {"TOKEN_CLS": "ForTokenClassification", "SEQ_CLS": "ForSequenceClassification"}
 

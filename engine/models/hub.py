@@ -102,11 +102,11 @@ def _download(repository: str, revision: str | None, load_format: LoadFormat, hu
     offline = hub.offline or is_offline_mode()
     fetch = partial(_fetch, repository, offline=offline, cache_dir=hub.cache_dir)
     folder = fetch(SMALL_FILES, revision)
-    if load_format is LoadFormat.DUMMY:
-        return folder
     commit = folder.name  # a branch may move between two downloads
     if files := adapter_files(folder):
         return fetch((*files, "adapter_config.json"), commit)
+    if load_format is LoadFormat.DUMMY:
+        return folder
     for name in weight_lists(load_format):
         if name.endswith(".json") and not (folder / name).is_file():
             continue

@@ -1,4 +1,4 @@
-"""What transformers learns of Espalier: the names of its functions for attention and experts, and when to be silent."""
+"""Registration of attention and experts with transformers, by name, and silence from its loading."""
 
 import logging
 from collections.abc import Iterator

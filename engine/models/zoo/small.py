@@ -4,7 +4,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-LEAST_LAYERS, MOST_LAYERS = 4, 8
+MIN_LAYERS, MAX_LAYERS = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def _chosen_layers(raw: dict[str, Any], count: int, start: int, end: int) -> lis
     kinds: dict[str, int] = {}
     for layer in range(start, end):
         kinds.setdefault(repr([each[layer] for each in by_layer]), layer)
-    first = list(kinds.values())[:MOST_LAYERS]
-    wanted = max(len(first), min(LEAST_LAYERS, end - start))
+    first = list(kinds.values())[:MAX_LAYERS]
+    wanted = max(len(first), min(MIN_LAYERS, end - start))
     return (first * wanted)[:wanted]
 
 
@@ -116,7 +116,7 @@ class _Shrink:
             return [self(name, each) for each in value] if wide else value
         if type(value) is not int or value <= 0:
             return value
-        return min(value, self._most(name) or value)
+        return min(value, self._largest(name) or value)
 
     def _inner(self, value: dict[Any, Any]) -> dict[Any, Any]:
         """Fields within a field; of one layer, where the keys are numbers."""
@@ -129,7 +129,7 @@ class _Shrink:
         pairs = int(self._sizes.head_dim * part) // 2
         return {key: each[:pairs] if isinstance(each, list) else each for key, each in value.items()}
 
-    def _most(self, name: str) -> int | None:
+    def _largest(self, name: str) -> int | None:
         sizes, raw = self._sizes, self._raw
 
         def has(*parts: str) -> bool:

@@ -12,7 +12,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.hub import HubSettings, locate
+from espalier.engine.models.hub import HubSettings, locate, locate_with_adapter
 from espalier.engine.models.options import LoadFormat
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -58,6 +58,21 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Fake
 
 ST = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 BIN = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
+
+
+@pytest.mark.parametrize("load_format", [LoadFormat.AUTO, LoadFormat.DUMMY])
+def test_an_adapter_is_downloaded_whole_also_to_be_inspected(
+    load_format: LoadFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    adapter = {"adapter_config.json": json.dumps({"base_model_name_or_path": str(base)})}
+    hub = FakeHub({**adapter, "adapter_model.safetensors": "", "training.bin": ""}, tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    monkeypatch.setattr(huggingface_hub, "is_offline_mode", lambda: False)
+    assert locate_with_adapter("org/adapter", load_format) == (base, hub.folder)
+    assert hub.downloaded == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 def test_only_what_will_be_read_is_downloaded_when_a_repository_holds_its_weights_twice(serve: Callable[..., FakeHub]):

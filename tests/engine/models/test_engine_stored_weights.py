@@ -1,6 +1,7 @@
 """Weights that libraries stored quantised, packed here by their published layouts, load as what they stand for."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_driver import read, release
+from plain import plain_logits
 from safetensors.torch import load_file, save_file
+from zoo_models import write_checkpoint
 
+from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint, Outline
 from espalier.engine.models.model import load_generator
 from espalier.engine.models.options import Quantization
 from espalier.engine.models.stored.mxfp4 import Mxfp4
+from espalier.engine.models.zoo.small import Sizes
 
 Parts = dict[str, torch.Tensor]
 GROUP = 16
@@ -275,6 +281,59 @@ def test_zero_biases_that_gptq_writes_are_left_out(stored: Callable[[str], tuple
     save_file(tensors | {f"{name}.bias": bias + 1}, file)
     with pytest.raises(CheckpointError, match=r"does not use: model\.layers\.0\.mlp\.up_proj\.bias"):
         weights_of(packed)
+
+
+def rewritten(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+    """A copy of a checkpoint with other weights, said to be stored in a layout."""
+    copy = Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-stored")))
+    document = json.loads((copy / "config.json").read_text()) | {"quantization_config": config}
+    (copy / "config.json").write_text(json.dumps(document))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, copy / "model.safetensors")
+    return copy
+
+
+def logits(engine: Engine) -> torch.Tensor:
+    sequence = engine.open("generator", [])
+    values = torch.from_numpy(read(engine, sequence, list(range(5, 17))))
+    release(engine, sequence)
+    return values
+
+
+def test_a_decoder_of_transformers_runs_on_stored_weights(make_engine: Callable[..., Engine], tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "olmo2", "olmo2")
+    tensors, means = {}, {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        tensors[name] = means[name] = weight
+        if name.endswith("_proj.weight"):
+            parts, expected = fp8(weight, (24, 40))
+            means[name] = torch.from_numpy(expected)
+            tensors |= {name.removesuffix("weight") + part: value for part, value in parts.items()}
+    stored = rewritten(folder, FORMATS["fp8"][0], tensors)
+    save_file({name: mean.contiguous() for name, mean in means.items()}, folder / "model.safetensors", {"format": "pt"})
+    found = logits(make_engine(load_generator(Checkpoint(stored), torch.float32, "cpu")))
+    torch.testing.assert_close(found, plain_logits(folder, list(range(5, 17))), rtol=1e-4, atol=1e-4)
+
+
+def test_experts_in_blocks_of_four_bits_run(make_engine: Callable[..., Engine], tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "gpt_oss", "gpt_oss", sizes=Sizes(inner=64))
+    random = np.random.default_rng(0)
+    tensors, means = {}, {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        tensors[name] = means[name] = weight
+        if name.endswith(("gate_up_proj", "down_proj")):  # [experts, in, out]
+            experts, inputs, outputs = weight.shape
+            parts = {
+                "blocks": tensor(random.integers(0, 256, (experts, outputs, inputs // 32, 16)).astype(np.uint8)),
+                "scales": tensor(random.integers(122, 125, (experts, outputs, inputs // 32)).astype(np.uint8)),
+            }
+            del tensors[name]
+            tensors |= {f"{name}_{part}": value for part, value in parts.items()}
+            means[name] = Mxfp4({}, "").expand(parts, tuple(weight.shape))
+    assert len(tensors) > len(means)
+    stored = rewritten(folder, {"quant_method": "mxfp4"}, tensors)
+    save_file({name: mean.contiguous() for name, mean in means.items()}, folder / "model.safetensors", {"format": "pt"})
+    found = logits(make_engine(load_generator(Checkpoint(stored), torch.float32, "cpu")))
+    torch.testing.assert_close(found, plain_logits(folder, list(range(5, 17))), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
