@@ -57,9 +57,12 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version(DISTRIBUTION)
+        try:
+            return version(DISTRIBUTION)
+        except PackageNotFoundError:  # run from source, never installed
+            return "unknown"
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'espalier' has no attribute {name!r}")

@@ -78,6 +78,7 @@ ln -s "$PWD"/proto/espalier/* "$links/espalier/"
 for layer in kernels engine prm search experiments; do ln -s "$PWD/$layer" "$links/espalier/$layer"; done
 export PYTHONPATH="$links:$links/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export TRITON_INTERPRET=$([[ $rehearse ]] && echo 1 || echo 0)
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}  # what the results are compared with is computed by torch on the CPU
 
 install_missing() {
     local absent=()
