@@ -12,26 +12,62 @@ _PATIENCE = 2.0
 """Seconds for which an interrupt is held at most: a first step may compile kernels for longer."""
 
 
+class _LastingHandler:
+    """Python's own handler of SIGINT that also remembers the interrupt."""
+
+    interrupted = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted = True
+        signal.default_int_handler(number, frame)
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+@contextmanager
+def lasting_interrupts() -> Iterator[None]:
+    """Let no engine begin another step within the block once Ctrl-C was pressed.
+
+    Python drops a `KeyboardInterrupt` that is raised in a weak reference's callback or a `__del__` ("Exception ignored
+    in"), and a command would go on as if nobody had pressed it.
+    """
+    if not _on_main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _LastingHandler())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextmanager
 def interrupts_held() -> Iterator[None]:
     """Hold back a `KeyboardInterrupt` until the block has ended, but for 2 s at most; a second one comes at once.
 
     A step that is left halfway has lost track of its blocks, and an exception raised below a compiled function leaves
     it as a `SystemError` (numba runs Python code to box results, and a signal may be handled there). Only Python's own
-    handler of SIGINT is replaced, and only on the main thread, where signals are handled.
+    handler of SIGINT and that of `lasting_interrupts` are replaced, and only on the main thread, where signals are
+    handled.
 
     Raises:
-        KeyboardInterrupt: at the end of the block, when one was held; an error of the block is its context.
+        KeyboardInterrupt: at the end of the block, when one was held; an error of the block is its context. Before the
+            block, if `lasting_interrupts` knows of one.
     """
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    if not on_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    handler = signal.getsignal(signal.SIGINT)
+    lasting = isinstance(handler, _LastingHandler)
+    if not _on_main_thread() or not (lasting or handler is signal.default_int_handler):
         yield
         return
+    if lasting and handler.interrupted:
+        raise KeyboardInterrupt
     held: threading.Timer | None = None
 
     def hold(_number: int, _frame: FrameType | None) -> None:
         nonlocal held
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, handler)
         held = threading.Timer(_PATIENCE, interrupt_main)
         held.daemon = True
         held.start()
@@ -40,7 +76,7 @@ def interrupts_held() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, handler)
         if held:
             held.cancel()
             raise KeyboardInterrupt

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError, NumericalError
+from espalier.engine.interrupts import lasting_interrupts
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.commands.doctor import doctor
 from espalier.experiments.cli.commands.eval_prm import eval_prm_command
@@ -275,7 +276,8 @@ def run_app(commands: typer.Typer) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # never fail on an unencodable character; stderr already replaces them
     try:
-        commands()
+        with lasting_interrupts():
+            commands()
     except (EspalierError, OSError) as error:
         sys.exit(_say(error))
 

@@ -1,7 +1,9 @@
 """Ctrl-C takes effect between steps, and nothing is lost by it."""
 
 import signal
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +14,7 @@ from engine_driver import drain, release
 from espalier.engine import interrupts
 from espalier.engine.engine import Engine
 from espalier.engine.execution.runner import ModelRunner
-from espalier.engine.interrupts import interrupts_held
+from espalier.engine.interrupts import interrupts_held, lasting_interrupts
 from espalier.engine.work import Generate, Generated, Sampling
 
 
@@ -121,6 +123,68 @@ def test_threads_other_than_the_main_one_hold_nothing():
     thread.start()
     thread.join()
     assert errors == []
+
+
+class _Watched:
+    """Something whose end Ctrl-C meets in a callback, where Python drops what is raised."""
+
+
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+    """What Python has dropped."""
+    found: list[BaseException | None] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: found.append(unraisable.exc_value))
+    return found
+
+
+def _interrupt_within_a_callback() -> None:
+    watched = _Watched()
+    callback = weakref.ref(watched, lambda _: signal.raise_signal(signal.SIGINT))
+    del watched
+    assert callback() is None
+
+
+def test_an_interrupt_that_python_drops_comes_before_the_next_step(dropped: list[BaseException | None]):
+    reached = []
+
+    @interrupts_held()
+    def step(name: str) -> None:
+        reached.append(name)
+
+    @lasting_interrupts()
+    def command() -> None:
+        step("first")
+        _interrupt_within_a_callback()
+        reached.append("between")
+        step("second")
+
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert reached == ["first", "between"]
+    assert [type(error) for error in dropped] == [KeyboardInterrupt]
+
+
+def test_a_lasting_interrupt_waits_for_the_end_of_its_step_and_a_second_does_not():
+    reached = []
+
+    @lasting_interrupts()
+    @interrupts_held()
+    def step(times: int) -> None:
+        for time in range(times):
+            signal.raise_signal(signal.SIGINT)
+            reached.append(time)
+
+    for times in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            step(times)
+    assert reached == [0, 0]
+
+
+def test_an_interrupt_lasts_no_longer_than_its_command():
+    with pytest.raises(KeyboardInterrupt), lasting_interrupts():
+        signal.raise_signal(signal.SIGINT)
+    with lasting_interrupts(), interrupts_held():
+        pass
 
 
 def test_an_interrupted_step_ends_its_batch_and_the_next_returns_its_work(

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from espalier.engine.models.hub import locate
+from espalier.experiments.runs import evaluate
 from espalier.experiments.runs.benchmarks import load_benchmark
+from espalier.experiments.runs.jsonl import append
 from espalier.experiments.runs.provenance import git_state, hardware
 
 EVAL = ("eval", "-N", 2, "-M", 2, "--limit", 2)
@@ -128,6 +130,23 @@ def test_interrupted_eval_says_so_keeps_its_samples_and_resumes(espalier, tmp_pa
     summary = json.loads(espalier(*arguments[:6], kept + 1, *arguments[7:]).out)
     assert summary["problems"] == len(found | asked)
     assert "interrupted" in stderr
+
+
+def test_an_interrupt_that_python_drops_ends_an_eval_all_the_same(espalier, monkeypatch, tmp_path):
+    class Watched:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: dropped.append(unraisable.exc_type))
+    watched = [Watched()]
+
+    monkeypatch.setattr(evaluate, "append", lambda stream, sample: (append(stream, sample), watched.clear()))
+    ran = espalier("eval", "-a", "greedy", "--limit", 8, "--in-flight", 1, "--out", tmp_path / "run")
+    assert dropped == [KeyboardInterrupt]
+    assert ran.code == 130
+    assert "interrupted: what was finished is in" in ran.err
+    assert 1 <= _lines(tmp_path / "run" / "samples.jsonl") < 8
 
 
 def _lines(path: Path) -> int:
