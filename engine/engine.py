@@ -112,7 +112,7 @@ class Engine:
         kind = LaunchAheadScheduler if self.settings.launch_ahead else Scheduler
         for role, model in models.items():
             layout = _layout(model, self.settings.block_size, self.kv_pool.slab_bytes)
-            pool = BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache)
+            pool = BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache, model.config.widest_window)
             table = SequenceTable(pool, cache_seed=model.digest.encode())
             self.schedulers[role] = kind(role, model, table, self._make_room)
             self._runners[role] = ModelRunner(role, model, layout, self.kv_pool)

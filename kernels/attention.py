@@ -22,9 +22,10 @@ class _Group:
         rows: int64 `[n, tokens]`, the rows of their tokens in the batch.
         contexts: int32 `[n, 1]`, the length of each context.
         places: int32 `[longest]`, the positions of a context.
-        slabs: int64 `[n, blocks]`, the slab of each block; beyond a context that of any block.
+        slabs: int64 `[n, blocks]`, the slab of each block; of any block beyond a context and behind all windows.
         slots: int64 `[n, blocks]`, the slot of each block in its slab.
-        unwritten: bool `[n, longest, 1, 1]`, positions beyond a context, where memory may hold anything, even NaN.
+        unwritten: bool `[n, longest, 1, 1]`, positions beyond a context or behind all windows, where memory may hold
+            anything, even NaN.
         masks: by window, the positions that tokens see, bool `[n, 1, some of the tokens, longest]`; made on demand.
     """
 
@@ -59,9 +60,11 @@ class GatheredAttention:
             for some in alike.split(most) if count else ():
                 contexts = batch.context_lengths[some, None].int()
                 places = torch.arange(int(contexts.max()), device=contexts.device, dtype=torch.int32)
-                # Entries of a block table beyond the context mean nothing.
+                # Entries of a block table beyond the context mean nothing; those behind all windows are negative.
                 tables = batch.block_tables[some, : -(-len(places) // size)]
-                blocks = torch.where(places[::size] < contexts, tables, 0).long()
+                held = (places[::size] < contexts) & (tables >= 0)
+                blocks = torch.where(held, tables, 0).long()
+                unwritten = (places >= contexts) | ~held.repeat_interleave(size, dim=1)[:, : len(places)]
                 self._groups.append(
                     _Group(
                         rows=batch.query_starts[some, None].long() + torch.arange(count, device=contexts.device),
@@ -69,7 +72,7 @@ class GatheredAttention:
                         places=places,
                         slabs=blocks // slots,
                         slots=blocks % slots,
-                        unwritten=(places >= contexts)[:, :, None, None],
+                        unwritten=unwritten[:, :, None, None],
                     )
                 )
 

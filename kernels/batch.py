@@ -17,7 +17,8 @@ class AttentionBatch:
         query_starts: int32 `[S + 1]`, offsets of each sequence's tokens in the batch.
         row_sequences: int32 `[T]`, the sequence of each token.
         context_lengths: int32 `[S]`, tokens of each sequence once this step's are written.
-        block_tables: int32 `[S, max_blocks]`, block ids in order; entries past the context are not read.
+        block_tables: int32 `[S, max_blocks]`, block ids in order; -1 for blocks behind the windows of all
+            layers and tokens. Entries past the context are not read.
         write_slabs: int64 `[W]`, the slab of the block that each of W written tokens goes to.
         write_slots: int64 `[W]`, the slot of that block in its slab.
         write_offsets: int64 `[W]`, the token's position inside that block.

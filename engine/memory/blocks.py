@@ -4,6 +4,7 @@ import heapq
 import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
+from itertools import takewhile
 
 import numpy as np
 
@@ -28,8 +29,18 @@ class BlockPool:
     cached blocks never spread live ones over more slabs than the pool has.
     """
 
-    def __init__(self, role: str, layout: KVLayout, kv_pool: KVPool, enable_prefix_cache: bool = True) -> None:
-        """Make a pool without slabs; unless it `enable_prefix_cache`, no block stays cached without references."""
+    def __init__(
+        self,
+        role: str,
+        layout: KVLayout,
+        kv_pool: KVPool,
+        enable_prefix_cache: bool = True,
+        window: int | None = None,
+    ) -> None:
+        """Make a pool without slabs; unless it `enable_prefix_cache`, no block stays cached without references.
+
+        `window` is the widest window of the model's layers, None if one of them sees the whole context.
+        """
         self.role = role
         self.lookups = 0  # full blocks of prompts that might have been in the prefix cache, each once
         self.hits = 0  # those that were
@@ -38,6 +49,7 @@ class BlockPool:
         self._evictable = EvictableBlocks()
         self.layout = layout
         self.kv_pool = kv_pool
+        self.window = window
         self.ref_counts = np.zeros(kv_pool.num_slabs * layout.blocks_per_slab, dtype=np.int32)
         self.cache = PrefixCache()
         self.reserved_slabs = 0
@@ -116,23 +128,39 @@ class BlockPool:
         assert (self.ref_counts[blocks] > 0).all(), "a free block cannot be shared"
         self.ref_counts[blocks] += 1
 
-    def match(self, hashes: list[bytes]) -> list[int]:
-        """Blocks that hold the longest known beginning of a chain, with one more reference to each.
+    def blocks_passed(self, computed: np.ndarray) -> np.ndarray:
+        """Number of leading blocks behind the windows of the last of `computed` tokens, and of all that follow."""
+        if self.window is None:
+            return np.zeros_like(computed)
+        return np.maximum(computed - self.window, 0) // self.layout.block_size
 
-        The chain ends early at a block whose use would take a slab that is reserved by another model.
+    def match(self, hashes: list[bytes]) -> list[int]:
+        """Blocks of the longest known beginning of a chain, with one more reference to each; -1 for those passed.
+
+        The beginning ends early at a block whose use would take a slab that is reserved by another model.
         """
-        blocks = []
-        for block in self.cache.match(hashes):
-            if self.ref_counts[block]:
-                self.ref_counts[block] += 1
-            elif self._slab(block) in self._live_in or self._can_claim_slab:
-                self._evictable.remove(block, self._slab(block))
-                self._count_live(block)
-            else:
-                break
-            blocks.append(block)
-        self.hits += len(blocks)
-        return blocks
+        passed = self.blocks_passed(np.arange(len(hashes) + 1) * self.layout.block_size).tolist()
+        count = len(hashes)
+        while count := self.cache.longest(hashes[:count], passed):
+            wanted = self.cache.find(hashes[passed[count] : count])
+            blocks = list(takewhile(self._refer, wanted))
+            if len(blocks) == len(wanted):
+                self.hits += count
+                return [-1] * passed[count] + blocks
+            self.free(reversed(blocks))
+            count = passed[count] + len(blocks)
+        return []
+
+    def _refer(self, block: int) -> bool:
+        """Add a reference to a live or cached block; False if that would take a slab reserved by another model."""
+        if self.ref_counts[block]:
+            self.ref_counts[block] += 1
+        elif self._slab(block) in self._live_in or self._can_claim_slab:
+            self._evictable.remove(block, self._slab(block))
+            self._count_live(block)
+        else:
+            return False
+        return True
 
     def free(self, blocks: Iterable[int]) -> None:
         """Drop one reference to each of `blocks`; those with none left become free or cached."""

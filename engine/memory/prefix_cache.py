@@ -37,14 +37,23 @@ class PrefixCache:
         """True if the cache knows the tokens of `block`."""
         return block in self._hash_of
 
-    def match(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks that hold the longest known beginning of a chain of hashes."""
-        blocks = []
-        for digest in hashes:
-            if (block := self._block_of.get(digest)) is None:
-                break
-            blocks.append(block)
-        return blocks
+    def longest(self, hashes: Sequence[bytes], passed: Sequence[int]) -> int:
+        """The most blocks that a sequence with this chain of hashes can go on after.
+
+        Args:
+            hashes: of its full blocks.
+            passed: for each number of blocks, how many of the first are not seen by what comes after them.
+        """
+        longest = known = 0  # known: blocks side by side up to the present one
+        for count, digest in enumerate(hashes, start=1):
+            known = known + 1 if digest in self._block_of else 0
+            if known >= count - passed[count]:
+                longest = count
+        return longest
+
+    def find(self, hashes: Sequence[bytes]) -> list[int]:
+        """The blocks with these hashes, all of which it knows."""
+        return [self._block_of[digest] for digest in hashes]
 
     def register(self, block: int, digest: bytes) -> None:
         """Enter a full, computed block; of two with the same tokens the first stays in the cache."""

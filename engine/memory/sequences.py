@@ -27,14 +27,16 @@ class SequenceTable:
     """All live sequences of one model.
 
     Row `r` holds `lengths[r]` token ids, of which the first `computed[r]` have their KV in blocks; blocks cover exactly
-    the computed tokens. Columns and rows grow by doubling.
+    the computed tokens. Where all layers have a window, blocks wholly behind it are given up, and their entries are -1.
+    Columns and rows grow by doubling.
 
     Attributes:
         tokens: int32 `[rows, columns]`.
         lengths: int32 `[rows]`.
         computed: int32 `[rows]`.
         blocks: int32 `[rows, columns / block_size]`, block ids in order.
-        num_blocks: int32 `[rows]`.
+        num_blocks: int32 `[rows]`, entries of each block table.
+        passed_blocks: int32 `[rows]`, how many of these, the first ones, are behind the window.
         log_probabilities: float32 `[rows, columns]`, of the tokens sampled in the current step.
     """
 
@@ -59,6 +61,7 @@ class SequenceTable:
         self.lengths = np.zeros(rows, dtype=np.int32)
         self.computed = np.zeros(rows, dtype=np.int32)
         self.num_blocks = np.zeros(rows, dtype=np.int32)
+        self.passed_blocks = np.zeros(rows, dtype=np.int32)
         self.log_probabilities = np.zeros((rows, columns), dtype=np.float32)
         self._free_rows = list(range(rows - 1, -1, -1))
 
@@ -73,7 +76,8 @@ class SequenceTable:
 
     def computed_tokens(self) -> int:
         """Number of tokens of all live sequences with KV in blocks; shared ones count for each sequence."""
-        return sum(int(self.computed[sequence.row]) for owned in self._of_owner.values() for sequence in owned)
+        held = self.computed - self.passed_blocks * self.block_size
+        return sum(int(held[sequence.row]) for owned in self._of_owner.values() for sequence in owned)
 
     def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> KVSequence:
         """A new sequence that holds `token_ids`, of which only blocks from the prefix cache count as computed.
@@ -85,7 +89,8 @@ class SequenceTable:
             owner: see `KVSequence`.
         """
         row = self._take_row()
-        self.lengths[row] = self.computed[row] = self.num_blocks[row] = 0
+        self.lengths[row] = 0
+        self._clear_blocks(row)
         sequence = self._own(KVSequence(role, row, owner), self._cache_seed + salt)
         self.append(sequence, token_ids)
         if self.pool.enable_prefix_cache:
@@ -104,7 +109,8 @@ class SequenceTable:
         if (hashes := self._unhashed.get(row)) is None:
             return
         full = min(computed // self.block_size, len(hashes))
-        for block, digest in zip(self.blocks[row, :full].tolist(), hashes, strict=False):
+        passed = int(self.passed_blocks[row])
+        for block, digest in zip(self.blocks[row, passed:full].tolist(), hashes[passed:], strict=False):
             self.pool.cache.register(block, digest)
         if full == len(hashes):
             del self._unhashed[row]
@@ -117,7 +123,7 @@ class SequenceTable:
         """Free all KV of an owner's sequences, which keep their tokens, so that it can be computed again."""
         for sequence in self._of_owner.get(owner, ()):
             self.pool.free(self.block_table(sequence)[::-1])
-            self.computed[sequence.row] = self.num_blocks[sequence.row] = 0
+            self._clear_blocks(sequence.row)
             self._unhashed.pop(sequence.row, None)
             self._preempted.add(sequence.row)
 
@@ -178,7 +184,7 @@ class SequenceTable:
         hashes = chain_hashes(self._seeds[row], token_ids, self.block_size)
         known = self.pool.match(hashes[: most // self.block_size])
         self.blocks[row, : len(known)] = known
-        self.num_blocks[row] = len(known)
+        self.num_blocks[row], self.passed_blocks[row] = len(known), known.count(-1)
         self.computed[row] = len(known) * self.block_size
         if len(known) < len(hashes):
             self._unhashed[row] = hashes
@@ -202,24 +208,42 @@ class SequenceTable:
     def truncate(self, row: int, length: int) -> None:
         """Drop the tokens from `length` on; the last one left counts as not computed."""
         self.lengths[row] = length
-        self.computed[row] = min(int(self.computed[row]), length - 1)
-        blocks = -(-int(self.computed[row]) // self.block_size)
+        self.computed[row] = computed = min(int(self.computed[row]), length - 1)
+        self._require_window(row, computed)
+        blocks = -(-computed // self.block_size)
         self.pool.free(self.blocks[row, blocks : self.num_blocks[row]][::-1])
         self.num_blocks[row] = blocks
 
     def fork(self, sequence: KVSequence, length: int | None = None) -> KVSequence:
-        """A sequence with the same tokens, or the first `length`; it shares every block, the partial tail included."""
+        """A sequence with the same tokens, or the first `length`; it shares every block, the partial tail included.
+
+        With a window, `length` is at most one token less than what is computed: further back its blocks may be gone.
+        """
         source, row = sequence.row, self._take_row()
         length = int(self.lengths[source]) if length is None else length
         computed = min(int(self.computed[source]), length)
+        self._require_window(source, computed)
         blocks = -(-computed // self.block_size)
         self.tokens[row, :length] = self.tokens[source, :length]
         self.blocks[row, :blocks] = self.blocks[source, :blocks]
         self.lengths[row], self.computed[row], self.num_blocks[row] = length, computed, blocks
-        self.pool.share(self.blocks[row, :blocks])
+        self.passed_blocks[row] = self.passed_blocks[source]
+        child = self._own(KVSequence(sequence.role, row, sequence.owner), self._seeds[source])
+        self.pool.share(self.block_table(child))
         if source in self._preempted:
             self._preempted.add(row)
-        return self._own(KVSequence(sequence.role, row, sequence.owner), self._seeds[source])
+        return child
+
+    def free_passed(self, rows: np.ndarray) -> None:
+        """Drop the references of `rows`, int `[S]`, to blocks behind the window of all that they go on with."""
+        if self.pool.window is None:
+            return
+        passed = self.pool.blocks_passed(self.computed[rows])
+        for i in np.flatnonzero(passed > self.passed_blocks[rows]):
+            gone = self.blocks[rows[i], self.passed_blocks[rows[i]] : passed[i]]
+            self.pool.free(gone)
+            gone[:] = -1
+            self.passed_blocks[rows[i]] = passed[i]
 
     def release(self, sequence: KVSequence) -> None:
         """Drop the references of a sequence; blocks without others become free or cached."""
@@ -239,8 +263,8 @@ class SequenceTable:
         return self.tokens[sequence.row, : self.lengths[sequence.row]].tolist()
 
     def block_table(self, sequence: KVSequence) -> np.ndarray:
-        """The sequence's block ids, int32 `[num_blocks]`, a view."""
-        return self.blocks[sequence.row, : self.num_blocks[sequence.row]]
+        """The block ids that the sequence holds, int32 `[num_blocks - passed_blocks]`, a view."""
+        return self.blocks[sequence.row, self.passed_blocks[sequence.row] : self.num_blocks[sequence.row]]
 
     def live_block_tables(self) -> list[np.ndarray]:
         """Block tables of every live sequence."""
@@ -275,8 +299,8 @@ class SequenceTable:
         Raises:
             PoolExhaustedError: when there are not enough blocks for all rows; then nothing has changed.
         """
-        # blocks of a row   | full, shared | full, shared | tail     | fresh ......... | fresh .......... |
-        # positions         0                        computed ^                    computed + counts ^
+        # blocks of a row   | -1, passed | full, shared | tail     | fresh ......... | fresh .......... |
+        # positions         0                      computed ^                    computed + counts ^
         # Before `computed` nothing is written; a tail that others share is copied, the blocks after it are new.
         sources, destinations = [], []
         tails, shared, needed = self._writes(rows, counts)
@@ -315,8 +339,16 @@ class SequenceTable:
         self.tokens = _grown(self.tokens, (rows, columns))
         self.log_probabilities = _grown(self.log_probabilities, (rows, columns))
         self.blocks = _grown(self.blocks, (rows, -(-columns // self.block_size)))
-        for name in ("lengths", "computed", "num_blocks"):
+        for name in ("lengths", "computed", "num_blocks", "passed_blocks"):
             setattr(self, name, _grown(getattr(self, name), (rows,)))
+
+    def _clear_blocks(self, row: int) -> None:
+        self.computed[row] = self.num_blocks[row] = self.passed_blocks[row] = 0
+
+    def _require_window(self, row: int, computed: int) -> None:
+        """Check that a row still has the blocks that the token after `computed` ones sees."""
+        needed = self.pool.blocks_passed(np.array(computed + 1))
+        assert self.passed_blocks[row] <= needed, f"a sequence goes back to {computed} tokens, whose window is gone"
 
 
 def _grown(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

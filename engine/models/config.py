@@ -82,6 +82,11 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     impl: ModelImpl = ModelImpl.NATIVE
 
+    @property
+    def widest_window(self) -> int | None:
+        """How many positions some token sees in some layer, its own the last; None if that is all before it."""
+        return None if None in self.windows else max(self.windows)
+
 
 def parse_decoder_config(raw: dict[str, Any], place: str = "config.json") -> DecoderConfig:
     """Read a decoder's shape; accepts the spellings of transformers 4 and 5.

@@ -209,6 +209,7 @@ class Scheduler:
         """Count a step's tokens as computed, since the next step builds on them."""
         self._in_flight.append(plan)
         self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
+        self.table.free_passed(plan.rows)  # on a GPU what the blocks are used for next is queued behind this step
         for chunk in plan.chunks:
             chunk.target.computed_tokens += chunk.count
             if isinstance(chunk.target, RunningRequest) and not self.table.missing(chunk.target.row):

@@ -227,7 +227,8 @@ def attend_items(
             slot_at = (block // SLOTS).to(tl.int64) * slab_stride + block % SLOTS * (KV_HEADS * BLOCK_SIZE * HEAD_DIM)
             token_at = slot_at + (kv_head * BLOCK_SIZE + n % BLOCK_SIZE) * HEAD_DIM
             kv_at = token_at[:, None] + d[None, :]  # [TILE, PADDED_DIM]
-            kv_mask = inside[:, None] & is_dim[None, :]
+            held = inside & (block >= 0)  # others are behind all windows
+            kv_mask = held[:, None] & is_dim[None, :]
             key = tl.load(keys + kv_at, mask=kv_mask, other=0.0)
             logits = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale  # [TILE_ROWS, TILE]
             behind = position[:, None] - n[None, :]

@@ -24,6 +24,8 @@ Rows see nothing behind their own positions, so that an end beyond them costs no
 TILE = 64
 """Positions whose logits a work item holds at a time; portions begin at multiples of it."""
 _SMALLEST_CHUNK = 256
+_BEYOND = -2
+"""The entry of a block table beyond the context; behind all windows it is -1."""
 _ITEMS_PER_PROCESSOR = 4
 
 
@@ -93,7 +95,7 @@ def plan_attention(
     blocks = -(-context_lengths // block_size)
     columns = np.arange(block_tables.shape[1], dtype=np.int32)
     # Beyond a context a table may hold anything.
-    tables = np.where(columns < blocks[:, None], block_tables, -1).astype(np.int32)
+    tables = np.where(columns < blocks[:, None], block_tables, _BEYOND).astype(np.int32)
     as_bytes = tables.view(np.dtype((np.void, 4 * tables.shape[1])))[:, 0]
     order = np.argsort(as_bytes, kind="stable").astype(np.int32)  # puts those with equal first blocks side by side
 
@@ -267,7 +269,7 @@ def _find_runs(
         for place in range(1, sequences):
             mine, other = tables[order[place]], tables[order[place - 1]]
             blocks = 0
-            while blocks < len(mine) and mine[blocks] == other[blocks] and mine[blocks] >= 0:
+            while blocks < len(mine) and mine[blocks] == other[blocks] and mine[blocks] != _BEYOND:
                 blocks += 1
             common[place] = blocks * size // chunk * chunk
     runs = np.empty((2 * sequences, 4), np.int32)

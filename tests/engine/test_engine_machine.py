@@ -7,6 +7,7 @@ and when all is released not one block is left.
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -22,9 +23,8 @@ from espalier.engine.scheduling import fair_sharing
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 
 OWNERS = ("first", "second", "third")
-MOST_BLOCKS = {GENERATOR: 80, VERIFIER: 60}
-"""Of one owner, nothing shared: what fits the KV pool alone."""
 BLOCK = 4
+BATCH = 40
 RULES = 50
 """At least, of each example on average."""
 HEADS = {
@@ -76,6 +76,12 @@ def outcome(done: Generated) -> tuple:
 class EngineMachine(RuleBasedStateMachine):
     models: dict[str, Model]
     alone: Alone
+    generator = "talker"
+    slabs = 46
+    most_blocks: ClassVar = {GENERATOR: 80, VERIFIER: 60}
+    """Of one owner, nothing shared: what fits the KV pool alone."""
+    most_in_window = 2**20
+    """Blocks of the generator that a sequence holds between steps."""
     launch_ahead = False
     rules = 0
     preemptions = 0
@@ -87,17 +93,17 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = Engine(
             self.models,
             EngineSettings(
-                46 * 5_400,
+                self.slabs * 5_400,
                 BLOCK,
                 slab_bytes=5_400,
-                max_batch_tokens=40,
+                max_batch_tokens=BATCH,
                 reserved_share=0.01,
                 launch_ahead=self.launch_ahead,
             ),
         )
         self.reservations = []
         for owner in OWNERS:
-            reservation = self.engine.admission.try_reserve(MOST_BLOCKS, owner)
+            reservation = self.engine.admission.try_reserve(self.most_blocks, owner)
             assert reservation is not None
             self.reservations.append(reservation)
             self.engine.sharing.assign(owner, owner)
@@ -126,7 +132,8 @@ class EngineMachine(RuleBasedStateMachine):
         for sequence, work in self.working.items():
             if sequence.owner == owner and sequence.role == role and isinstance(work, Generate):
                 held += [len(self.texts[sequence]) + work.max_tokens] * len(work.samplings)
-        return sum(-(-length // BLOCK) + 1 for length in held + lengths) <= MOST_BLOCKS[role]
+        most = self.most_in_window if role == GENERATOR else 2**20
+        return sum(min(-(-length // BLOCK), most) + 1 for length in held + lengths) <= self.most_blocks[role]
 
     @rule(
         role=st.sampled_from([GENERATOR, VERIFIER]),
@@ -299,14 +306,29 @@ class LaunchAheadMachine(EngineMachine):
     launch_ahead = True
 
 
+class WindowedMachine(EngineMachine):
+    """The same with a generator whose layers all have a window of 5 tokens."""
+
+    generator = "mistral-window"
+    slabs = 14 + 4 + 6  # for the blocks below, and those that a step writes
+    most_in_window = 3
+    most_blocks: ClassVar = {GENERATOR: 40, VERIFIER: 60}
+
+
+class WindowedLaunchAheadMachine(WindowedMachine):
+    """Both."""
+
+    launch_ahead = True
+
+
 @pytest.mark.parametrize("examples", [100, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("machine", [EngineMachine, LaunchAheadMachine])
+@pytest.mark.parametrize("machine", [EngineMachine, LaunchAheadMachine, WindowedMachine, WindowedLaunchAheadMachine])
 def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
     machine: type[EngineMachine], examples: int, load_model: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
 ):
     for name, strictest in (("_MAX_LAG", 1), ("_WORTHWHILE", 0)):
         monkeypatch.setattr(fair_sharing, name, strictest)
-    generator = replace(load_model("talker"), other_heads=HEADS)
+    generator = replace(load_model(machine.generator), other_heads=HEADS)
     EngineMachine.models = {GENERATOR: generator, VERIFIER: load_model("classifier")}
     EngineMachine.alone = Alone(EngineMachine.models)
     EngineMachine.rules = EngineMachine.preemptions = EngineMachine.evictions = EngineMachine.throttled = 0

@@ -9,13 +9,16 @@ from espalier.kernels.layout import KVLayout
 BLOCK_SIZE = 4
 
 
-def tiny_pools(slabs: int = 6) -> dict[str, BlockPool]:
-    """A generator with 3 blocks a slab and a verifier with 2, in one KV pool."""
+def tiny_pools(slabs: int = 6, window: int | None = None) -> dict[str, BlockPool]:
+    """A generator with 3 blocks a slab and a verifier with 2, in one KV pool; `window` is the generator's."""
     kv_pool = KVPool(slabs * 768, 768)
     small = KVLayout(1, 1, 8, BLOCK_SIZE, torch.float32, 768)
     large = KVLayout(1, 1, 12, BLOCK_SIZE, torch.float32, 768)
     assert (small.blocks_per_slab, large.blocks_per_slab) == (3, 2)
-    return {"generator": BlockPool("generator", small, kv_pool), "verifier": BlockPool("verifier", large, kv_pool)}
+    return {
+        "generator": BlockPool("generator", small, kv_pool, window=window),
+        "verifier": BlockPool("verifier", large, kv_pool),
+    }
 
 
 def check(pools: dict[str, BlockPool], tables: dict[str, list]) -> None:

@@ -107,6 +107,13 @@ def share_leading_blocks(problem: PagedProblem, sequence: int, other: int, block
         dense[sequence][:tokens] = dense[other][:tokens]
 
 
+def give_up_passed_blocks(problem: PagedProblem, window: int) -> None:
+    """Take the blocks behind the windows of all of a sequence's new tokens out of its block table, as engines do."""
+    batch, size = problem.batch, problem.layout.block_size
+    for table, context, new in zip(batch.block_tables, batch.context_lengths, batch.query_starts.diff(), strict=True):
+        table[: max(0, int(context - new) - window) // size] = -1
+
+
 def paged_attention_reference(
     query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
 ) -> torch.Tensor:

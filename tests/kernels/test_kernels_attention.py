@@ -3,7 +3,14 @@ from typing import Any
 
 import pytest
 import torch
-from paged_batch import PagedProblem, dense_attention, paged_attention_reference, paged_problem, share_leading_blocks
+from paged_batch import (
+    PagedProblem,
+    dense_attention,
+    give_up_passed_blocks,
+    paged_attention_reference,
+    paged_problem,
+    share_leading_blocks,
+)
 
 from espalier.kernels import attention
 from espalier.kernels.attention import GatheredAttention
@@ -174,6 +181,22 @@ def test_a_token_sees_its_window_and_no_more(chunk: int, window: int, monkeypatc
         torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [1, 16, 33, 60])
+@pytest.mark.parametrize("chunk", [16, 48, 256])
+def test_blocks_behind_all_windows_may_be_gone(chunk: int, window: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(spans, "_CHUNK", chunk)
+    problem = family()
+    expected = dense_attention(problem, 0.2, window)
+    whole = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2, window)
+    give_up_passed_blocks(problem, window)
+    assert (problem.batch.block_tables < 0).any()
+    assert torch.equal(paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2, window), whole)
+    output = paged_attention_gathered(problem.query, problem.layer_kv, problem.batch, 0.2, window)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    for row in range(len(whole)):
+        assert torch.equal(whole[row], attend_one_row(problem, row, window)), f"row {row}"
+
+
 def test_chunks_that_every_token_has_passed_are_not_read():
     problem = paged_problem([(700, 1), (640, 3)])
     expected = dense_attention(problem, 0.2, 100)
@@ -208,6 +231,19 @@ def test_tokens_alone_read_all_kv_heads_of_a_block_together_where_they_are_many(
     monkeypatch.setattr(spans, "_ITEMS_PER_THREAD", 100)
     apart = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2, window)
     assert torch.equal(together, apart)
+
+
+def test_what_siblings_still_share_is_read_once_when_earlier_blocks_are_gone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(spans, "num_threads", lambda: 1)
+    monkeypatch.setattr(spans, "_ITEMS_PER_THREAD", 1)
+    problem = paged_problem([(90, 1)] * 4)
+    share_leading_blocks(problem, 1, 0, 5)
+    share_leading_blocks(problem, 3, 2, 5)
+    give_up_passed_blocks(problem, window=40)
+    found = spans.find_spans(problem.batch, 8, spans.geometry_of(problem.layer_kv, 4, 128))
+    assert found.firsts.tolist() == [0, 2, 4], "each two siblings together, apart from the others"
+    of_two = [[0, 2, 3, 2, 16], [0, 1, 5, 1, 10], [1, 1, 5, 1, 10]]
+    assert found.spans.tolist() == of_two * 2
 
 
 def test_siblings_read_a_shared_block_once(monkeypatch: pytest.MonkeyPatch):

@@ -109,7 +109,7 @@ def _find_spans(
     parts = 0
     for row in range(len(visible)):
         start = row == 0 or row - firsts[parts - 1] == tile
-        if start or tables[sequences[row], 0] != tables[sequences[row - 1], 0]:
+        if start or not _share_first(tables, sequences[row], sequences[row - 1]):
             firsts[parts] = row
             parts += 1
     firsts[parts] = len(visible)
@@ -136,6 +136,15 @@ def _find_spans(
     firsts = firsts[: parts + 1]
     items = _find_items(firsts, enough, geometry)
     return Spans(chunk, items, firsts, visible, chunks, chunk_spans, spans, places)
+
+
+@inner
+def _share_first(tables: np.ndarray, sequence: int, other: int) -> bool:
+    """True if two sequences have the same first block of those that are not behind all windows."""
+    b = 0
+    while tables[sequence, b] < 0 and tables[other, b] < 0:
+        b += 1
+    return tables[sequence, b] == tables[other, b]
 
 
 @inner
@@ -182,6 +191,7 @@ def _find_chunk(
 ) -> int:
     """Count the spans of one item and chunk up from `found`, and write them; block `before` is the chunk's first.
 
+    Rows with a negative block have given it up: it is behind the windows of all layers.
     Neighbouring rows that share a block are a run, even if some see less of the block than others, as earlier tokens of
     a sequence do. A block with the same runs as the block before, if all of that one is seen, prolongs its spans.
     """
@@ -202,6 +212,8 @@ def _find_chunk(
             if seen <= 0:
                 continue
             block = tables[sequences[start], b]
+            if block < 0:
+                continue
             while r < rows and visible[r] > b * block_size and tables[sequences[r], b] == block:
                 seen = max(seen, min(visible[r] - b * block_size, block_size))
                 r += 1

@@ -153,14 +153,25 @@ def test_of_two_blocks_with_the_same_tokens_the_first_stays_the_known_one():
     cache = PrefixCache()
     cache.register(3, b"x")
     cache.register(4, b"x")
-    assert cache.match([b"x", b"y"]) == [3]
+    assert cache.longest([b"x", b"y"], passed=[0, 0, 0]) == 1
+    assert cache.find([b"x"]) == [3]
     assert 3 in cache
     assert 4 not in cache
     cache.check_integrity(held={3, 4})
     with pytest.raises(AssertionError, match="neither live nor evictable"):
         cache.check_integrity(held={4})
     cache.forget(3)
-    assert cache.match([b"x"]) == []
+    assert cache.longest([b"x"], passed=[0, 0]) == 0
+
+
+def test_a_chain_goes_on_where_the_blocks_that_are_seen_are_known():
+    cache = PrefixCache()
+    for block, digest in enumerate([b"b", b"c", b"e"]):
+        cache.register(block, digest)
+    chain = [b"a", b"b", b"c", b"d", b"e"]
+    assert cache.longest(chain, passed=[0, 0, 0, 1, 2, 3]) == 3, "after c, whose window begins with b"
+    assert cache.longest(chain[:2], passed=[0, 0, 0]) == 0, "a is seen after b"
+    assert cache.longest(chain, passed=[0, 0, 1, 2, 3, 4]) == 5
 
 
 def test_kept_blocks_give_way_by_slab_and_age():

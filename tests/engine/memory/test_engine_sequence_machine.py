@@ -18,9 +18,11 @@ ROLES = st.sampled_from(["generator", "verifier"])
 
 
 class SequenceMachine(RuleBasedStateMachine):
+    window: int | None = None  # of the generator
+
     def __init__(self) -> None:
         super().__init__()
-        self.pools = tiny_pools(slabs=8)
+        self.pools = tiny_pools(slabs=8, window=self.window)
         self.tables = {
             role: SequenceTable(pool, rows=2, columns=5, cache_seed=role.encode()) for role, pool in self.pools.items()
         }
@@ -100,7 +102,7 @@ class SequenceMachine(RuleBasedStateMachine):
             self.memory[role, destination] = content
         for sequence, count in zip(chosen, counts, strict=True):
             start = self.computed[sequence]
-            blocks = table.block_table(sequence)
+            blocks = table.blocks[sequence.row]
             for position in range(start, start + count):
                 block = int(blocks[position // BLOCK_SIZE])
                 assert pool.ref_counts[block] == 1, "a shared block is about to be written"
@@ -109,6 +111,7 @@ class SequenceMachine(RuleBasedStateMachine):
             self.computed[sequence] = start + count
             table.computed[sequence.row] = start + count
             table.register(sequence.row, start + count)
+        table.free_passed(rows)
 
     def check_copies(self, chosen: list[KVSequence], pool: object, sources: list[int], destinations: list[int]) -> None:
         partial = [s for s in chosen if self.computed[s] % BLOCK_SIZE]
@@ -122,11 +125,13 @@ class SequenceMachine(RuleBasedStateMachine):
         for sequence, text in self.texts.items():
             table = self.tables[sequence.role]
             assert table.token_ids(sequence) == text
-            blocks = table.block_table(sequence).tolist()
-            computed = self.computed[sequence]
-            assert len(blocks) == -(-computed // BLOCK_SIZE), "blocks cover exactly the computed tokens"
-            read = [self.memory[sequence.role, blocks[p // BLOCK_SIZE]][p % BLOCK_SIZE] for p in range(computed)]
-            assert read == text[:computed]
+            computed, window = self.computed[sequence], table.pool.window
+            passed = 0 if window is None else max(0, computed - window) // BLOCK_SIZE
+            blocks = table.blocks[sequence.row, : -(-computed // BLOCK_SIZE)].tolist()
+            assert blocks == [-1] * passed + table.block_table(sequence).tolist(), "they cover what may still be seen"
+            seen = range(passed * BLOCK_SIZE, computed)
+            read = [self.memory[sequence.role, blocks[p // BLOCK_SIZE]][p % BLOCK_SIZE] for p in seen]
+            assert read == text[passed * BLOCK_SIZE : computed]
 
     @invariant()
     def the_pools_are_whole(self) -> None:
@@ -142,5 +147,10 @@ class SequenceMachine(RuleBasedStateMachine):
         assert self.pools["generator"].kv_pool.available_slabs == 8
 
 
+class WindowedSequenceMachine(SequenceMachine):
+    window = 6
+
+
 TestSequenceMachine = SequenceMachine.TestCase
-TestSequenceMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestWindowedSequenceMachine = WindowedSequenceMachine.TestCase
+TestSequenceMachine.settings = TestWindowedSequenceMachine.settings = settings(max_examples=60, stateful_step_count=40)

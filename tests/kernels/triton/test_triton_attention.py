@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from paged_batch import PagedProblem, dense_attention, paged_problem, share_leading_blocks
+from paged_batch import (
+    PagedProblem,
+    dense_attention,
+    give_up_passed_blocks,
+    paged_problem,
+    share_leading_blocks,
+)
 
 from espalier.kernels.layers import UnsupportedShapeError
 from espalier.kernels.triton.attention import DevicePlan, attend, rows_of_tiles
@@ -113,6 +119,19 @@ def test_a_window_may_be_shorter_than_a_block_and_begin_inside_a_shared_one(wind
     share_leading_blocks(problem, 3, 1, 64 // block_size)
     output = attended(problem, plan_of(problem, window=window), window=window)
     torch.testing.assert_close(output, dense_attention(problem, 0.2, window), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 100])
+@pytest.mark.parametrize("block_size", [4, 16, 64])
+def test_blocks_behind_all_windows_may_be_gone(window: int, block_size: int):
+    problem = paged_problem(forest(), heads=4, kv_heads=2, head_dim=32, block_size=block_size, kind=TokenMajorLayout)
+    for sequence, other, blocks in [(2, 0, 128), (3, 1, 128), (8, 2, 128)]:
+        share_leading_blocks(problem, sequence, other, blocks // block_size)
+    expected = dense_attention(problem, 0.2, window)
+    give_up_passed_blocks(problem, window)
+    assert (problem.batch.block_tables < 0).any()
+    output = attended(problem, plan_of(problem, window=window), window=window)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("products_row_by_row")
