@@ -85,7 +85,7 @@ class DecoderConfig:
     @property
     def widest_window(self) -> int | None:
         """How many positions some token sees in some layer, its own the last; None if that is all before it."""
-        return None if None in self.windows else max(self.windows)
+        return None if None in self.windows else max(window for window in self.windows if window)
 
 
 def parse_decoder_config(raw: dict[str, Any], place: str = "config.json") -> DecoderConfig:
