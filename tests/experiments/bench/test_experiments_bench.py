@@ -88,7 +88,7 @@ def test_engine_benchmark_takes_in_transformers_and_quantised_weights(bench, tmp
 def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
     file = tmp_path / "search.json"
     ran = bench(
-        *("search", "-N", 2, "-M", 2, "--algorithms", "beam,best-of-n", "--problems", 2, "--repeats", 1),
+        *("search", "-N", 2, "-M", 2, "--algorithms", "beam,best-of-n", "--problems", 1, "--repeats", 1),
         *("--vllm-python", "none", "--json", file),
     )
     assert ran.exit_code == 0, ran.output

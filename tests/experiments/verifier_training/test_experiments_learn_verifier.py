@@ -15,6 +15,7 @@ from espalier.engine.errors import EspalierError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.verifier_training import training
 from espalier.experiments.verifier_training.features import HIDDEN, Features, take_features
 from espalier.experiments.verifier_training.rollouts import sample_trees
 from espalier.experiments.verifier_training.settings import RolloutSettings
@@ -111,7 +112,8 @@ def test_a_head_learns_what_states_tell_and_its_folder_scores_so(load_model: Cal
     assert same[0] == same[1]
 
 
-def test_two_layers_are_taken_only_where_one_cannot_tell(tmp_path: Path):
+def test_two_layers_are_taken_only_where_one_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(training, "_STEPS_AN_EPOCH", 50)  # enough for eight values
     features, draw = separable(200, hidden=8), np.random.default_rng(1)
     chances = 1 / (1 + np.exp((3 - features.states[:, 0]) / 7))
     features = replace(features, values=(draw.random(len(chances)) < chances).astype(np.float32))

@@ -82,9 +82,13 @@ def test_attention_equals_dense_attention(sequences, heads: int, kv_heads: int, 
 
 
 @pytest.mark.parametrize(
-    ("groups", "head_dim"), [(1, 128), (2, 64), (4, 128), (6, 96), (7, 64), (8, 80), (3, 32)], ids=str
+    ("groups", "head_dim", "dtype"),
+    [
+        *((groups, dim, torch.float32) for groups, dim in [(1, 128), (2, 64), (4, 128), (6, 96), (7, 64), (8, 80)]),
+        *((groups, dim, torch.float16) for groups, dim in [(3, 32), (4, 128), (7, 64)]),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_attention_over_shared_blocks_equals_dense_attention(groups: int, head_dim: int, dtype: torch.dtype):
     problem = plant(
         paged_problem(forest(), heads=groups, kv_heads=1, head_dim=head_dim, kind=TokenMajorLayout, dtype=dtype)

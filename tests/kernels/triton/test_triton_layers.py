@@ -12,11 +12,14 @@ from espalier.kernels.layers import LayerShape
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout
+from espalier.kernels.triton.plan import Costs
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 SEQUENCES = [(19, 19), (7, 1), (65, 1), (33, 5), (1, 1)]
+FEW = Costs(processors=8)
+"""The interpreter takes half a minute for the programs of an H100's processors, most of which have nothing to do."""
 PROBLEM = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?"
 
 
@@ -41,7 +44,7 @@ def test_layers_equal_the_reference(windows, batch_invariant: bool, heads, kv_he
             shape,
             random_outer(hidden, shape),
         )
-        for backend in (TritonBackend(batch_invariant=batch_invariant), TorchBackend())
+        for backend in (TritonBackend(FEW, batch_invariant=batch_invariant), TorchBackend())
     )
     (output, kv_pool), (expected, expected_kv_pool) = step.run(one), step.run(other)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
@@ -52,7 +55,7 @@ def test_layers_equal_the_reference(windows, batch_invariant: bool, heads, kv_he
 @pytest.mark.usefixtures("products_row_by_row")
 def test_a_sequence_has_the_same_bits_alone_and_beside_others_where_that_is_asked_for():
     hidden, inner, shape = 40, 50, LayerShape(3, 1, 10, 1e-5)
-    backend = TritonBackend(batch_invariant=True)
+    backend = TritonBackend(FEW, batch_invariant=True)
     assert backend.rows_are_independent
     assert not TritonBackend().rows_are_independent
     layers = backend.prepare_layers(
@@ -78,7 +81,7 @@ def solve(request: SearchRequest, **options: bool) -> SearchResult:
 def test_a_search_is_the_same_as_on_the_backend_for_cpus(monkeypatch: pytest.MonkeyPatch):
     """With steps whose tokens are filled in on the device, too."""
     compare(
-        SearchRequest(problem=PROBLEM, beam_width=1, expansion=2, max_steps=2, max_step_tokens=16, seed=3),
+        SearchRequest(problem=PROBLEM, beam_width=1, expansion=2, max_steps=2, max_step_tokens=8, seed=3),
         monkeypatch,
         launch_ahead=True,
     )
@@ -95,7 +98,7 @@ def test_beam_searches_of_the_benchmark_are_the_same_as_on_the_backend_for_cpus(
 def compare(request: SearchRequest, monkeypatch: pytest.MonkeyPatch, **options: bool) -> None:
     """Answers, texts and scores on both backends."""
     expected = solve(request)
-    monkeypatch.setattr(decoder, "choose_backend", lambda *_: TritonBackend())
+    monkeypatch.setattr(decoder, "choose_backend", lambda *_: TritonBackend(FEW))
     found = solve(request, **options)
     assert found.answer == expected.answer
     assert [(node.path, node.text) for node in found.nodes] == [(node.path, node.text) for node in expected.nodes]
