@@ -62,6 +62,8 @@ class Generate:
         samplings: one for each step wanted.
         max_tokens: limit on each child's new tokens.
         delimiter: text that ends a step once the step has other content; empty for no such stop.
+        markers: words that end a step, once it has other content, where a sentence begins with one of them; with the
+            character after it, which shows that the word is over.
         in_place: extend the sequence itself instead of forking it; needs exactly one sampling.
         merge_equal: whether samplings that draw the same tokens are one child.
         head: one of the model's other heads, read at the state that each child's last token is drawn from, which costs
@@ -74,6 +76,7 @@ class Generate:
     samplings: tuple[Sampling, ...]
     max_tokens: int
     delimiter: str = "\n\n"
+    markers: tuple[str, ...] = ()
     in_place: bool = False
     merge_equal: bool = True
     head: str = ""

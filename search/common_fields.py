@@ -9,6 +9,13 @@ from annotated_types import Interval
 from espalier.search.conversation import ChatMessage
 from espalier.search.schema import CodeName, Option
 
+DEFAULT_MAX_TOKENS = 2048
+"""Default limit on the generated tokens of one path."""
+DEFAULT_MAX_STEPS = 40
+DEFAULT_MAX_STEP_TOKENS = 256
+MAX_PATH_TOKENS = 2**20
+"""Largest limit on the tokens of a path that can be asked for."""
+
 
 class AlgorithmName(StrEnum):
     """Available search algorithms."""
@@ -116,12 +123,37 @@ class CommonFields:
         Interval(ge=0, le=1),
         Option("Minimum probability relative to the most likely token; default: generation_config.json's, else 0."),
     ] = None
-    max_steps: Annotated[int, Interval(ge=1, le=128), Option("Maximum depth, in steps.")] = 40
-    max_step_tokens: Annotated[int, Interval(ge=1, le=2048), Option("Maximum tokens of one step.")] = 256
+    step_rule: Annotated[
+        str,
+        Option(
+            "Where a step ends: paragraph, at a blank line; tokens:64, after so many tokens; text:###, after this "
+            "text; markers, where a sentence begins with Wait, So, Let me and the like."
+        ),
+    ] = "paragraph"
+    end_at_box: Annotated[
+        bool,
+        Option(
+            "End a path with the paragraph of its first boxed answer. Otherwise it goes on to its own end, and its "
+            "last boxed answer counts."
+        ),
+    ] = True
+    max_steps: Annotated[
+        int | None,
+        Interval(ge=1, le=MAX_PATH_TOKENS),
+        Option("Maximum depth, in steps; default: 40, or no limit for searches that sample whole paths."),
+    ] = None
+    max_step_tokens: Annotated[
+        int | None,
+        Interval(ge=1, le=MAX_PATH_TOKENS),
+        Option(
+            "Maximum tokens of one step; a step that is full ends, and its path goes on. Default: 256, or no limit for "
+            "searches that sample whole paths."
+        ),
+    ] = None
     max_tokens: Annotated[
         int | None,
-        Interval(ge=1, le=262_144),
-        Option("Maximum tokens of one path; default: 2048, or what the context leaves."),
+        Interval(ge=1, le=MAX_PATH_TOKENS),
+        Option(f"Maximum tokens of one path; default: {DEFAULT_MAX_TOKENS}, or what the context leaves."),
     ] = None
     seed: Annotated[int, Interval(ge=0, le=2**63 - 1), Option("Seed of all sampling.")] = 0
     generator_budget: Annotated[
@@ -154,3 +186,9 @@ class CommonFields:
         ),
     ] = EarlyStop.DECIDED
     history: tuple[ChatMessage, ...] = ()
+
+    @property
+    def path_limit(self) -> int:
+        """Maximum tokens of one path by the limits on tokens and steps, whatever the context leaves."""
+        tokens = self.max_tokens or DEFAULT_MAX_TOKENS
+        return min(tokens, self.max_steps * self.max_step_tokens) if self.max_steps and self.max_step_tokens else tokens

@@ -9,6 +9,8 @@ _ROUNDS_OF_A_LIST = 5
 """Rounds of steps that differ in a bare number or letter: three alike may be the answers to three questions."""
 _MAX_PERIOD = 12
 """Steps, or sentences within a step, of the longest loop that is noticed."""
+LONGEST_LOOP = _MAX_PERIOD * _ROUNDS_OF_A_LIST
+"""Steps at the end of a path that are looked at."""
 _MIN_WORDS = 3
 """Words of a round of sentences, or of numbered steps: those of "1. True" are too few."""
 _KEPT = 4096

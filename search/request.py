@@ -17,6 +17,7 @@ from espalier.search.common_fields import Vote as Vote
 from espalier.search.conversation import ChatMessage, conversation_text, history_violations
 from espalier.search.fairness import Account
 from espalier.search.schema import CodeName, from_values, text_violations, violations
+from espalier.search.step_rule import read_step_rule
 
 EXACT_MATCH = "exact-match"
 """Name of comparing answers by their canonical text alone."""
@@ -75,8 +76,10 @@ class SearchFields(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
-    max_steps: int
-    max_step_tokens: int
+    step_rule: str
+    end_at_box: bool
+    max_steps: int | None
+    max_step_tokens: int | None
     max_tokens: int | None
     seed: int
     lookahead_steps: int | None
@@ -151,6 +154,11 @@ def validate(request: SearchRequest) -> None:
             found.append(Violation(field, description))
 
     of_fields = violations(request)
+    if "step_rule" not in {violation.field for violation in of_fields}:
+        try:
+            read_step_rule(request.step_rule)
+        except ValueError as error:
+            of_fields.append(Violation("step_rule", str(error)))
     if not {"problem", "history"} & {violation.field for violation in of_fields}:
         found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
         require(bool(request.problem.strip()), "problem", "must not be empty")
@@ -164,14 +172,9 @@ def validate(request: SearchRequest) -> None:
         raise InvalidRequestError(found)
 
 
-DEFAULT_MAX_TOKENS = 2048
-"""Default limit on the generated tokens of one path."""
-
-
 def estimated_tokens(request: SearchRequest) -> int:
     """About how many tokens a search may sample, from the request alone: for shares, not for limits."""
-    path = min(request.max_tokens or DEFAULT_MAX_TOKENS, request.max_steps * request.max_step_tokens)
-    return request.beam_width * request.expansion * path
+    return request.beam_width * request.expansion * request.path_limit
 
 
 MAX_PRIORITY = 100

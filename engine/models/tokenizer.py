@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from espalier.engine.errors import CheckpointError, first_line
@@ -125,11 +124,6 @@ class TextTokenizer:
             if i not in self._special:
                 table[i] = added[i].content.encode() if i in added else to_bytes(token)
         return table
-
-    @cached_property
-    def has_newline(self) -> np.ndarray:
-        """Bool `[vocab_size]`: whether a token's bytes hold a newline, so that it can complete a step's delimiter."""
-        return np.array([b"\n" in token for token in self.token_bytes], dtype=bool)
 
     @property
     def has_chat_template(self) -> bool:

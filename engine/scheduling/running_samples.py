@@ -7,6 +7,7 @@ import numpy as np
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.requests import DecodeRows, RunningRequest
+from espalier.engine.scheduling.step_ends import StepEnds
 from espalier.engine.work import Generated, StopCause
 
 
@@ -51,8 +52,7 @@ class RunningSamples:
         self._decode: DecodeRows | None = None
         self._is_eos = np.zeros(max(model.config.vocab_size, model.tokenizer.vocab_size), dtype=bool)
         self._is_eos[list(model.eos_token_ids)] = True
-        self._has_newline = np.zeros(len(self._is_eos), dtype=bool)
-        self._has_newline[: len(model.tokenizer.has_newline)] = model.tokenizer.has_newline
+        self._ends = StepEnds(model.tokenizer, len(self._is_eos))
 
     def draws(
         self, sampled: list[RunningRequest], opened: list[RunningRequest], batch_rows: np.ndarray | None
@@ -146,7 +146,7 @@ class RunningSamples:
     ) -> list[Generated]:
         """Finish the branches whose tokens, at `positions`, are their last; `head_outputs` has a row for each."""
         full = self.are_full(decode, positions)
-        flagged = np.flatnonzero(full | self._is_eos[token_ids] | self._has_newline[token_ids])
+        flagged = np.flatnonzero(full | self._is_eos[token_ids] | self._ends.may_end(decode.ends)[token_ids])
         done, stopped = [], set()
         for i in flagged.tolist():
             branch, length = decode.branches[i], int(positions[i]) + 1
@@ -163,11 +163,8 @@ class RunningSamples:
         """Why a branch stops whose token `token_id` is its last of `length`; None if it goes on."""
         if self._is_eos[token_id]:
             return StopCause.EOS
-        if branch.work.delimiter and self._has_newline[token_id]:
-            text = self._tokenizer.decode(self._table.tokens[branch.row, branch.start : length].tolist())
-            # A step of nothing but newlines is no step: the delimiter counts once there is content before it.
-            if branch.work.delimiter in text.lstrip():
-                return StopCause.DELIMITER
+        if self._ends.ended(branch.work, self._table.tokens[branch.row, branch.start : length]):
+            return StopCause.DELIMITER
         if full:
             return StopCause.CONTEXT if length >= self._context else StopCause.LENGTH
         return None

@@ -14,10 +14,10 @@ from espalier.experiments.runs.grid import cell_name, distinct, key_of, varied_f
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.sweep import held_requests
 from espalier.search.algorithms import algorithm_of, memory_estimate, needs_verifier, with_defaults
+from espalier.search.common_fields import DEFAULT_MAX_STEPS
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, resolve_dtype
 
-_DEFAULT_MAX_TOKENS = 2048
 _OF_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
 """Fields whose default is the checkpoint's."""
 MEASURED, SCALED, LONGEST, DERIVED = "its own samples", "samples of", "longest paths", "derived from a larger N"
@@ -150,8 +150,8 @@ def _cost(
 def _longest(request: SearchRequest, kv_bytes_per_token: Mapping[str, int]) -> _Cost:
     """Cost if every path and step is as long as allowed and nothing is shared, without prompts."""
     full = with_defaults(request)
-    path = min(full.max_steps * full.max_step_tokens, full.max_tokens or _DEFAULT_MAX_TOKENS)
-    step = min(full.max_step_tokens, path)
+    path = full.path_limit
+    step = min(full.max_step_tokens or path, path)
     paths, steps = algorithm_of(full).sampled(full)
     tokens = paths * path + steps * step
     if full.generator_budget:
@@ -165,7 +165,7 @@ def _longest(request: SearchRequest, kv_bytes_per_token: Mapping[str, int]) -> _
 def _steps_in_parallel(request: SearchRequest) -> float:
     """Paths of the greatest length whose tokens a search samples at most, to scale costs by."""
     paths, steps = algorithm_of(request).sampled(request)
-    return steps / request.max_steps or paths  # a path besides many steps hardly counts
+    return steps / (request.max_steps or DEFAULT_MAX_STEPS) or paths  # a path besides many steps hardly counts
 
 
 def _distance(one: SearchRequest, other: SearchRequest) -> float:

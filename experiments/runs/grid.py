@@ -18,6 +18,8 @@ N_AND_M = ("beam_width", "expansion")
 FIELDS: Mapping[str, Field] = {field.name: field for field in declared(SearchRequest) if field.option}
 """Fields that a sweep can vary, by name."""
 _RANGE = re.compile(r"\s*(\d+):(\d+)\s*")
+_UNSAFE = re.compile(r"[^\w.:=+-]")
+"""Characters of a value that do not go into the name of a folder."""
 _MAX_CELLS = 4096
 _SHORT = {"beam_width": "N", "expansion": "M", "algorithm": ""}
 
@@ -203,7 +205,7 @@ def is_cell_name(name: str, effective: SearchRequest) -> bool:
 
 
 def _part(name: str, value: Any) -> str:
-    return f"{_SHORT.get(name, name.replace('_', '-'))}{'none' if value is None else value}"
+    return f"{_SHORT.get(name, name.replace('_', '-'))}{'none' if value is None else _UNSAFE.sub('_', str(value))}"
 
 
 def in_unused_fields_of(request: SearchRequest, other: SearchRequest) -> SearchRequest:

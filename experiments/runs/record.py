@@ -42,7 +42,6 @@ class Unanswered(StrEnum):
     MAX_TOKENS = "max-tokens", "cut by --max-tokens", "raise --max-tokens"
     CONTEXT = "context", "cut at the end of the generator's context", "take a generator with a longer context"
     MAX_STEPS = "max-steps", "cut by --max-steps", "raise --max-steps"
-    MAX_STEP_TOKENS = "max-step-tokens", "cut by --max-step-tokens", "raise --max-step-tokens"
     BUDGET = "budget", "cut by --generator-budget or --verifier-budget", "raise the budget"
     TIME_LIMIT = "time-limit", "cut by --time-limit", "raise --time-limit"
     VERIFIER = "verifier", "cut where the verifier could not read on", "take a verifier with a longer context"
@@ -228,9 +227,9 @@ def _reason(node: NodeRecord, tokens: int, request: SearchRequest, max_tokens: i
         return _ENDED.get(node.termination)
     if request.max_tokens is not None and tokens >= request.max_tokens:
         return Unanswered.CONTEXT if request.max_tokens < (max_tokens or 0) else Unanswered.MAX_TOKENS
-    if node.depth >= request.max_steps:
+    if request.max_steps is not None and node.depth >= request.max_steps:
         return Unanswered.MAX_STEPS
-    return Unanswered.MAX_STEP_TOKENS if node.tokens >= request.max_step_tokens else Unanswered.VERIFIER
+    return Unanswered.VERIFIER
 
 
 def unanswered_in(runs: Sequence[tuple[str, Mapping[str, int], int]]) -> str:

@@ -15,8 +15,16 @@ from espalier.search.algorithms.mcts import MonteCarloSearch
 from espalier.search.algorithms.own import code_digest, make_own, own_class
 from espalier.search.algorithms.particle import ParticleSearch
 from espalier.search.algorithms.rebase import RewardBalancedSearch
-from espalier.search.common_fields import AlgorithmName, CommonFields, EarlyStop, Vote
+from espalier.search.common_fields import (
+    DEFAULT_MAX_STEP_TOKENS,
+    DEFAULT_MAX_STEPS,
+    AlgorithmName,
+    CommonFields,
+    EarlyStop,
+    Vote,
+)
 from espalier.search.schema import CodeName, Field, Option, declared
+from espalier.search.step_rule import read_step_rule
 from espalier.search.tree import Node
 
 Request = TypeVar("Request", bound=CommonFields)
@@ -75,10 +83,15 @@ def parameter_hint(name: str, values: Mapping[str, Any]) -> str:
 
 
 def with_defaults(request: Request) -> Request:
-    """Fill in the request's vote and the fields that its algorithm uses, where they are None."""
+    """Fill in the request's vote, its limits on steps, and the fields that its algorithm uses, where they are None."""
     its = algorithm_of(request)
     parameters = its.parameters(request)
     values = {field.name: getattr(parameters, field.name) for field in fields(parameters) if field.name in PARAMETERS}
+    if not its.whole_paths:
+        values["max_steps"] = request.max_steps or DEFAULT_MAX_STEPS
+        values["max_step_tokens"] = request.max_step_tokens or DEFAULT_MAX_STEP_TOKENS
+    if tokens := read_step_rule(request.step_rule).tokens:
+        values["max_step_tokens"] = min(tokens, request.max_step_tokens or tokens)
     return replace(request, vote=vote_of(request), **values, **its.fixed)
 
 

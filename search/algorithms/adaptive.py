@@ -37,6 +37,7 @@ class AdaptivePaths(SearchAlgorithm):
     """
 
     scores = "none"
+    whole_paths = True
 
     @dataclass(frozen=True)
     class Parameters:

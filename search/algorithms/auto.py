@@ -71,8 +71,7 @@ class AutoSearch(SearchAlgorithm):
         self._root = root
         self._request = request
         self._candidates = self.candidates(request)
-        longest = request.max_steps * request.max_step_tokens
-        self._longest_path = min(longest, request.max_tokens or longest)
+        self._longest_path = request.path_limit
         self._sampled = self._read = self._readable = 0
         self._first_scores: list[float] = []
         self._chosen: SearchAlgorithm | None = None

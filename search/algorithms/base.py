@@ -87,6 +87,7 @@ class SearchAlgorithm(ABC):
         growth: how its paths grow; None if that depends on scores or answers.
         vote: the default vote; None for `weighted` with scores and `majority` without.
         fixed: values of fields that it sets itself, whatever the request's.
+        whole_paths: whether it samples nothing but whole paths (`Expand.to_end`), whose steps have no default limits.
         Parameters: a dataclass of parameters of its own, declared as in `search.schema`, each with a default.
     """
 
@@ -95,6 +96,7 @@ class SearchAlgorithm(ABC):
     growth: ClassVar[Growth | None] = None
     vote: ClassVar[Vote | None] = None
     fixed: ClassVar[Mapping[str, Any]] = {}
+    whole_paths: ClassVar[bool] = False
 
     Parameters: ClassVar[type[Any]] = NoParameters
 

@@ -16,6 +16,7 @@ class IndependentPaths(SearchAlgorithm):
     """
 
     growth = Growth.INDEPENDENT
+    whole_paths = True
 
     def __init__(self, request: CommonFields, root: Node) -> None:
         self._root = root

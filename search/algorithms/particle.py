@@ -67,7 +67,7 @@ class ParticleSearch(SearchAlgorithm):
 
         A later iteration may branch at any inner step, so that each holds a partial block.
         """
-        inner = request.max_steps if cls.parameters(request).iterations > 1 else 0
+        inner = request.max_steps or 0 if cls.parameters(request).iterations > 1 else 0
         particles = request.beam_width
         return (MemoryEstimate(paths=particles, steps=particles, partial_blocks=particles * inner),)
 

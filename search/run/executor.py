@@ -6,7 +6,8 @@ from typing import Protocol
 
 from espalier.prm.limits import PathLimits
 from espalier.search.algorithms import with_defaults
-from espalier.search.request import DEFAULT_MAX_TOKENS, DEFAULT_OPTIONS, SearchRequest, SubmitOptions
+from espalier.search.common_fields import DEFAULT_MAX_TOKENS
+from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
 from espalier.search.result import Event, SearchResult
 from espalier.search.server_info import Occupancy
 from espalier.search.voting.equivalence import Equivalence

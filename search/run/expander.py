@@ -1,5 +1,6 @@
 """Expands the tree of one search: samples the requested steps and has each of them scored."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,12 +13,15 @@ from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus,
 from espalier.search.algorithms import needs_verifier, stops_early
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.grading.boxes import boxed
-from espalier.search.loops import is_degenerate
+from espalier.search.loops import LONGEST_LOOP, is_degenerate
 from espalier.search.result import Candidate
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.usage import Budget, UsageMeter
+from espalier.search.step_rule import PARAGRAPH, read_step_rule
 from espalier.search.tree import Node, Termination
 from espalier.search.voting.decided import make_gate
+
+_BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +87,7 @@ class TreeExpander:
         self._scorer = scorer if needs_verifier(resolved.request) else None
         self._session = ScoreSession()
         self._meter = meter
+        self._rule = read_step_rule(resolved.request.step_rule)
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, resolved.verifier_limits is not None)
         self._gate = make_gate(resolved.request, self._scorer is not None) if stops_early(resolved.request) else None
@@ -197,6 +202,7 @@ class TreeExpander:
         )
         expansion = PendingExpansion(node, first, expand.to_end, expand.greedy, round_root)
         how = {"in_place": in_place, "merge_equal": request.merge_duplicates, "head": self._session.head}
+        how |= {"delimiter": self._rule.delimiter, "markers": self._rule.markers}
         self._engine.submit(Generate(self._owner, state.generator, samplings, left, **how, tag=expansion))
 
     def _on_generated(self, done: Generated, expansion: PendingExpansion) -> None:
@@ -288,17 +294,25 @@ class TreeExpander:
         if cause is StopCause.EOS:
             # An empty last step still completes the text before it.
             return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
-        if cause is StopCause.DELIMITER and boxed(node.text).answer:
+        if self._request.end_at_box and _ends_boxed(node):
             return Termination.BOXED
         if (cause is not StopCause.DELIMITER or expansion.to_end) and self._budget.generator_left(
             node, expansion.round_root
         ) <= 0:
             return Termination.BUDGET
-        if cause is not StopCause.DELIMITER or node.depth >= self._request.max_steps:
+        if cause is StopCause.CONTEXT or node.path_tokens() >= self._resolved.generator_limits.path_tokens:
             return Termination.LENGTH
-        if node.path_tokens() >= self._resolved.generator_limits.path_tokens:
+        if self._request.max_steps is not None and node.depth >= self._request.max_steps:
             return Termination.LENGTH
-        return Termination.DEGENERATE if is_degenerate([step.text for step in node.lineage()]) else None
+        return Termination.DEGENERATE if self._is_degenerate(node) else None
+
+    def _is_degenerate(self, node: Node) -> bool:
+        """Return whether a path goes round in circles: by its paragraphs, wherever its steps end."""
+        texts = [step.text for step in node.lineage()[-LONGEST_LOOP:]]
+        if self._rule.delimiter == PARAGRAPH:
+            return is_degenerate(texts)
+        *whole, last = _BLANK_LINES.split("".join(texts).strip())
+        return (bool(whole) and is_degenerate(whole)) or (bool(last) and is_degenerate([last]))
 
     def _has_score(self, node: Node) -> bool:
         """Return whether a node is to be scored: steps without text, and steps that were cut off, are not."""
@@ -353,3 +367,14 @@ class TreeExpander:
         if state.generator is not None:
             self._engine.release(state.generator)
         self._session.release(node)
+
+
+def _ends_boxed(node: Node) -> bool:
+    """Return whether a step ends the paragraph of a boxed answer, which may have begun in steps before it."""
+    text, step = node.text, node.parent
+    if PARAGRAPH not in text:
+        return False
+    while step and step.text and PARAGRAPH not in step.text.lstrip():
+        text, step = step.text + text, step.parent
+    boxes = boxed(text)
+    return bool(boxes.answer) and PARAGRAPH in text[boxes.last :]

@@ -16,9 +16,13 @@ from espalier.search.algorithms import (
     verifier_advice,
 )
 from espalier.search.algorithms.base import MemoryEstimate
+from espalier.search.common_fields import DEFAULT_MAX_STEPS
 from espalier.search.request import SearchRequest, validate
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import Generator
+
+_STEP_TOKENS = 50
+"""Mean length of steps for bounds on the verifier's tokens where the number of steps has no limit."""
 
 
 class Resolver:
@@ -45,12 +49,13 @@ class Resolver:
         assert effective.max_tokens is not None
         path_tokens = min(effective.max_tokens, self._generator.model.config.max_positions - len(prompt))
         effective = replace(effective, max_tokens=path_tokens)
-        limits = PathLimits(len(prompt), path_tokens, min(effective.max_step_tokens, path_tokens))
+        limits = PathLimits(len(prompt), path_tokens, min(effective.max_step_tokens or path_tokens, path_tokens))
         verifier_prompt, verifier_limits = (), None
         if scorer:
             tokenizer = self._generator.model.tokenizer
             verifier_prompt = scorer.prompt(request.problem_text)
-            verifier_limits = scorer.bounds(len(verifier_prompt), limits, effective.max_steps, tokenizer)
+            steps = min(effective.max_steps or max(DEFAULT_MAX_STEPS, path_tokens // _STEP_TOKENS), path_tokens)
+            verifier_limits = scorer.bounds(len(verifier_prompt), limits, steps, tokenizer)
         blocks = self._worst_case(effective, limits, verifier_limits)
         self._engine.admission.require_fits_alone(blocks)
         warnings = self._generator.advice(request.problem)

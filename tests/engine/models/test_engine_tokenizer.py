@@ -3,6 +3,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.engine.scheduling.step_ends import StepEnds
 
 MESSAGES = [
     [{"role": "user", "content": "How many coins?"}],
@@ -90,14 +92,6 @@ def test_ids_beyond_the_vocabulary_have_no_text(tokenizer: TextTokenizer):
     assert tokenizer.decode([tokenizer.vocab_size, tokenizer.vocab_size + 1000]) == ""
 
 
-def test_has_newline_marks_exactly_the_tokens_whose_text_holds_one(tokenizer: TextTokenizer):
-    assert tokenizer.has_newline.shape == (tokenizer.vocab_size,)
-    for i in range(tokenizer.vocab_size):
-        assert tokenizer.has_newline[i] == (b"\n" in tokenizer.decode_bytes([i])), i
-    assert tokenizer.has_newline[tokenizer.encode("\n\n")].all()
-    assert tokenizer.has_newline.sum() >= 2
-
-
 def test_a_metaspace_tokenizer_with_byte_fallback_decodes_to_its_text(tmp_path: Path, copied: Callable[[str], Path]):
     pieces = ["<unk>", "▁Tom", "▁has", "\n", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokenizer = Tokenizer(
@@ -110,8 +104,8 @@ def test_a_metaspace_tokenizer_with_byte_fallback_decodes_to_its_text(tmp_path: 
     mine = TextTokenizer(Checkpoint(folder))
     euro = [4 + byte for byte in "€".encode()]
     assert mine.decode([1, 2, *euro, 3]) == " Tom has€\n"
-    assert mine.has_newline[3]
-    assert mine.has_newline[4 + 10]
+    may_end = StepEnds(mine, mine.vocab_size).may_end(frozenset({("\n\n", ())}))
+    assert np.flatnonzero(may_end).tolist() == [3, 4 + 10]
 
 
 @pytest.fixture

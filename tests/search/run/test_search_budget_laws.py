@@ -164,8 +164,8 @@ def test_samples_become_one_node_where_their_text_and_their_end_are_alike(seed: 
     for i in range(64):
         tokens = draw(Row("generator"), Sampling(key=stream_key(seed, request.problem, (i,))), most)
         text = "".join(tokens).removesuffix("<eos>")
-        ends = {"<eos>": "eos" if text.strip() else "degenerate", "\n\n": "boxed" if "boxed" in text else ""}
-        drawn[text, ends.get(tokens[-1], "length") if text != "\n\n" * 2 else "length"] += 1
+        ends = {"<eos>": "eos", "\n\n": "boxed" if "boxed" in text else ""}
+        drawn[text, ends.get(tokens[-1], "") if text.strip() else "degenerate"] += 1
     texts = {node.path: node.text for node in result.nodes}
     assert {(texts[told.path], told.termination): told.multiplicity for told in result.rounds[0].told} == drawn
 

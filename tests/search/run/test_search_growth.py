@@ -31,7 +31,7 @@ def test_a_look_ahead_takes_the_likeliest_tokens(make_orchestrator: Make, monkey
         submit(work)
 
     monkeypatch.setattr(orchestrator.engine, "submit", note)
-    search, _ = watched_search(orchestrator, replace(LOOKAHEAD, temperature=0.7))
+    search, _ = watched_search(orchestrator, replace(LOOKAHEAD, temperature=0.7, seed=3))
     assert set(temperatures) == {0.0, 0.7}
     assert temperatures.count(0.0) == sum(node.rollout for node in search._tree.nodes) > 6
 

@@ -179,7 +179,7 @@ def test_a_complete_step_is_not_merged_into_one_of_the_same_text_that_was_cut_sh
     ends_or_goes_on: Any = (talker.tokenizer.token_id("<|im_end|>"), talker.tokenizer.token_id("<|im_start|>"))
     for seed in range(6):
         orchestrator = make_orchestrator(scripted(talker, [box, ends_or_goes_on[::order]]), "classifier")
-        result = run(orchestrator, with_(BEAM, max_step_tokens=2, seed=seed)).only
+        result = run(orchestrator, with_(BEAM, max_tokens=2, seed=seed)).only
         assert result.answer == "1", f"seed {seed}: {[(n.termination, n.multiplicity) for n in result.nodes]}"
 
 
