@@ -35,7 +35,7 @@ def reason(*nodes: NodeRecord, limit: int | None = None, **changes: object) -> U
     [
         ((step(1, (0,), 6), step(2, (0, 0), 6, "length")), "max-tokens"),
         ((step(1, (0,), 2), step(2, (0, 0), 2), step(3, (0, 0, 1), 2, "length")), "max-steps"),
-        ((step(1, (0,), 6, "length"),), "max-step-tokens"),
+        ((step(1, (0,), 6, "length"),), "verifier"),
         ((step(1, (0,), 3, "length"),), "verifier"),
         ((step(1, (0,), 3, "degenerate"),), "repetition"),
         ((step(1, (0,), 3, "budget"),), "budget"),

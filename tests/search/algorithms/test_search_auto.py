@@ -17,7 +17,13 @@ SECOND = {(i, j): Step(0.1 * (2 * i + j), EOS) for i in range(4) for j in range(
 
 def auto_search(candidates: int, budgets: tuple[int | None, int | None] = (None, None)):
     """Auto search with so many candidates, within budgets; a path may have a million tokens."""
-    limits = {"generator_budget": budgets[0], "verifier_budget": budgets[1], "max_steps": 1000, "max_step_tokens": 1000}
+    limits = {
+        "generator_budget": budgets[0],
+        "verifier_budget": budgets[1],
+        "max_steps": 1000,
+        "max_step_tokens": 1000,
+        "max_tokens": 10**6,
+    }
     request = SearchRequest("-", AlgorithmName.AUTO, candidates, 1, **limits)
     return lambda root: AutoSearch(request, root)
 

@@ -145,7 +145,7 @@ def test_a_class_that_says_nothing_more_is_a_scored_search_of_n_times_m_children
     plain = request("Plain", beam_width=2, expansion=3)
     validate(plain)
     assert needs_verifier(plain)
-    assert with_defaults(plain) == replace(plain, vote=Vote.WEIGHTED)
+    assert with_defaults(plain) == replace(plain, vote=Vote.WEIGHTED, max_steps=40, max_step_tokens=256)
     assert memory_estimate(plain) == (MemoryEstimate(paths=6, steps=6),)
     assert not answers_suffice(plain)
     assert {"exploration", "early_stop"} <= unused_fields(plain)
@@ -169,7 +169,7 @@ def test_a_class_without_scores_votes_by_majority_and_needs_no_verifier_unless_i
 
 def test_a_class_may_declare_its_vote_its_fields_its_memory_and_its_scores():
     told = request("Told")
-    assert with_defaults(told) == replace(told, vote=Vote.NAIVE, exploration=2.0)
+    assert with_defaults(told) == replace(told, vote=Vote.NAIVE, exploration=2.0, max_steps=40, max_step_tokens=256)
     assert with_defaults(request("Told", exploration=1.0)).exploration == 1.0
     assert "exploration" not in unused_fields(told)
     assert memory_estimate(told) == (MemoryEstimate(paths=7),)
