@@ -5,19 +5,35 @@ typer's own help is a table, and cuts what is wider than its columns: at 80 char
 
 import textwrap
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
+import typer
 from typer import Typer
 from typer.core import TyperCommand, TyperGroup
 
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"
 _OPTION_COLUMN, _COMMAND_COLUMN = 30, 18
+_ALGORITHM = ("-a", "--algorithm")
+_UsageError: Any = typer.BadParameter.__base__  # click's, which typer may bring with it
 _MAX_CHOICES = 40
 """Characters of a list of choices that stands beside the option's name; a longer one stands in its help."""
 
 
 class HelpCommand(TyperCommand):
     """A command whose help has the options in the groups of their panels."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments; an option that is none names the form of parameters of the user's own algorithm."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            own = next((name for flag, name in pairwise(given) if flag in _ALGORITHM and ":" in name), "")
+            if own and (option := getattr(error, "option_name", "")):
+                name = option.lstrip("-").replace("-", "_")
+                error.message += f"; a parameter of a class of yours follows its name: {own}:{name}=VALUE"
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options."""

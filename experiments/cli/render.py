@@ -18,6 +18,7 @@ from espalier.experiments.runs.sweep import Cell
 from espalier.search.result import SearchResult, StopReason
 
 _MAX_STEP_SHOWN = 100
+_WIDEST = 400
 _STOPPED = {
     StopReason.BUDGET: "cut short by --generator-budget or --verifier-budget",
     StopReason.DEADLINE: "cut short by --time-limit",
@@ -134,6 +135,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table as wide as it is, wider than the terminal if need be: a figure cut off would be a wrong one."""
+    width = console.width
+    needed = console.measure(table, options=console.options.update(width=_WIDEST, max_width=_WIDEST)).maximum
+    console.width = max(needed, width)
+    console.print(table)
+    console.width = width
+
+
 def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
     """Print the table of a sweep whose run folders are in `folder`."""
     names = list(cells[0].settings) if cells else []
@@ -157,7 +167,7 @@ def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
             f"{s.verifier_tokens:.0f}",
             "" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",
         )
-    console.print(table)
+    print_whole(console, table)
     unanswered = unanswered_in(
         [(settings_text(cell.settings), cell.summary.unanswered, cell.summary.searches) for cell in cells]
     )
@@ -186,7 +196,7 @@ def show_estimates(console: Console, estimates: list[Estimate]) -> None:
             f"{each.peak_kv_bytes / 2**20:.1f}",
             each.basis,
         )
-    console.print(table)
+    print_whole(console, table)
     known = [each.minutes for each in estimates if each.minutes is not None]
     minutes = f"{sum(known):.1f} minutes" if len(known) == len(estimates) else "minutes unknown without samples"
     console.print(

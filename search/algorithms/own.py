@@ -2,7 +2,7 @@
 
 import inspect
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -106,8 +106,11 @@ def _wrong_declarations(its: type[SearchAlgorithm]) -> Iterator[str]:
         yield f"its scores must be one of {', '.join(_SCORES)}, is {its.scores!r}"
     if its.vote not in (None, *Vote):
         yield f"its vote must be one of {', '.join(Vote)}, is {its.vote!r}"
-    if unknown := sorted(set(its.uses) - USABLE):
+    if isinstance(its.uses, str) or not isinstance(its.uses, Collection):
+        yield f"its uses must be a tuple of names, is {its.uses!r}"
+    elif unknown := [str(name) for name in its.uses if str(name) not in USABLE]:
         yield f"its uses must be of {', '.join(sorted(USABLE))}, has {', '.join(unknown)}"
+    yield from _wrong_fixed(its.fixed)
     if not is_dataclass(its.Parameters) or any(field.default is MISSING for field in fields(its.Parameters)):
         yield "its Parameters must be a dataclass with a default for each field"
     else:
@@ -115,6 +118,18 @@ def _wrong_declarations(its: type[SearchAlgorithm]) -> Iterator[str]:
     for method in _RETURNED:
         if not isinstance(inspect.getattr_static(its, method), classmethod | staticmethod):
             yield f"its {method} must be a class method"
+
+
+def _wrong_fixed(fixed: Any) -> Iterator[str]:
+    if not isinstance(fixed, Mapping):
+        yield f"its fixed must be a mapping of fields to values, is {fixed!r}"
+        return
+    known = {field.name: field for field in declared(CommonFields) if field.option}
+    for name, value in fixed.items():
+        if name not in known:
+            yield f"its fixed has {name!r}, which is no option of a search"
+        elif wrong := known[name].violation(value):
+            yield f"its fixed {name} {wrong}"
 
 
 def _wrong_fields(parameters: type) -> Iterator[str]:

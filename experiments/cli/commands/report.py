@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from espalier.experiments.runs.table import Table
 
 _MAY_BE_COMMON = ("algorithm", "problems")
-_WIDEST = 400
 
 
 def report_command(
@@ -65,6 +64,8 @@ def _show(console: "Console", title: str, table: "Table") -> None:
     from rich.table import Table as ShownTable
     from rich.text import Text
 
+    from espalier.experiments.cli.render import print_whole
+
     columns = list(zip(table.columns, zip(*table.rows, strict=True), strict=True))[1:]  # no need of numbers here
     common = [
         name
@@ -82,6 +83,4 @@ def _show(console: "Console", title: str, table: "Table") -> None:
         shown.add_column(Text(name.replace(" ", "\n")), justify="left" if left else "right", no_wrap=True)
     for row in zip(*(values for _, values in kept), strict=True):
         shown.add_row(*map(Text, row))
-    needed = console.measure(shown, options=console.options.update(width=_WIDEST, max_width=_WIDEST)).maximum
-    console.width = max(needed, console.width)  # a figure cut off would be a wrong one
-    console.print(shown)
+    print_whole(console, shown)

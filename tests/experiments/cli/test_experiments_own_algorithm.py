@@ -49,6 +49,15 @@ def test_solve_runs_the_example_and_its_result_and_trace_name_it(espalier, folde
         replay(read_trace(folder / "trace.json"))
 
 
+@pytest.mark.parametrize("command", ["solve", "eval"])
+def test_its_parameter_as_an_option_of_its_own_is_told_its_form(espalier, folder, command):
+    ran = espalier(command, "-a", NAME, "--growth", 2)
+    assert ran.code == 2
+    form = "No such option: --growth; a parameter of a class of yours follows its name: halving:Halving:growth=VALUE"
+    assert form in " ".join(ran.err.split())
+    assert "of yours" not in espalier(command, "-a", "beam", "--growth", 2).err
+
+
 def test_eval_keeps_the_name_and_resumes_only_the_same_code(espalier, folder):
     command = ("eval", "-a", NAME, *SMALL, "--limit", 2, "--out", "run")
     ran = espalier(*command)

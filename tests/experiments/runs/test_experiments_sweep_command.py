@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,6 +59,16 @@ def test_an_interrupted_sweep_says_so_keeps_its_samples_and_resumes(espalier, tm
     assert 3 <= kept < 80
     rows = json.loads(espalier(*command, "--dry-run", "--json").out)
     assert sum(row["searches"] for row in rows) == 80 - kept
+
+
+def test_no_name_of_a_cell_is_cut_in_a_narrow_terminal(espalier, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "80")
+    command = ("sweep", "-a", "best-of-n", "-N", "1,2", "--temperature", "0.55,0.65", "--max-step-tokens", "24,32")
+    command = (*command, "--limit", 1, "--out", tmp_path / "out")
+    planned, found = espalier(*command, "--dry-run").out, espalier(*command).out
+    assert "N2-temperature0.65-max-step-tokens32" in planned
+    assert "…" not in planned + found
+    assert re.search(r"2.*0\.65.*32.*1.*100\.0", found)
 
 
 def _samples(out: Path) -> int:

@@ -84,6 +84,18 @@ class BadVote(Plain):
 class BadUses(Plain):
     uses = ("beam_width", "beem_width")
 
+class NoUses(Plain):
+    uses = None
+
+class OneUse(Plain):
+    uses = "beam_width"
+
+class NoFixed(Plain):
+    fixed = None
+
+class BadFixed(Plain):
+    fixed = dict(temperature="hot", beam_widht=2, problem="another")
+
 class BadParameters(Plain):
     class Parameters: keep = 3
 
@@ -209,6 +221,14 @@ def test_a_class_may_have_parameters_of_its_own_given_by_its_name_or_by_a_field_
         ("my_searches:BadVote", "its vote must be one of naive, weighted, majority, is 'loudest'"),
         ("my_searches:Duck", "must be a subclass of espalier.search.algorithms.base.SearchAlgorithm"),
         ("my_searches:BadUses", "its uses must be of beam_width, early_stop, expansion, min_p, seed, "),
+        ("my_searches:NoUses", "its uses must be a tuple of names, is None"),
+        ("my_searches:OneUse", "its uses must be a tuple of names, is 'beam_width'"),
+        ("my_searches:NoFixed", "its fixed must be a mapping of fields to values, is None"),
+        (
+            "my_searches:BadFixed",
+            "its fixed temperature must be a number, is 'hot', its fixed has 'beam_widht', which is no option of a "
+            "search, its fixed has 'problem', which is no option",
+        ),
         ("my_searches:BadParameters", "its Parameters must be a dataclass with a default for each field"),
         ("my_searches:BadKind", "its parameter growth must be an int, a float, a bool, a str or a StrEnum"),
         ("my_searches:BadDefault", "the default of its parameter growth must be a number, is 'much'"),
