@@ -11,6 +11,15 @@ import numpy as np
 
 from espalier.engine.memory.sequences import KVSequence
 
+LOG_PROBABILITIES = "log-probabilities"
+"""Name of the head that every language model has besides its logits: see `TOP_TOKENS`."""
+TOP_TOKENS = 20
+"""Likeliest tokens that the head `LOG_PROBABILITIES` reads.
+
+Its values are `[R, 1 + 2 * TOP_TOKENS]`: the log-probability of the target, 0 without one, then the ids of the
+likeliest tokens, exact in float32 as `MAX_TOKEN_ID` is, then their log-probabilities.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

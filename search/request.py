@@ -59,6 +59,20 @@ class SearchRequest(CommonFields):
         """The problem with the turns before it, as a verifier reads it; see `conversation_text`."""
         return conversation_text(self.problem, self.history) if self.history else self.problem
 
+    @property
+    def size(self) -> int:
+        """Characters of the problem and of the messages before it."""
+        return len(self.problem) + sum(len(message.content) for message in self.history)
+
+    @property
+    def estimated_tokens(self) -> int:
+        """About how many tokens the search may sample, from the request alone: for shares, not for limits."""
+        return self.beam_width * self.expansion * self.path_limit
+
+    def validate(self) -> None:
+        """Check every field, as the function `validate` does."""
+        validate(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the request as JSON-serializable values."""
         return asdict(self)
@@ -172,9 +186,6 @@ def validate(request: SearchRequest) -> None:
         raise InvalidRequestError(found)
 
 
-def estimated_tokens(request: SearchRequest) -> int:
-    """About how many tokens a search may sample, from the request alone: for shares, not for limits."""
-    return request.beam_width * request.expansion * request.path_limit
 
 
 MAX_PRIORITY = 100
@@ -198,6 +209,7 @@ class SubmitOptions:
         max_seconds: seconds after submission at which the search ends, whatever its own time limit.
         report_nodes: whether `StepDone` events tell how the tree has changed, and come also while paths are sampled to
             their ends within one round.
+        stream_text: whether completions report their text as it is sampled, by `TextSampled`.
     """
 
     priority: int = 0
@@ -208,6 +220,7 @@ class SubmitOptions:
     timed_from_start: bool = False
     max_seconds: float = math.inf
     report_nodes: bool = False
+    stream_text: bool = False
 
     @property
     def account(self) -> Account:

@@ -9,6 +9,9 @@ import torch
 from espalier.engine.work import Sampling
 from espalier.kernels.backend import Backend
 
+_INCREMENT = 0x9E3779B97F4A7C15
+"""What SplitMix64 adds for each position."""
+
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """A random number in [0, 1) for each (key, position): SplitMix64 (Steele et al., 2014), counted by the position.
@@ -20,11 +23,19 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     Returns:
         float64 `[B]`.
     """
-    x = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_INCREMENT)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)
     return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def key_after(key: int, draws: int) -> int:
+    """The stream that goes on where `draws` draws of another have been taken, so that these can be split at any place.
+
+    `uniforms` of it at a position is that of `key` at the position `draws` later.
+    """
+    return (key + draws * _INCREMENT) % 2**64
 
 
 ROWS_AT_A_TIME = 256

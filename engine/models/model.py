@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from espalier.engine.errors import CheckpointError, MisuseError, NoEmbeddingError
 from espalier.engine.models.chat.turns import embedded_ends
@@ -14,6 +16,7 @@ from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.quantization import make_quantizer
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.zoo.layers import TransformersLayers
+from espalier.engine.work import LOG_PROBABILITIES, TOP_TOKENS
 from espalier.kernels.linear import Linear
 
 Head = Callable[..., torch.Tensor]
@@ -21,6 +24,9 @@ Head = Callable[..., torch.Tensor]
 
 A head that gives the probability of given tokens takes their ids too, int64 `[R]`.
 """
+
+_ROWS = 256
+"""Rows of logits that are held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +51,15 @@ class Model:
     other_heads: Mapping[str, Head] = field(default_factory=dict[str, Head])
 
     def head_named(self, name: str) -> Head:
-        """One of `other_heads`, or `head` for an empty name.
+        """One of `other_heads`, `LOG_PROBABILITIES`, or `head` for an empty name.
 
         Raises:
             MisuseError: when the model has no such head.
         """
         if not name:
             return self.head
+        if name == LOG_PROBABILITIES:
+            return partial(_log_probabilities, self.head)
         if (head := self.other_heads.get(name)) is None:
             raise MisuseError(f"the model has no head {name!r}; it has {', '.join(self.other_heads) or 'one only'}")
         return head
@@ -91,6 +99,19 @@ class Model:
             raise NoEmbeddingError(role, {i: self.tokenizer.token(i) for i in beyond})
         if min(token_ids) < 0:
             raise MisuseError(f"token ids of the {role} are negative")
+
+
+def _log_probabilities(head: Head, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+    """The head `LOG_PROBABILITIES`; a target's value is that of the same token among the likeliest, to the bit."""
+    found: list[torch.Tensor] = []
+    wanted = [None] * len(hidden) if targets is None else targets.split(_ROWS)
+    for rows, its in zip(hidden.split(_ROWS), wanted, strict=False):
+        log_probabilities = torch.log_softmax(head(rows).float(), dim=-1)
+        top, ids = log_probabilities.topk(min(TOP_TOKENS, log_probabilities.shape[-1]))
+        top, ids = (F.pad(each, (0, TOP_TOKENS - each.shape[-1])) for each in (top, ids.float()))
+        target = top.new_zeros(len(rows), 1) if its is None else log_probabilities.gather(1, its[:, None])
+        found.append(torch.cat([target, ids, top], dim=-1))
+    return torch.cat(found)
 
 
 def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Decoder:

@@ -18,8 +18,7 @@ from typing import Any
 from espalier.engine.errors import EspalierError
 from espalier.experiments.executors.transport import Cancel, Report, Run
 from espalier.experiments.executors.worker import Worker
-from espalier.search.request import SearchRequest
-from espalier.search.run.executor import ResolvedRequest
+from espalier.search.run.executor import AnyRequest, Resolved
 
 _END_SECONDS = 5.0
 """Seconds to finish a step and to end the processes that compare answers, once the executor has gone."""
@@ -32,7 +31,7 @@ class Asked:
     """A request to check, and the number that the answer will carry."""
 
     number: int
-    request: SearchRequest
+    request: AnyRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Answered:
     """The request as it was resolved, or the error that was raised for it."""
 
     number: int
-    resolved: ResolvedRequest | None = None
+    resolved: Resolved | None = None
     error: Exception | None = None
 
 

@@ -13,8 +13,7 @@ from espalier.engine.errors import EspalierError, FatalError, first_line
 from espalier.experiments.executors.ray_worker import RayWorker
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.executors.transport import Lost, NoAnswerError, Order, Report
-from espalier.search.request import SearchRequest
-from espalier.search.run.executor import ResolvedRequest
+from espalier.search.run.executor import AnyRequest, Resolved
 from espalier.search.run.load import RuntimeSettings
 
 _CONNECT_SECONDS = 10.0
@@ -55,7 +54,7 @@ class RayTransport:
         """Send an order."""
         self._calls[self._actors[worker].tell.remote(order)] = worker, "tell"
 
-    def check(self, worker: int, request: SearchRequest, seconds: float) -> ResolvedRequest:
+    def check(self, worker: int, request: AnyRequest, seconds: float) -> Resolved:
         """Have a worker resolve a request."""
         try:
             return self._ray.get(self._actors[worker].check.remote(request), timeout=seconds)

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 from espalier.experiments.executors.transport import Loaded, Lost, Order, Report
 from espalier.experiments.executors.worker import Worker
-from espalier.search.request import SearchRequest
-from espalier.search.run.executor import ResolvedRequest
+from espalier.search.run.executor import AnyRequest, Resolved
 from espalier.search.run.load import RuntimeSettings
 
 
@@ -55,7 +54,7 @@ class RayWorker:
         """Take an order."""
         self._worker.tell(order)
 
-    async def check(self, request: SearchRequest) -> ResolvedRequest:
+    async def check(self, request: AnyRequest) -> Resolved:
         """Resolve a request; see `Worker.check`."""
         return self._worker.check(request)
 

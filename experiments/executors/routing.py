@@ -2,15 +2,16 @@
 
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from espalier.engine.stats import RoleStats, total
+from espalier.search.completion import TextSampled
 from espalier.search.fairness import Holdings, Shares
-from espalier.search.request import SearchRequest, SubmitOptions, estimated_tokens
-from espalier.search.result import Event
-from espalier.search.run.executor import Rejected, ResolvedRequest, request_of
+from espalier.search.request import SubmitOptions
+from espalier.search.result import Started
+from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, Resolved, request_of
 from espalier.search.server_info import Occupancy
 
 _DEATHS_IN_COMPANY = 3
@@ -39,18 +40,22 @@ class Search:
         submitted: time of the submission.
         died_on: the number of each worker that died while it ran the search, once for each death.
         started: whether it has reported its start, which a second run does not repeat.
+        texts: reports of text that were passed on, by choice.
+        repeated: how many of them this run has made again.
         cancelled: whether its cancellation was requested.
         due: time at which it ends wherever it is; infinite without a limit.
     """
 
     search_id: str
-    checked: SearchRequest | ResolvedRequest
+    checked: AnyRequest | Resolved
     options: SubmitOptions
-    on_event: Callable[[Event | Rejected], None] | None
+    on_event: Callable[[AnyEvent | Rejected], None] | None
     arrival: int
     submitted: float
     died_on: list[int] = field(default_factory=list)
     started: bool = False
+    texts: Counter[int] = field(default_factory=Counter[int])
+    repeated: Counter[int] = field(default_factory=Counter[int])
     cancelled: bool = False
     due: float = field(init=False)
 
@@ -60,9 +65,23 @@ class Search:
         self.due = self.submitted + min(own, options.max_seconds)
 
     @property
-    def request(self) -> SearchRequest:
+    def request(self) -> AnyRequest:
         """The request, with defaults filled in if it is resolved."""
         return request_of(self.checked)
+
+    def repeats(self, event: AnyEvent) -> bool:
+        """Whether an event was passed on in an earlier run; a choice's text is the same, in the same pieces."""
+        match event:
+            case Started():
+                before, self.started = self.started, True
+                return before
+            case TextSampled(index=index):
+                self.repeated[index] += 1
+                before = self.repeated[index] <= self.texts[index]
+                self.texts[index] = max(self.texts[index], self.repeated[index])
+                return before
+            case _:
+                return False
 
     @property
     def suspect(self) -> bool:
@@ -129,7 +148,7 @@ class WorkerState:
     @property
     def tokens(self) -> int:
         """About how many tokens its searches may sample, those already sampled included."""
-        return sum(estimated_tokens(search.request) for search in self.running.values())
+        return sum(search.request.estimated_tokens for search in self.running.values())
 
     @property
     def stats(self) -> dict[str, RoleStats]:

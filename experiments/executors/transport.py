@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from espalier.engine.errors import EspalierError
-from espalier.search.request import SearchRequest, SubmitOptions
-from espalier.search.result import Event
-from espalier.search.run.executor import Rejected, RequestDefaults, ResolvedRequest
+from espalier.search.request import SubmitOptions
+from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, RequestDefaults, Resolved
 from espalier.search.server_info import Occupancy
 
 
@@ -33,7 +32,7 @@ class Run:
     """
 
     search_id: str
-    request: SearchRequest | ResolvedRequest
+    request: AnyRequest | Resolved
     options: SubmitOptions
     progress: bool
 
@@ -61,7 +60,7 @@ class Stepped:
     """Report after a step: what the worker holds, and the events of its searches since the last one, in order."""
 
     held: Occupancy
-    events: tuple[Event | Rejected, ...]
+    events: tuple[AnyEvent | Rejected, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Transport(Protocol):
         """Send an order to a worker that `poll` last told to be loaded; it is lost with the worker."""
         ...
 
-    def check(self, worker: int, request: SearchRequest, seconds: float) -> ResolvedRequest:
+    def check(self, worker: int, request: AnyRequest, seconds: float) -> Resolved:
         """Have a worker resolve a request; may be called on any thread.
 
         Raises:

@@ -23,9 +23,9 @@ from espalier.experiments.executors.transport import (
     WorkerDescription,
 )
 from espalier.experiments.runs.provenance import hardware
-from espalier.search.request import SearchRequest
-from espalier.search.result import Event, Finished
-from espalier.search.run.executor import Rejected, ResolvedRequest
+from espalier.search.completion import CompletionFinished
+from espalier.search.result import Finished
+from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, Resolved
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.run.failure import reason_of
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
@@ -61,7 +61,7 @@ class Worker:
         # Used on the thread of `run` only:
         self._running: set[str] = set()  # ids of searches
         self._cancelled_early: deque[str] = deque(maxlen=_EARLY)  # orders may arrive out of order
-        self._events: list[Event | Rejected] = []
+        self._events: list[AnyEvent | Rejected] = []
         self._report_due = 0.0
         self._was_busy = False
 
@@ -103,7 +103,7 @@ class Worker:
         """Make `run` return after the current step, without any further result."""
         self._loop.stop()
 
-    def check(self, request: SearchRequest) -> ResolvedRequest:
+    def check(self, request: AnyRequest) -> Resolved:
         """Resolve a request.
 
         Raises:
@@ -133,10 +133,13 @@ class Worker:
         if name in self._running:
             return
 
-        def on_event(event: Event) -> None:
+        def on_event(event: AnyEvent) -> None:
             if isinstance(event, Finished):
                 self._running.discard(name)
                 self._events.append(Finished(name, replace(event.result, rounds=())))
+            elif isinstance(event, CompletionFinished):
+                self._running.discard(name)
+                self._events.append(event)
             elif order.progress:
                 self._events.append(event)
 

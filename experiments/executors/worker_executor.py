@@ -27,9 +27,10 @@ from espalier.experiments.executors.transport import (
     Transport,
     WorkerDescription,
 )
-from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions, validate
-from espalier.search.result import Event, Finished, SearchResult, Started, StopReason, Usage
-from espalier.search.run.executor import Rejected, ResolvedRequest
+from espalier.search.completion import CompletionFinished, CompletionRequest, CompletionResult
+from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
+from espalier.search.result import Finished, SearchResult, StopReason, Usage
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, last_event
 from espalier.search.run.load import RuntimeSettings, model_names
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.voting.equivalence import make_equivalence
@@ -79,7 +80,7 @@ class WorkerExecutor:
         self._arrivals = itertools.count()
         self._searches: dict[str, Search] = {}  # all unfinished ones
         self._waiting: list[Search] = []  # those that no worker runs, in order
-        self._finished: list[SearchResult] = []
+        self._finished: list[AnyResult] = []
         self._none_since: float | None = None
         self._workers = [WorkerState(number) for number in range(transport.workers)]
         self.equivalence = make_equivalence(runtime.answer_equivalence, runtime.grader_memory)
@@ -117,7 +118,7 @@ class WorkerExecutor:
         """Return what results depend on besides the request; the same on all workers."""
         return dict(self._description.models)
 
-    def check(self, request: SearchRequest) -> SearchRequest | ResolvedRequest:
+    def check(self, request: AnyRequest) -> AnyRequest | Resolved:
         """Have one of the workers with the fewest searches resolve a request, or a second one if that does not answer.
 
         If neither answers in time, only invalid fields are found.
@@ -129,14 +130,14 @@ class WorkerExecutor:
                 return self._transport.check(worker.number, request, _ANSWER_SECONDS)
             except NoAnswerError as error:
                 why = error
-        validate(request)
+        request.validate()
         log.warning("a request was checked without a worker: %s", why)
         return request
 
     def submit(
         self,
-        request: SearchRequest | ResolvedRequest,
-        on_event: Callable[[Event | Rejected], None] | None = None,
+        request: AnyRequest | Resolved,
+        on_event: Callable[[AnyEvent | Rejected], None] | None = None,
         options: SubmitOptions = DEFAULT_OPTIONS,
     ) -> str:
         """Queue a search; a request is checked first. What only a worker finds, if none answers, see `Rejected`.
@@ -144,7 +145,7 @@ class WorkerExecutor:
         Raises:
             InvalidRequestError, RequestTooLargeError: see `check`.
         """
-        checked = self.check(request) if isinstance(request, SearchRequest) else request
+        checked = self.check(request) if isinstance(request, AnyRequest) else request
         search = Search(secrets.token_hex(8), checked, options, on_event, next(self._arrivals), time.monotonic())
         self._searches[search.search_id] = search
         self._enqueue(search)
@@ -170,7 +171,7 @@ class WorkerExecutor:
                         self._transport.send(worker.number, Cancel(name))
         self._waiting = [search for search in self._waiting if search.search_id not in names]
 
-    def step(self) -> list[SearchResult]:
+    def step(self) -> list[AnyResult]:
         """Give searches to workers with room, wait briefly, and return the searches that finished.
 
         Raises:
@@ -276,6 +277,7 @@ class WorkerExecutor:
                 self._end_without(search, StopReason.FAILED, text)
                 continue
             search.died_on.append(worker.number)
+            search.repeated.clear()
             self._enqueue(search)
 
     # ---- searches
@@ -307,7 +309,7 @@ class WorkerExecutor:
             order = Run(search.search_id, search.checked, options, progress=search.on_event is not None)
             self._transport.send(worker.number, order)
 
-    def _take(self, worker: WorkerState, event: Event | Rejected) -> None:
+    def _take(self, worker: WorkerState, event: AnyEvent | Rejected) -> None:
         """Pass an event on, unless its search was dropped, or given to another worker meanwhile."""
         if not (search := worker.running.get(event.search_id)):
             return
@@ -318,24 +320,24 @@ class WorkerExecutor:
                     search.on_event(event)
                     search.on_event = None
                 self._end_without(search, StopReason.FAILED, str(error))
-            case Finished(_, result):
+            case Finished(_, result) | CompletionFinished(_, result):
                 del worker.running[search.search_id]
                 self._end(search, result)
-            case Started() if search.started:
-                pass
-            case _:
-                search.started = search.started or isinstance(event, Started)
+            case _ if not search.repeats(event):
                 assert search.on_event
                 search.on_event(event)
 
-    def _end(self, search: Search, result: SearchResult) -> None:
+    def _end(self, search: Search, result: AnyResult) -> None:
         del self._searches[search.search_id]
         self._finished.append(result)
         if search.on_event:
-            search.on_event(Finished(search.search_id, result))
+            search.on_event(last_event(result))
 
     def _end_without(self, search: Search, reason: StopReason, why: str = "") -> None:
         """End a search for which no worker has a result."""
+        if isinstance(search.request, CompletionRequest):
+            self._end(search, CompletionResult(search.search_id, (), (), reason, Usage(), search.request, why))
+            return
         result = SearchResult(
             search_id=search.search_id,
             answer="",

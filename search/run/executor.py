@@ -1,16 +1,29 @@
-"""The Executor protocol: searches run by an orchestrator in this process, or by workers in other ones."""
+"""The Executor protocol: searches and completions run by an orchestrator in this process, or by other processes."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from espalier.prm.limits import PathLimits
 from espalier.search.algorithms import with_defaults
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS
+from espalier.search.completion import CompletionFinished, CompletionRequest, CompletionResult, TextSampled
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
-from espalier.search.result import Event, SearchResult
+from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.server_info import Occupancy
 from espalier.search.voting.equivalence import Equivalence
+
+AnyRequest = SearchRequest | CompletionRequest
+AnyResult = SearchResult | CompletionResult
+AnyEvent = Event | TextSampled | CompletionFinished
+LastEvent = Finished | CompletionFinished
+
+
+def last_event(result: AnyResult) -> LastEvent:
+    """The event that carries a result."""
+    if isinstance(result, SearchResult):
+        return Finished(result.search_id, result)
+    return CompletionFinished(result.search_id, result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,11 @@ class RequestDefaults:
     min_p: float
     max_positions: int
 
+    def sampling_of(self, request: AnyRequest) -> dict[str, Any]:
+        """The sampling parameters that a request leaves open."""
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return {name: getattr(self, name) for name in names if getattr(request, name) is None}
+
     def fill(self, request: SearchRequest) -> SearchRequest:
         """Return the request with every default filled in from the algorithm, the checkpoint and the context size.
 
@@ -48,10 +66,8 @@ class RequestDefaults:
         a prompt which leaves room for it.
         """
         request = with_defaults(request)
-        sampling = ("temperature", "top_k", "top_p", "min_p")
-        absent = {name: getattr(self, name) for name in sampling if getattr(request, name) is None}
         max_tokens = min(request.max_tokens or DEFAULT_MAX_TOKENS, self.max_positions)
-        return replace(request, **absent, max_tokens=max_tokens)
+        return replace(request, **self.sampling_of(request), max_tokens=max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +93,36 @@ class ResolvedRequest:
     warnings: tuple[str, ...] = ()
 
 
-def request_of(checked: SearchRequest | ResolvedRequest) -> SearchRequest:
+@dataclass(frozen=True, slots=True)
+class ResolvedCompletion:
+    """A valid completion request with all that follows from it for the generator; picklable.
+
+    Attributes:
+        request: the request with every default filled in.
+        prompts: its prompts as token ids.
+        max_tokens: limit on new tokens, by prompt.
+        together: prompts that are worked on at a time.
+        blocks: maximum KV blocks that may be held, by role.
+    """
+
+    request: CompletionRequest
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: tuple[int, ...]
+    together: int
+    blocks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(map(len, self.prompts))
+
+
+Resolved = ResolvedRequest | ResolvedCompletion
+
+
+def request_of(checked: AnyRequest | Resolved) -> AnyRequest:
     """The request itself, with defaults filled in if it is resolved."""
-    return checked if isinstance(checked, SearchRequest) else checked.request
+    return checked if isinstance(checked, AnyRequest) else checked.request
 
 
 class Executor(Protocol):
@@ -112,7 +155,7 @@ class Executor(Protocol):
         """Return what results depend on besides the request."""
         ...
 
-    def check(self, request: SearchRequest) -> SearchRequest | ResolvedRequest:
+    def check(self, request: AnyRequest) -> AnyRequest | Resolved:
         """Resolve a request, for `submit`; may be called on any thread.
 
         Workers are asked, for seconds at most: without their answer, only invalid fields are found, and the request is
@@ -126,8 +169,8 @@ class Executor(Protocol):
 
     def submit(
         self,
-        request: SearchRequest | ResolvedRequest,
-        on_event: Callable[[Event | Rejected], None] | None = None,
+        request: AnyRequest | Resolved,
+        on_event: Callable[[AnyEvent | Rejected], None] | None = None,
         options: SubmitOptions = DEFAULT_OPTIONS,
     ) -> str:
         """Queue a search and return its id; `on_event` is called from `step`.
@@ -151,7 +194,7 @@ class Executor(Protocol):
         """Cancel searches immediately; `step` does not return them."""
         ...
 
-    def step(self) -> list[SearchResult]:
+    def step(self) -> list[AnyResult]:
         """Work on the searches for a moment, and return those that finished.
 
         Raises:

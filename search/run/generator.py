@@ -18,6 +18,7 @@ from espalier.engine.models.model import Model
 from espalier.engine.models.text_files import require
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.roles import GENERATOR
+from espalier.search.completion import ChatPrompt, CompletionRequest, Prompt
 from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
 from espalier.search.run.executor import RequestDefaults
 
@@ -143,9 +144,47 @@ class Generator:
                 raise
             why = f"is rejected by the generator's chat template: {error.__cause__}"
             raise InvalidRequestError([Violation("history", why)]) from error
-        ids = tokenizer.encode(text)
+        return self._require_room(tokenizer.encode(text), 1)
+
+    def completion_ids(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
+        """Return the token ids of a prompt that is continued as it is: a conversation through the chat template alone.
+
+        Raises:
+            InvalidRequestError: there is no chat template, or it rejects the conversation.
+            NoEmbeddingError: the prompt has tokens without an embedding in the model.
+            RequestTooLargeError: the prompt leaves no room for a token.
+        """
+        tokenizer = self.model.tokenizer
+        if isinstance(prompt, tuple):
+            ids = list(prompt)
+        elif isinstance(prompt, str):
+            ids = tokenizer.encode(tokenizer.begin + prompt if request.add_special_tokens else prompt)
+        else:
+            ids = tokenizer.encode(self._render_chat(prompt))
+        if not ids:
+            raise InvalidRequestError([Violation("prompts", "must have a token")])
+        return self._require_room(ids, 0 if request.max_tokens == 0 else 1)
+
+    def _render_chat(self, prompt: ChatPrompt) -> str:
+        """A conversation as text, by the chat template alone."""
+        messages = [dict(message) for message in prompt.messages]
+        try:
+            text = self.model.tokenizer.render_chat(messages, not prompt.continue_last, **prompt.variables)
+        except CheckpointError as error:
+            why = f"are rejected by the generator's chat template: {error.__cause__ or error}"
+            raise InvalidRequestError([Violation("prompts", why)]) from error
+        if not prompt.continue_last:
+            return text
+        last = messages[-1]["content"]
+        at = text.rfind(last.strip())
+        if at < 0 or not last.strip():
+            raise InvalidRequestError([Violation("prompts", "end with a message that the chat template does not show")])
+        kept = last.lstrip() if text[at:].startswith(last.lstrip()) else last.strip()  # some templates strip messages
+        return text[: at + len(kept)]
+
+    def _require_room(self, ids: list[int], for_tokens: int) -> list[int]:
         self.model.require_embedded(GENERATOR, ids)
-        if len(ids) >= (limit := self.model.config.max_positions):
+        if len(ids) + for_tokens > (limit := self.model.config.max_positions):
             raise RequestTooLargeError(f"the prompt has {len(ids)} tokens and the generator's context is {limit}")
         return ids
 

@@ -1,4 +1,4 @@
-"""Runs many searches on one engine: queueing, admission, routing of finished work, and votes."""
+"""Runs many searches and completions on one engine: queueing, admission, routing of finished work, and votes."""
 
 import itertools
 import math
@@ -17,12 +17,15 @@ from espalier.engine.interrupts import interrupts_held
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
+from espalier.search.completion import CompletionRequest
 from espalier.search.fairness import AccountThreads
-from espalier.search.request import DEFAULT_OPTIONS, EXACT_MATCH, SearchRequest, SubmitOptions, Vote
-from espalier.search.result import Event, SearchResult, StopReason
-from espalier.search.run.executor import ResolvedRequest
+from espalier.search.request import DEFAULT_OPTIONS, EXACT_MATCH, SubmitOptions, Vote
+from espalier.search.result import StopReason
+from espalier.search.run.completion import RunningCompletion
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved, ResolvedCompletion
 from espalier.search.run.generator import Generator
 from espalier.search.run.resolve import Resolver
+from espalier.search.run.running import AnyRunning
 from espalier.search.run.search import RunningSearch, digests
 from espalier.search.run.search_queue import SearchQueue
 from espalier.search.server_info import KvBlocks, Occupancy
@@ -83,10 +86,10 @@ class Orchestrator:
         self.max_running = max_running
         self._clock = clock
         self.equivalence = equivalence
-        self._searches: dict[str, RunningSearch] = {}  # all unfinished searches, in order of arrival
+        self._searches: dict[str, AnyRunning] = {}  # all unfinished searches, in order of arrival
         self._arrivals = itertools.count()
         self._queue = SearchQueue(clock)
-        self._ended: list[RunningSearch] = []
+        self._ended: list[AnyRunning] = []
         self._next_due = math.inf  # the earliest time at which a search has to be stopped
         self._voted: SimpleQueue[tuple[RunningSearch, Future[VoteResult]]] = SimpleQueue()
         self._vote_threads = AccountThreads(_VOTE_THREADS, "espalier-vote")
@@ -124,21 +127,23 @@ class Orchestrator:
         equivalence = self.equivalence.name if self.equivalence else EXACT_MATCH
         return found | {"dtype": dtype, "device": device, "system_prompt": prompt, "answer_equivalence": equivalence}
 
-    def check(self, request: SearchRequest) -> ResolvedRequest:
-        """Resolve a request, for `submit`; may be called on any thread. See `Resolver.resolve`."""
+    def check(self, request: AnyRequest) -> Resolved:
+        """Resolve a request, for `submit`; may be called on any thread. See `Resolver`."""
+        if isinstance(request, CompletionRequest):
+            return self._resolver.resolve_completion(request)
         return self._resolver.resolve(request)
 
     def submit(
         self,
-        request: SearchRequest | ResolvedRequest,
-        on_event: Callable[[Event], None] | None = None,
+        request: AnyRequest | Resolved,
+        on_event: Callable[[AnyEvent], None] | None = None,
         options: SubmitOptions = DEFAULT_OPTIONS,
         search_id: str = "",
     ) -> str:
-        """Queue a search.
+        """Queue a search or a completion.
 
         Args:
-            request: what to search; it is resolved unless `check` has done that.
+            request: what to do; it is resolved unless `check` has done that.
             on_event: called with each event of the search, on the thread that calls `step`.
             options: priority and other options of the submission.
             search_id: its id; drawn if empty.
@@ -149,15 +154,20 @@ class Orchestrator:
         Raises:
             InvalidRequestError, RequestTooLargeError: see `Resolver.resolve`.
         """
-        resolved = self.check(request) if isinstance(request, SearchRequest) else request
-        search_id = search_id or secrets.token_hex(8)
-        runtime = self.engine, self._scorer, on_event or (lambda _: None), self._clock
-        search = RunningSearch(search_id, resolved, options, *runtime)
+        resolved = self.check(request) if isinstance(request, AnyRequest) else request
+        search = self._make(search_id or secrets.token_hex(8), resolved, options, on_event or (lambda _: None))
         search.arrival = next(self._arrivals)
-        self._searches[search_id] = search
+        self._searches[search.search_id] = search
         self._next_due = min(self._next_due, search.deadline)
         self._queue.add(search)
-        return search_id
+        return search.search_id
+
+    def _make(
+        self, search_id: str, resolved: Resolved, options: SubmitOptions, on_event: Callable[[AnyEvent], None]
+    ) -> AnyRunning:
+        if isinstance(resolved, ResolvedCompletion):
+            return RunningCompletion(search_id, resolved, options, self.engine, on_event, self._clock)
+        return RunningSearch(search_id, resolved, options, self.engine, self._scorer, on_event, self._clock)
 
     def cancel(self, search_id: str) -> None:
         """Stop a search at the next `step`, with its best answer so far. Unknown and finished ids are ignored."""
@@ -172,7 +182,7 @@ class Orchestrator:
                 self._run_guarded(search, search.stop, StopReason.CANCELLED)
             del self._searches[search.search_id]
 
-    def step(self) -> list[SearchResult]:
+    def step(self) -> list[AnyResult]:
         """Admit queued searches, run one engine step, and return the searches that finished.
 
         Waits only if votes are all that is left, and then at most briefly.
@@ -216,7 +226,7 @@ class Orchestrator:
                 self._run_guarded(search, search.fail, error)
             return []
 
-    def _run_guarded(self, search: RunningSearch, action: Callable[..., None], *args: Any) -> None:
+    def _run_guarded(self, search: AnyRunning, action: Callable[..., None], *args: Any) -> None:
         """Run `action` for one search; any exception but a fatal one fails that search.
 
         If its tree is complete afterwards, the search releases its memory and votes.
@@ -227,6 +237,7 @@ class Orchestrator:
                 self._give_back(search)
                 search.released = True
                 if search.result is None:
+                    assert isinstance(search, RunningSearch), "nothing else votes"
                     self._begin_vote(search)
         except FatalError:
             raise
@@ -250,7 +261,7 @@ class Orchestrator:
             else:
                 self._next_due = min(self._next_due, search.deadline)
 
-    def _give_back(self, search: RunningSearch) -> None:
+    def _give_back(self, search: AnyRunning) -> None:
         """Remove a search from the queue and free its reservation."""
         self._queue.remove(search)
         if search.suspended:  # completed while suspended
@@ -258,7 +269,7 @@ class Orchestrator:
             self.engine.resume_owner(search.search_id)
         self._release(search)
 
-    def _release(self, search: RunningSearch) -> None:
+    def _release(self, search: AnyRunning) -> None:
         """Give back what was set aside for a search, which grows no longer."""
         if search.reservation:
             self.engine.admission.release(search.reservation)
@@ -313,7 +324,7 @@ class Orchestrator:
             else:
                 self._run_guarded(search, search.start)
 
-    def _reserve(self, search: RunningSearch) -> bool:
+    def _reserve(self, search: AnyRunning) -> bool:
         """Take a slot and memory for a search that waits, if they are free."""
         if self.running < self.max_running:
             blocks = search.resolved.blocks
@@ -323,9 +334,9 @@ class Orchestrator:
             self._queue.start(search)
         return search.reservation is not None
 
-    def _reserve_in_place_of_others(self, search: RunningSearch) -> bool:
+    def _reserve_in_place_of_others(self, search: AnyRunning) -> bool:
         """Reserve what a search needs and suspend those that give way to it; none if that would not suffice."""
-        free, given, victims = self.max_running - self.running, list[Reservation](), list[RunningSearch]()
+        free, given, victims = self.max_running - self.running, list[Reservation](), list[AnyRunning]()
         for other in self._queue.giving_way(search):
             assert other.reservation is not None
             victims.append(other)
@@ -340,7 +351,7 @@ class Orchestrator:
                 return True
         return False
 
-    def _suspend(self, search: RunningSearch) -> None:
+    def _suspend(self, search: AnyRunning) -> None:
         """Return a running search to the queue without any memory."""
         self._run_guarded(search, self.engine.suspend, search.search_id)
         if search.reservation:  # else it has failed

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, Violation
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.limits import PathLimits
 from espalier.prm.scorer import Scorer
@@ -16,13 +16,16 @@ from espalier.search.algorithms import (
     verifier_advice,
 )
 from espalier.search.algorithms.base import MemoryEstimate
-from espalier.search.common_fields import DEFAULT_MAX_STEPS
+from espalier.search.common_fields import DEFAULT_MAX_STEPS, DEFAULT_MAX_TOKENS
+from espalier.search.completion import CompletionRequest
 from espalier.search.request import SearchRequest, validate
-from espalier.search.run.executor import ResolvedRequest
+from espalier.search.run.executor import ResolvedCompletion, ResolvedRequest
 from espalier.search.run.generator import Generator
 
 _STEP_TOKENS = 50
 """Mean length of steps for bounds on the verifier's tokens where the number of steps has no limit."""
+_MAX_BRANCHES = 64
+"""Choices of one completion request that are sampled at a time, unless those of one prompt are more."""
 
 
 class Resolver:
@@ -60,6 +63,39 @@ class Resolver:
         self._engine.admission.require_fits_alone(blocks)
         warnings = self._generator.advice(request.problem)
         return ResolvedRequest(effective, limits, verifier_limits, blocks, prompt, verifier_prompt, warnings)
+
+    def resolve_completion(self, request: CompletionRequest) -> ResolvedCompletion:
+        """Validate a completion request and work out what follows from it.
+
+        Raises:
+            InvalidRequestError: lists every invalid field; NoEmbeddingError if a prompt has tokens without an
+                embedding.
+            RequestTooLargeError: a prompt fills the model's context; PoolTooSmallError if the KV pool could not hold
+                the choices of one prompt alone.
+        """
+        request.validate()
+        generator = self._generator
+        prompts = tuple(tuple(generator.completion_ids(prompt, request)) for prompt in request.prompts)
+        wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        context = generator.model.config.max_positions
+        limits = tuple(min(wanted, context - len(prompt)) for prompt in prompts)
+        filled = replace(request, **generator.defaults.sampling_of(request))
+        together = max(1, min(len(prompts), _MAX_BRANCHES // request.samples))
+        each = max(map(self._completion_blocks, prompts, limits, [request.samples] * len(prompts)))
+        while True:
+            blocks = {GENERATOR: together * each}
+            try:
+                self._engine.admission.require_fits_alone(blocks)
+            except PoolTooSmallError:
+                if together == 1:
+                    raise
+                together //= 2
+            else:
+                return ResolvedCompletion(filled, prompts, limits, together, blocks)
+
+    def _completion_blocks(self, prompt: Sequence[int], max_tokens: int, samples: int) -> int:
+        limits = PathLimits(len(prompt), max_tokens, max_tokens)
+        return worst_case_blocks((MemoryEstimate(samples, partial_blocks=1),), limits, self._engine.settings.block_size)
 
     def _scorer_of(self, request: SearchRequest) -> Scorer | None:
         """The scorer of a search; None if it uses no scores.

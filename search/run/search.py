@@ -7,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from espalier.engine.engine import Engine, Footprint
-from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
 from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand
-from espalier.search.fairness import Account
 from espalier.search.grading.answers import extract_answer
 from espalier.search.request import SubmitOptions, Vote
 from espalier.search.result import (
@@ -35,7 +33,7 @@ from espalier.search.result import (
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.expander import TreeExpander
 from espalier.search.run.failure import reason_of
-from espalier.search.run.usage import UsageMeter
+from espalier.search.run.running import Running
 from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
 from espalier.search.voting.vote import VoteResult, select
 
@@ -56,26 +54,14 @@ def digests(engine: Engine, scorer: Scorer | None) -> dict[str, str]:
     return {role: model.digest for role, model in engine.models.items()} | dict(scorer.digests if scorer else {})
 
 
-class RunningSearch:
+class RunningSearch(Running[ResolvedRequest, SearchResult]):
     """One search, from its submission to its result.
 
     Pass finished engine work to `handle`. When the tree is complete, the search holds no engine resources; the caller
     then runs the vote on `candidates` and passes its outcome to `end`.
 
     Attributes:
-        search_id: id of the search; also the owner of its engine work.
-        resolved: the resolved request.
-        options: options of the submission.
-        meter: the search's usage so far.
         candidates: complete paths that vote; None while the search waits or runs.
-        result: None until the search is finished.
-        reservation: its reserved KV memory while it may run.
-        suspended: whether it was suspended for another search while running.
-        cancelled: whether its cancellation was requested.
-        arrival: its position in the order of submission.
-        since: when it last began to run or to wait, by its queue's clock.
-        deadline: end of its time limit, by the meter's clock.
-        released: whether it has grown and what was set aside for it is given back.
     """
 
     def __init__(
@@ -88,22 +74,9 @@ class RunningSearch:
         on_event: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.search_id = search_id
-        self.resolved = resolved
-        self.options = options
+        super().__init__(search_id, resolved, options, resolved.generator_limits.prompt_tokens, clock)
         self.request = resolved.request
-        prompt_tokens = resolved.generator_limits.prompt_tokens
-        self.meter = UsageMeter(clock=clock, waited=options.waited, prompt_tokens=prompt_tokens)
         self.candidates: tuple[Candidate, ...] | None = None
-        self.result: SearchResult | None = None
-        self.reservation: Reservation | None = None
-        self.suspended = False
-        self.cancelled = False
-        self.arrival = 0
-        self.since = 0.0
-        self._latest = self.meter.clock() + options.max_seconds
-        self.deadline = self._latest if options.timed_from_start else self._time_limit_from(self.meter.submitted)
-        self.released = False
         self._digests = digests(engine, scorer)
         self._on_event = on_event
         self._tree = TreeExpander(search_id, resolved, options.salt, engine, scorer, self.meter, self._on_complete)
@@ -120,16 +93,6 @@ class RunningSearch:
         self._error = ""
 
     @property
-    def priority(self) -> int:
-        """Searches of a larger priority run first."""
-        return self.options.priority
-
-    @property
-    def account(self) -> Account:
-        """The account that it is charged to."""
-        return self.options.account
-
-    @property
     def vote(self) -> Vote:
         """The vote that selects its answer from the candidates."""
         return self.request.vote or Vote.NAIVE
@@ -144,16 +107,9 @@ class RunningSearch:
         """True if it was cancelled or timed out, so that its vote must not take more time."""
         return self._reason in (StopReason.CANCELLED, StopReason.DEADLINE)
 
-    def _time_limit_from(self, start: float) -> float:
-        own = math.inf if self.request.time_limit is None else start + self.request.time_limit
-        return min(own, self._latest)
-
-    def start(self) -> None:
+    def _begin(self) -> None:
         """Open the root's sequences and request the first steps."""
-        self.meter.start()
         self._next_look = self.meter.clock() + _PARTIAL_SECONDS
-        if self.options.timed_from_start:
-            self.deadline = self._time_limit_from(self.meter.clock())
         self._on_event(Started(self.search_id, self.request))
         self._tree.open()
         self._advance()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 
 from espalier.search.fairness import Account, Holdings
-from espalier.search.run.search import RunningSearch
+from espalier.search.run.running import AnyRunning
 
 _TURN_SECONDS = 5.0
 """Minimum time that a search runs before it gives way to an account that holds no more; those who gave way wait as
@@ -32,9 +32,9 @@ class SearchQueue:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Make an empty queue with a clock in seconds."""
-        self.running: list[RunningSearch] = []
+        self.running: list[AnyRunning] = []
         self._clock = clock
-        self._waiting: dict[Account, list[RunningSearch]] = {}  # each in order
+        self._waiting: dict[Account, list[AnyRunning]] = {}  # each in order
         self._held = Holdings()
         self._starts = itertools.count(1)
         self._last_start: dict[Account, int] = {}  # of accounts that wait or run
@@ -42,17 +42,17 @@ class SearchQueue:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def __iter__(self) -> Iterator[RunningSearch]:
+    def __iter__(self) -> Iterator[AnyRunning]:
         """The waiting searches, those of each account in order."""
         return itertools.chain.from_iterable(self._waiting.values())
 
-    def add(self, search: RunningSearch) -> None:
+    def add(self, search: AnyRunning) -> None:
         """Let a search wait, a new one or one that gives way and is removed from the running ones next."""
         search.since = self._clock()
         waiting = self._waiting.setdefault(search.account, [])
         bisect.insort(waiting, search, key=lambda other: (-other.priority, other.arrival))
 
-    def remove(self, search: RunningSearch) -> None:
+    def remove(self, search: AnyRunning) -> None:
         """Remove a search that may wait."""
         waiting = self._waiting.get(search.account, [])
         if search in waiting:
@@ -61,7 +61,7 @@ class SearchQueue:
                 del self._waiting[search.account]
             self._forget_idle(search.account)
 
-    def start(self, search: RunningSearch) -> None:
+    def start(self, search: AnyRunning) -> None:
         """Let a waiting search run."""
         self.running.append(search)
         self._held.add(search.account)
@@ -69,7 +69,7 @@ class SearchQueue:
         self.remove(search)
         search.since = self._clock()
 
-    def end(self, search: RunningSearch) -> None:
+    def end(self, search: AnyRunning) -> None:
         """Remove a running search."""
         self.running.remove(search)
         self._held.remove(search.account)
@@ -79,31 +79,31 @@ class SearchQueue:
         if account not in self._held and account not in self._waiting:
             self._last_start.pop(account, None)
 
-    def next(self) -> RunningSearch | None:
+    def next(self) -> AnyRunning | None:
         """The search that starts next; None if none waits."""
 
-        def order(search: RunningSearch) -> tuple[int, tuple[int, int], int, int]:
+        def order(search: AnyRunning) -> tuple[int, tuple[int, int], int, int]:
             account = search.account
             return -search.priority, self._held.of(account), self._last_start.get(account, 0), search.arrival
 
         return min((waiting[0] for waiting in self._waiting.values()), key=order, default=None)
 
-    def giving_way(self, search: RunningSearch) -> Iterator[RunningSearch]:
+    def giving_way(self, search: AnyRunning) -> Iterator[AnyRunning]:
         """The running searches that may give way to a waiting one, in the order in which they do."""
         lower = [other for other in self.running if other.priority < search.priority]
         yield from sorted(lower, key=lambda other: (other.priority, -other.arrival))
         yield from self._above_share(search)
 
-    def _above_share(self, search: RunningSearch) -> Iterator[RunningSearch]:
+    def _above_share(self, search: AnyRunning) -> Iterator[AnyRunning]:
         """Those of equal priority: the newest of the account that holds most, again and again."""
         account, held, now = search.account, deepcopy(self._held), self._clock()
         may_rotate = held.of(account)[1] == 0 and (not search.suspended or now - search.since >= _TURN_SECONDS)
-        running: dict[Account, list[RunningSearch]] = defaultdict(list)
+        running: dict[Account, list[AnyRunning]] = defaultdict(list)
         for other in sorted(self.running, key=lambda other: other.arrival):
             if other.priority == search.priority and other.account != account:
                 running[other.account].append(other)
 
-        def newest(other: Account) -> RunningSearch | None:
+        def newest(other: Account) -> AnyRunning | None:
             """The newest search of another account, or of those that have had their turn, if it may give way."""
             theirs, ours = held.compared(other, account)
             if theirs > ours + 1:

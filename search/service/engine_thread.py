@@ -18,9 +18,18 @@ from functools import partial
 from typing import NamedTuple
 
 from espalier.engine.errors import FatalError
-from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
-from espalier.search.result import Event, Finished, SearchResult, StepDone
-from espalier.search.run.executor import Executor, Rejected, ResolvedRequest, request_of
+from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
+from espalier.search.result import StepDone
+from espalier.search.run.executor import (
+    AnyEvent,
+    AnyRequest,
+    AnyResult,
+    Executor,
+    LastEvent,
+    Rejected,
+    Resolved,
+    request_of,
+)
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.server_info import Occupancy
 from espalier.search.service.errors import NotReadyError
@@ -64,22 +73,22 @@ class Search:
         rounds: of the search so far; those of one that has ended are complete.
     """
 
-    def __init__(self, request: SearchRequest, capacity: int, on_end: Callable[["Search"], None]) -> None:
+    def __init__(self, request: AnyRequest, capacity: int, on_end: Callable[["Search"], None]) -> None:
         self.request = request
         self.events = EventBuffer(capacity)
         self.ended = False
         self.cancelled = False
-        self.result: SearchResult | None = None
+        self.result: AnyResult | None = None
         self.rounds: list[RoundEnd] = []  # appended to on the engine thread
         self.search_id: str | None = None  # written and read on the engine thread
         self._on_end = on_end
 
-    def deliver(self, event: Event) -> None:
-        """Forward an event of the search; `Finished` ends it."""
+    def deliver(self, event: AnyEvent) -> None:
+        """Forward an event of the search; the last one ends it."""
         if self.ended:
             return
         self.events.push(event)
-        if isinstance(event, Finished):
+        if isinstance(event, LastEvent):
             self.result = event.result
             self._end()
 
@@ -157,7 +166,7 @@ class EngineThread:
 
     def submit(
         self,
-        checked: SearchRequest | ResolvedRequest,
+        checked: AnyRequest | Resolved,
         on_end: Callable[[Search], None],
         progress: bool,
         options: SubmitOptions = DEFAULT_OPTIONS,
@@ -167,7 +176,7 @@ class EngineThread:
         Args:
             checked: what `check` returned.
             on_end: called once, on the event loop, when the orchestrator has finished the search in any way.
-            progress: whether to deliver events other than `Finished`.
+            progress: whether to deliver events other than the last.
             options: priority and other options of the submission.
 
         Raises:
@@ -181,12 +190,12 @@ class EngineThread:
 
         search = Search(request_of(checked), self._event_capacity, ended)
 
-        def on_event(event: Event | Rejected) -> None:
+        def on_event(event: AnyEvent | Rejected) -> None:
             if isinstance(event, StepDone) and not event.partial:
                 search.rounds.append(RoundEnd(time.monotonic(), event.depth, event.scored))
             if isinstance(event, Rejected):
                 self._post(search.fail, event.error)
-            elif progress or isinstance(event, Finished):
+            elif progress or isinstance(event, LastEvent):
                 self._post(search.deliver, event)
 
         def start(executor: Executor) -> None:
@@ -199,7 +208,7 @@ class EngineThread:
         self._live.add(search)
         return search
 
-    def check(self, request: SearchRequest) -> SearchRequest | ResolvedRequest:
+    def check(self, request: AnyRequest) -> AnyRequest | Resolved:
         """Resolve a request; see `Executor.check`.
 
         It takes time in which the event loop must go on, so call it on another thread.

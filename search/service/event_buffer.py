@@ -6,31 +6,36 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
+from espalier.search.completion import TextSampled
 from espalier.search.result import CandidateDone, Event, Finished, StepDone
+from espalier.search.run.executor import AnyEvent
 
 T = TypeVar("T")
 
 
 class EventBuffer:
-    """A bounded queue from one search to one call.
+    """A bounded queue from one search or completion to one call.
 
     gRPC would queue any number of messages for a client that does not read. Once `capacity` events wait here, the
     oldest step report is dropped, as later ones supersede it and take over its changes of the tree, or else the oldest
-    candidate, as the result lists all. `Started` and `Finished` are never dropped; order is kept.
+    candidate, as the result lists all. `Started` and the last event are never dropped; order is kept. Text is not
+    either: it joins what waits of the same choice, so that a choice waits once at most.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._events: deque[Event] = deque()
+        self._events: deque[AnyEvent] = deque()
         self._error: Exception | None = None
         self._arrived = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._events)
 
-    def push(self, event: Event) -> None:
+    def push(self, event: AnyEvent) -> None:
         """Add an event; drops older progress if the buffer is full."""
         if len(self._events) >= self._capacity:
+            if isinstance(event, TextSampled) and self._join(event):
+                return
             event = self._make_room(event)
         self._events.append(event)
         self._arrived.set()
@@ -41,7 +46,7 @@ class EventBuffer:
         self._error = error
         self._arrived.set()
 
-    async def next(self) -> Event:
+    async def next(self) -> AnyEvent:
         """Wait for and return the next event.
 
         Raises:
@@ -55,7 +60,15 @@ class EventBuffer:
             self._arrived.clear()
         return event
 
-    def _make_room(self, arriving: Event) -> Event:
+    def _join(self, arriving: TextSampled) -> bool:
+        """Add text to what waits of its choice; False if nothing does."""
+        for index, event in enumerate(self._events):
+            if isinstance(event, TextSampled) and event.index == arriving.index:
+                self._events[index] = arriving.including(event)
+                return True
+        return False
+
+    def _make_room(self, arriving: AnyEvent) -> AnyEvent:
         """Drop an event if possible; returns `arriving` with what it takes over."""
         reports = [(index, event) for index, event in enumerate(self._events) if isinstance(event, StepDone)]
         if reports:

@@ -1,7 +1,7 @@
-"""Searches for the callers of any transport: checks a request, waits for a slot, follows the search, cancels it.
+"""Work for the callers of any transport: checks a request, waits for a slot, follows the search, cancels it.
 
-Transports translate: a message to a `SearchRequest`, events to messages, errors to their protocol's statuses
-(`errors.failure_of`). Everything that must be the same for all of them happens here. Used on the event loop.
+Transports translate: a message to a `SearchRequest` or a `CompletionRequest`, events to messages, errors to their
+protocol's statuses (`errors.failure_of`). Everything that must be the same for all of them happens here. Used on the event loop.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Semaphore
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from espalier import __version__
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.request import MAX_PRIORITY, SearchRequest, SubmitOptions, estimated_tokens, validate
-from espalier.search.result import Event, Finished, SearchResult, StepDone, StopReason
-from espalier.search.run.executor import ResolvedRequest
+from espalier.search.request import MAX_PRIORITY, SubmitOptions
+from espalier.search.result import Event, Finished, StepDone, StopReason
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, LastEvent, Resolved
 from espalier.search.server_info import ServerInfo
 from espalier.search.service.access.callers import Caller, Quotas, Salts
 from espalier.search.service.access.calls import Call
@@ -33,6 +33,7 @@ from espalier.search.service.turns import ThreadedWork
 log = logging.getLogger("espalier.service")
 
 T = TypeVar("T")
+E = TypeVar("E")
 
 _GRACE = 15.0
 """Seconds after a search's time limit in which it must have ended."""
@@ -46,17 +47,17 @@ _PLAIN_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class SearchCall:
-    """A search that a call asks for, as its transport has read it.
+    """A search or a completion that a call asks for, as its transport has read it.
 
     Attributes:
-        request: the search.
+        request: what to do.
         priority: calls of a larger priority go first.
-        progress: whether to report events other than `Finished`.
+        progress: whether to report events other than the last.
         report_nodes: whether steps tell how the tree has changed; see `SubmitOptions`.
         violations: what the transport found wrong with the request.
     """
 
-    request: SearchRequest
+    request: AnyRequest
     priority: int = 0
     progress: bool = False
     report_nodes: bool = False
@@ -170,11 +171,11 @@ class Session:
         return writing() if entries <= _SMALL_ENTRIES else await self._writing.run(call.account, entries, writing)
 
     @asynccontextmanager
-    async def search(self, asked: SearchCall, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
-        """Check, admit and start a search; yields its events, the last one `Finished`, and cancels it on exit.
+    async def search(self, asked: SearchCall, call: Call) -> AsyncIterator[AsyncIterator[Any]]:
+        """Check, admit and start what is asked for; yields its events, an `AnyEvent` each, and cancels it on exit.
 
         Args:
-            asked: the search.
+            asked: the search or completion.
             call: the call that asks for it, identified; its result is set when the search ends.
 
         Raises:
@@ -200,20 +201,20 @@ class Session:
             if self._calls == 0:
                 self.idle.set()
 
-    async def _events(self, search: Search, call: Call) -> AsyncIterator[Event]:
-        event: Event | None = None
+    async def _events(self, search: Search, call: Call) -> AsyncIterator[AnyEvent]:
+        event: AnyEvent | None = None
         limit = self._settings.search_seconds
         latest = asyncio.get_running_loop().time() + limit + _GRACE
-        while not isinstance(event, Finished):
+        while not isinstance(event, LastEvent):
             try:
                 async with asyncio.timeout_at(latest):  # of the search alone: a client may read as slowly as it likes
                     event = await search.events.next()
             except TimeoutError:
                 raise SearchTimeoutError(
                     f"the search did not end at the server's limit of {limit:g} s; lower beam_width, expansion, "
-                    "max_steps or max_step_tokens"
+                    "max_steps, max_step_tokens or max_tokens"
                 ) from None
-            if isinstance(event, Finished):
+            if isinstance(event, LastEvent):
                 call.result = event.result
                 _require_ended_well(event.result)
             yield event
@@ -223,7 +224,7 @@ class Session:
         if self._draining:
             raise NotReadyError(STOPPING)
         account, request, priority = call.account, asked.request, asked.priority
-        size = _PLAIN_BYTES + len(request.problem) + sum(len(message.content) for message in request.history)
+        size = _PLAIN_BYTES + request.size
         clock = asyncio.get_running_loop().time
         came = clock()
         checked = await self._checking.run(account, size, partial(self._check, asked, caller))
@@ -231,7 +232,7 @@ class Session:
         give_back: Callable[[], None] = partial(self._call_queue.release, priority, account)
         try:
             left = None if limit is None else limit - waited
-            waited += await self._call_queue.acquire(priority, left, account, estimated_tokens(request))
+            waited += await self._call_queue.acquire(priority, left, account, request.estimated_tokens)
         except TimeLimitReachedError:
             assert limit is not None
             waited, give_back = limit, self._late.release  # ended at once, with an empty result
@@ -249,13 +250,14 @@ class Session:
             salt = self._salts.of(caller)
             seconds = self._settings.search_seconds
             nodes = asked.report_nodes
-            options = SubmitOptions(priority, *account, salt, waited, max_seconds=seconds, report_nodes=nodes)
+            shown = {"report_nodes": nodes, "stream_text": asked.progress}
+            options = SubmitOptions(priority, *account, salt, waited, max_seconds=seconds, **shown)
             return self._engine_thread.submit(checked, ended, asked.progress, options)
         except BaseException:
             give_back()
             raise
 
-    def _check(self, asked: SearchCall, caller: Caller) -> SearchRequest | ResolvedRequest:
+    def _check(self, asked: SearchCall, caller: Caller) -> AnyRequest | Resolved:
         """Resolve a request, or raise all that is wrong with it; on a thread, in turn."""
         found, priority = list(asked.violations), asked.priority
         most = self._settings.max_priority if caller.max_priority is None else caller.max_priority
@@ -263,7 +265,7 @@ class Session:
             found.append(Violation("priority", f"must be between {-MAX_PRIORITY} and {most} for you, is {priority}"))
         if found or not self._engine_thread.ready:  # else the executor validates it
             try:
-                validate(asked.request)
+                asked.request.validate()
             except InvalidRequestError as error:
                 found += error.violations
         if found:
@@ -271,12 +273,12 @@ class Session:
         return self._engine_thread.check(asked.request)
 
 
-async def finished(events: AsyncIterator[Event]) -> Finished:
-    """Follow a search to its end."""
+async def finished(events: AsyncIterator[E]) -> E:
+    """Follow a search or a completion to its last event."""
     async for event in events:
-        if isinstance(event, Finished):
+        if isinstance(event, LastEvent):
             return event
-    raise AssertionError("the events of a search end with its result")
+    raise AssertionError("the events end with a result")
 
 
 def _entries(event: Event) -> int:
@@ -290,7 +292,7 @@ def _entries(event: Event) -> int:
             return 0
 
 
-def _require_ended_well(result: SearchResult) -> None:
+def _require_ended_well(result: AnyResult) -> None:
     if result.stop_reason is StopReason.FAILED:
         log.error("search %s failed: %s", result.search_id, result.error)
         raise SearchFailedError(result.error)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.search.fairness import Account
-from espalier.search.result import SearchResult
+from espalier.search.run.executor import AnyResult
 from espalier.search.service.access.callers import Caller
 from espalier.search.service.settings import LogFormat
 
@@ -49,7 +49,7 @@ class Call:
     caller: Caller | None = None
     code: str = "OK"
     reason: str | None = None
-    result: SearchResult | None = None
+    result: AnyResult | None = None
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     span: Any = None

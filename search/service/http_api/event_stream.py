@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from espalier.search.result import Event, Finished
+from espalier.search.run.executor import AnyEvent, LastEvent
 from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.status import answer_of, json_response
 from espalier.search.service.session import finished
@@ -22,15 +22,15 @@ _HEADERS = (
 )
 ServerSentEvent = tuple[bytes, str | None]
 """The data, one line, and the name of an event."""
-Parts = Callable[[Event], Awaitable[list[ServerSentEvent]]]
+Parts = Callable[[Any], Awaitable[list[ServerSentEvent]]]
 """Makes the events of the stream of one of a search."""
 
 
 async def answer(
     call: Call,
-    search: AbstractAsyncContextManager[AsyncIterator[Event]],
+    search: AbstractAsyncContextManager[AsyncIterator[Any]],
     stream: bool,
-    whole: Callable[[Finished], Awaitable[Any]],
+    whole: Callable[[Any], Awaitable[Any]],
     parts: Parts,
 ) -> Response | ASGIApp:
     """Run a search and answer its call.
@@ -41,7 +41,7 @@ async def answer(
         call: what is answered.
         search: see `Session.search`.
         stream: whether to answer by a stream of events.
-        whole: makes the JSON of a result, for an answer without events.
+        whole: makes the JSON of the last event, for an answer without events.
         parts: makes the events of the stream.
     """
     if not stream:
@@ -71,10 +71,10 @@ async def answer(
     return respond
 
 
-async def _stream(events: AsyncIterator[Event], parts: Parts) -> AsyncGenerator[bytes, None]:
+async def _stream(events: AsyncIterator[AnyEvent], parts: Parts) -> AsyncGenerator[bytes, None]:
     """The events of a search as they are written; where there are none for a while, comments, which clients ignore."""
-    event: Event | None = None
-    while not isinstance(event, Finished):
+    event: AnyEvent | None = None
+    while not isinstance(event, LastEvent):
         waiting = asyncio.ensure_future(anext(events))
         try:
             while not (await asyncio.wait([waiting], timeout=QUIET_SECONDS))[0]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from espalier import __version__
 from espalier.engine.errors import EspalierError
 from espalier.search.result import SearchResult, StopReason
+from espalier.search.run.executor import AnyResult
 from espalier.search.service.access.calls import Call
 from espalier.search.service.engine_thread import Search
 from espalier.search.service.observability.observer import Observer
@@ -156,16 +157,21 @@ def _provider(exporters: Sequence[SpanExporter]) -> TracerProvider:
     return provider
 
 
-def _attributes(result: SearchResult) -> dict[str, str | int | float | bool]:
+def _attributes(result: AnyResult) -> dict[str, str | int | float | bool]:
     """Attributes of a search's span, without any text of it."""
     request = result.configuration
+    of_search: dict[str, str | int | float | bool] = {}
+    if isinstance(result, SearchResult):
+        of_search = {
+            "espalier.beam_width": result.configuration.beam_width,
+            "espalier.expansion": result.configuration.expansion,
+            "espalier.answer_found": bool(result.answer),
+        }
     return {
         "espalier.search_id": result.search_id,
         "espalier.algorithm": str(request.algorithm),
-        "espalier.beam_width": request.beam_width,
-        "espalier.expansion": request.expansion,
         "espalier.stop_reason": str(result.stop_reason),
-        "espalier.answer_found": bool(result.answer),
+        **of_search,
         **{f"espalier.{name}": getattr(result.usage, name) for name in _USAGE},
     }
 

@@ -1,0 +1,248 @@
+"""Completions: texts sampled from the generator alone, without a search, and what comes back of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Interval
+
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.work import TOP_TOKENS
+from espalier.search.common_fields import DEFAULT_MAX_TOKENS
+from espalier.search.result import StopReason, Usage
+from espalier.search.schema import declared, text_violations
+
+PLAIN = "plain"
+"""Strategy in a model's name that samples without a search; see `CompletionRequest`."""
+MAX_PROMPTS = 1024
+MAX_CHOICES = 1024
+"""Prompts times samples of one request."""
+MAX_PROMPT_BYTES = 2**20
+MAX_STOPS = 16
+_MAX_STOP_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation that the generator's chat template makes a prompt of.
+
+    Attributes:
+        messages: each with `role` and `content`.
+        continue_last: whether the last message, the assistant's, is continued and not answered.
+        variables: further variables of the template.
+    """
+
+    messages: tuple[Mapping[str, str], ...]
+    continue_last: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+Prompt = str | tuple[int, ...] | ChatPrompt
+"""A text, its token ids as they are fed, or a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """Prompts and how to continue them by plain sampling.
+
+    Attributes:
+        prompts: what is continued.
+        samples: choices for each prompt; each draws from a stream of its own.
+        seed: of all choices; with the prompt and the choice's number it fixes every draw.
+        temperature: of sampling, 0 for greedy; None for the checkpoint's, as of the three filters.
+        max_tokens: limit on a choice's new tokens; None for 2048, or what the context leaves.
+        stop: texts that end a choice wherever they appear, also across tokens.
+        include_stop: whether a choice keeps the text that ended it.
+        echo: whether choices begin with their prompt.
+        logprobs: likeliest tokens to report at each place besides the one that is there; None for no log-probabilities.
+        add_special_tokens: whether the tokens that the checkpoint puts before a text are put before prompts of text.
+        time_limit: seconds from submission after which choices end as far as they are; None for no limit.
+    """
+
+    prompts: tuple[Prompt, ...]
+    samples: Annotated[int, Interval(ge=1, le=128)] = 1
+    seed: Annotated[int, Interval(ge=0, le=2**63 - 1)] = 0
+    temperature: Annotated[float | None, Interval(ge=0, le=10)] = None
+    top_k: Annotated[int | None, Interval(ge=0, le=2**31 - 1)] = None
+    top_p: Annotated[float | None, Interval(gt=0, le=1)] = None
+    min_p: Annotated[float | None, Interval(ge=0, le=1)] = None
+    max_tokens: Annotated[int | None, Interval(ge=0, le=262_144)] = None
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    echo: bool = False
+    logprobs: Annotated[int | None, Interval(ge=0, le=TOP_TOKENS)] = None
+    add_special_tokens: bool = True
+    time_limit: Annotated[float | None, Interval(gt=0, le=24 * 3600)] = None
+
+    algorithm: ClassVar[str] = PLAIN
+
+    @property
+    def problem(self) -> str:
+        """The prompts' text as far as it is known without a tokenizer."""
+        return "".join(map(_text_of, self.prompts))
+
+    @property
+    def problem_text(self) -> str:
+        """The same; executors route by it."""
+        return self.problem
+
+    @property
+    def size(self) -> int:
+        """Characters or token ids of all prompts."""
+        ids = sum(len(prompt) for prompt in self.prompts if isinstance(prompt, tuple))
+        return ids + len(self.problem)
+
+    @property
+    def estimated_tokens(self) -> int:
+        """About how many tokens may be sampled and read, for shares."""
+        limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        return len(self.prompts) * self.samples * limit + self.size
+
+    def validate(self) -> None:
+        """Check every field.
+
+        Raises:
+            InvalidRequestError: lists all violations.
+        """
+        of_fields = ((each.name, each.violation(getattr(self, each.name))) for each in declared(CompletionRequest))
+        found = [Violation(name, wrong) for name, wrong in of_fields if wrong and name not in ("prompts", "stop")]
+        if not 1 <= len(self.prompts) <= MAX_PROMPTS:
+            found.append(Violation("prompts", f"must be between 1 and {MAX_PROMPTS}, are {len(self.prompts)}"))
+        elif (choices := len(self.prompts) * self.samples) > MAX_CHOICES:
+            found.append(Violation("samples", f"must be at most {MAX_CHOICES} with the prompts together, is {choices}"))
+        for prompt in self.prompts:
+            if wrong := _prompt_violation(prompt):
+                found.append(wrong)
+                break
+        if len(self.stop) > MAX_STOPS:
+            found.append(Violation("stop", f"must be at most {MAX_STOPS} texts, is {len(self.stop)}"))
+        for text in self.stop[:MAX_STOPS]:
+            found += text_violations("stop", text, _MAX_STOP_BYTES)
+            if not text:
+                found.append(Violation("stop", "must not have an empty text"))
+        if self.max_tokens == 0 and not self.echo:
+            found.append(Violation("max_tokens", "must be at least 1 without `echo`"))
+        if found:
+            raise InvalidRequestError(found)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and what the model thought of it, before temperature and filters.
+
+    Attributes:
+        token_id: its id.
+        token: as a person reads it: its text, or as it is written for a special token.
+        raw: its bytes; none for a special token.
+        logprob: its log-probability; None for the first token of a prompt, which follows nothing.
+        top: ids, tokens, bytes and log-probabilities of the likeliest there, the likeliest first.
+    """
+
+    token_id: int
+    token: str
+    raw: bytes
+    logprob: float | None
+    top: tuple["TokenLogprob", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One continuation.
+
+    Attributes:
+        index: prompts times samples, the samples of a prompt one after another.
+        prompt: its prompt's index.
+        text: new text alone; without the end-of-sequence token.
+        token_ids: new tokens, an end-of-sequence token included.
+        finish_reason: `stop`, `length`, or `abort` if it was cut by its time limit or by a cancellation.
+        stop_text: the stop text that ended it; None for another end.
+        logprobs: of the new tokens, empty unless they were asked for.
+    """
+
+    index: int
+    prompt: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_text: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """A prompt as the generator has read it.
+
+    Attributes:
+        text: its text, special tokens as they are written.
+        token_ids: its tokens.
+        logprobs: of its tokens, if `echo` and log-probabilities were asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionResult:
+    """The outcome of a `CompletionRequest`; `configuration` is the request with every default filled in."""
+
+    search_id: str
+    prompts: tuple[ReadPrompt, ...]
+    choices: tuple[Choice, ...]
+    stop_reason: StopReason
+    usage: Usage
+    configuration: CompletionRequest
+    error: str = ""
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices."""
+        return sum(len(choice.token_ids) for choice in self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class TextSampled:
+    """New text of a choice, and its tokens' log-probabilities if they are wanted; `prompt` comes with its first one."""
+
+    search_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt: ReadPrompt | None = None
+    finish_reason: str | None = None
+
+    def including(self, earlier: "TextSampled") -> "TextSampled":
+        """Return this text behind an earlier one of the same choice that was not delivered."""
+        return replace(
+            self,
+            text=earlier.text + self.text,
+            token_ids=earlier.token_ids + self.token_ids,
+            logprobs=earlier.logprobs + self.logprobs,
+            prompt=earlier.prompt or self.prompt,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFinished:
+    """The last event of a completion; carries its result."""
+
+    search_id: str
+    result: CompletionResult
+
+
+def _text_of(prompt: Prompt) -> str:
+    if isinstance(prompt, ChatPrompt):
+        return "\n".join(message["content"] for message in prompt.messages)
+    return prompt if isinstance(prompt, str) else ""
+
+
+def _prompt_violation(prompt: Prompt) -> Violation | None:
+    if isinstance(prompt, tuple):
+        wrong = not prompt or min(prompt) < 0 or len(prompt) > MAX_PROMPT_BYTES
+        return Violation("prompts", "must have token ids, none of them negative") if wrong else None
+    text = _text_of(prompt)
+    if not text and not isinstance(prompt, ChatPrompt):
+        return Violation("prompts", "must not be empty")
+    return next(iter(text_violations("prompts", text, MAX_PROMPT_BYTES)), None)

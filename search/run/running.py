@@ -1,0 +1,109 @@
+"""The contract of what an orchestrator runs: searches and completions, from their submission to their result."""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from espalier.engine.scheduling.admission import Reservation
+from espalier.engine.work import Done
+from espalier.search.fairness import Account
+from espalier.search.request import SubmitOptions
+from espalier.search.result import StopReason
+from espalier.search.run.executor import AnyResult, Resolved
+from espalier.search.run.usage import UsageMeter
+
+R = TypeVar("R", bound=Resolved)
+T = TypeVar("T", bound=AnyResult)
+
+
+class Running(ABC, Generic[R, T]):
+    """A search or a completion; finished engine work is passed to `handle`.
+
+    Attributes:
+        search_id: its id; also the owner of its engine work.
+        resolved: the resolved request.
+        options: options of the submission.
+        meter: its usage so far.
+        result: None until it is finished.
+        reservation: its reserved KV memory while it may run.
+        suspended: whether it was suspended for another one while running.
+        cancelled: whether its cancellation was requested.
+        arrival: its position in the order of submission.
+        since: when it last began to run or to wait, by its queue's clock.
+        deadline: end of its time limit, by the meter's clock.
+        released: whether it needs the engine no longer and what was set aside for it is given back.
+    """
+
+    def __init__(
+        self,
+        search_id: str,
+        resolved: R,
+        options: SubmitOptions,
+        prompt_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.search_id = search_id
+        self.resolved = resolved
+        self.options = options
+        self.meter = UsageMeter(clock=clock, waited=options.waited, prompt_tokens=prompt_tokens)
+        self.result: T | None = None
+        self.reservation: Reservation | None = None
+        self.suspended = False
+        self.cancelled = False
+        self.arrival = 0
+        self.since = 0.0
+        self._latest = self.meter.clock() + options.max_seconds
+        self.deadline = self._latest if options.timed_from_start else self._time_limit_from(self.meter.submitted)
+        self.released = False
+
+    @property
+    def priority(self) -> int:
+        """Searches of a larger priority run first."""
+        return self.options.priority
+
+    @property
+    def account(self) -> Account:
+        """The account that it is charged to."""
+        return self.options.account
+
+    @property
+    @abstractmethod
+    def tree_complete(self) -> bool:
+        """True if it holds no engine resources: it votes, or is finished."""
+
+    def _time_limit_from(self, start: float) -> float:
+        limit = self.resolved.request.time_limit
+        own = math.inf if limit is None else start + limit
+        return min(own, self._latest)
+
+    def start(self) -> None:
+        """Begin to run."""
+        self.meter.start()
+        if self.options.timed_from_start:
+            self.deadline = self._time_limit_from(self.meter.clock())
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Submit the first work."""
+
+    @abstractmethod
+    def handle(self, done: Done) -> None:
+        """Process one piece of finished engine work; results for what has failed are ignored."""
+
+    @abstractmethod
+    def report_growth(self) -> None:
+        """Report how far it has come between two rounds, if the submission asked for it."""
+
+    @abstractmethod
+    def stop(self, reason: StopReason) -> None:
+        """Stop with what there is; cancels its work and releases every block."""
+
+    @abstractmethod
+    def fail(self, error: Exception) -> None:
+        """Fail, in any state, because of `error`; what was found so far is kept."""
+
+
+AnyRunning = Running[Any, Any]
