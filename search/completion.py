@@ -20,6 +20,7 @@ MAX_CHOICES = 1024
 MAX_PROMPT_BYTES = 2**20
 MAX_STOPS = 16
 _MAX_STOP_BYTES = 1024
+_MAX_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class CompletionRequest:
         elif (choices := len(self.prompts) * self.samples) > MAX_CHOICES:
             found.append(Violation("samples", f"must be at most {MAX_CHOICES} with the prompts together, is {choices}"))
         for prompt in self.prompts:
-            if wrong := _prompt_violation(prompt):
+            if wrong := prompt_violation(prompt):
                 found.append(wrong)
                 break
         if len(self.stop) > MAX_STOPS:
@@ -238,10 +239,11 @@ def _text_of(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else ""
 
 
-def _prompt_violation(prompt: Prompt) -> Violation | None:
+def prompt_violation(prompt: Prompt) -> Violation | None:
+    """Return what is wrong with a prompt; None if it can be tokenised."""
     if isinstance(prompt, tuple):
-        wrong = not prompt or min(prompt) < 0 or len(prompt) > MAX_PROMPT_BYTES
-        return Violation("prompts", "must have token ids, none of them negative") if wrong else None
+        wrong = not prompt or min(prompt) < 0 or max(prompt) > _MAX_ID or len(prompt) > MAX_PROMPT_BYTES
+        return Violation("prompts", "must have token ids, which are not negative") if wrong else None
     text = _text_of(prompt)
     if not text and not isinstance(prompt, ChatPrompt):
         return Violation("prompts", "must not be empty")

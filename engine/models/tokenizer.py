@@ -130,6 +130,11 @@ class TextTokenizer:
         """True if the checkpoint comes with a chat template."""
         return self._template is not None
 
+    @property
+    def chat_template(self) -> str | None:
+        """The text of the chat template; None without one."""
+        return self._template and self._template.source
+
     def render_chat(
         self, messages: list[dict[str, str]], add_generation_prompt: bool = True, **variables: object
     ) -> str:

@@ -24,8 +24,9 @@ from espalier.experiments.executors import process_worker
 from espalier.experiments.executors.devices import Place, places_of
 from espalier.experiments.executors.process_worker import Answered, Asked, Channel
 from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Report, Stepped
-from espalier.search.run.executor import AnyRequest, Resolved
+from espalier.search.run.executor import AnyRequest
 from espalier.search.run.load import RuntimeSettings
+from espalier.search.tokenization import TokenizationRequest
 
 log = logging.getLogger("espalier.executors")
 
@@ -71,7 +72,7 @@ class ProcessTransport:
             with suppress(OSError):  # it has ended, which `poll` tells
                 process.send(order)
 
-    def check(self, worker: int, request: AnyRequest, seconds: float) -> Resolved:
+    def check(self, worker: int, request: AnyRequest | TokenizationRequest, seconds: float) -> Any:
         """Have a worker resolve a request."""
         if (process := self._keepers[worker].process) is None:
             raise NoAnswerError(f"worker {worker} has ended")
@@ -196,7 +197,7 @@ class _Process:
         """End the process at once; `receive` comes to its end."""
         self._popen.kill()
 
-    def check(self, request: AnyRequest, seconds: float) -> Resolved:
+    def check(self, request: AnyRequest | TokenizationRequest, seconds: float) -> Any:
         """See `Transport.check`."""
         number, answer = next(self._numbers), Future[Any]()
         self._answers[number] = answer

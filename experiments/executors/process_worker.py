@@ -19,6 +19,7 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.executors.transport import Cancel, Report, Run
 from espalier.experiments.executors.worker import Worker
 from espalier.search.run.executor import AnyRequest, Resolved
+from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 _END_SECONDS = 5.0
 """Seconds to finish a step and to end the processes that compare answers, once the executor has gone."""
@@ -31,7 +32,7 @@ class Asked:
     """A request to check, and the number that the answer will carry."""
 
     number: int
-    request: AnyRequest
+    request: AnyRequest | TokenizationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Answered:
     """The request as it was resolved, or the error that was raised for it."""
 
     number: int
-    resolved: Resolved | None = None
+    resolved: Resolved | Tokenization | None = None
     error: Exception | None = None
 
 

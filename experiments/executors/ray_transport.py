@@ -13,8 +13,9 @@ from espalier.engine.errors import EspalierError, FatalError, first_line
 from espalier.experiments.executors.ray_worker import RayWorker
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.executors.transport import Lost, NoAnswerError, Order, Report
-from espalier.search.run.executor import AnyRequest, Resolved
+from espalier.search.run.executor import AnyRequest
 from espalier.search.run.load import RuntimeSettings
+from espalier.search.tokenization import TokenizationRequest
 
 _CONNECT_SECONDS = 10.0
 _PATHS = ("generator", "verifier", "verifier_family", "verifier_reference", "cache_dir")
@@ -54,7 +55,7 @@ class RayTransport:
         """Send an order."""
         self._calls[self._actors[worker].tell.remote(order)] = worker, "tell"
 
-    def check(self, worker: int, request: AnyRequest, seconds: float) -> Resolved:
+    def check(self, worker: int, request: AnyRequest | TokenizationRequest, seconds: float) -> Any:
         """Have a worker resolve a request."""
         try:
             return self._ray.get(self._actors[worker].check.remote(request), timeout=seconds)

@@ -9,6 +9,7 @@ from espalier.experiments.executors.transport import Loaded, Lost, Order, Report
 from espalier.experiments.executors.worker import Worker
 from espalier.search.run.executor import AnyRequest, Resolved
 from espalier.search.run.load import RuntimeSettings
+from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 
 class RayWorker:
@@ -54,7 +55,7 @@ class RayWorker:
         """Take an order."""
         self._worker.tell(order)
 
-    async def check(self, request: AnyRequest) -> Resolved:
+    async def check(self, request: AnyRequest | TokenizationRequest) -> Resolved | Tokenization:
         """Resolve a request; see `Worker.check`."""
         return self._worker.check(request)
 

@@ -7,6 +7,7 @@ from espalier.engine.errors import EspalierError
 from espalier.search.request import SubmitOptions
 from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, RequestDefaults, Resolved
 from espalier.search.server_info import Occupancy
+from espalier.search.tokenization import TokenizationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Transport(Protocol):
         """Send an order to a worker that `poll` last told to be loaded; it is lost with the worker."""
         ...
 
-    def check(self, worker: int, request: AnyRequest, seconds: float) -> Resolved:
+    def check(self, worker: int, request: AnyRequest | TokenizationRequest, seconds: float) -> Any:
         """Have a worker resolve a request; may be called on any thread.
 
         Raises:

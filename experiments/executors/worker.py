@@ -29,6 +29,7 @@ from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, Resolve
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.run.failure import reason_of
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 if TYPE_CHECKING:
     from espalier.search.run.orchestrator import Orchestrator
@@ -103,7 +104,7 @@ class Worker:
         """Make `run` return after the current step, without any further result."""
         self._loop.stop()
 
-    def check(self, request: AnyRequest) -> Resolved:
+    def check(self, request: AnyRequest | TokenizationRequest) -> Resolved | Tokenization:
         """Resolve a request.
 
         Raises:
@@ -113,6 +114,8 @@ class Worker:
         if self._orchestrator is None:
             raise NoAnswerError("the worker has not loaded its models yet")
         try:
+            if isinstance(request, TokenizationRequest):
+                return self._orchestrator.tokenize(request)
             return self._orchestrator.check(request)
         except Exception as error:
             raise _public(error) from None

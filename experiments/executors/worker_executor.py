@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from espalier.engine.errors import FatalError, first_line
 from espalier.engine.interrupts import interrupts_held
@@ -33,6 +34,8 @@ from espalier.search.result import Finished, SearchResult, StopReason, Usage
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, last_event
 from espalier.search.run.load import RuntimeSettings, model_names
 from espalier.search.server_info import KvBlocks, Occupancy
+from espalier.search.service.errors import NotReadyError
+from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import make_equivalence
 
 log = logging.getLogger("espalier.executors")
@@ -123,6 +126,21 @@ class WorkerExecutor:
 
         If neither answers in time, only invalid fields are found.
         """
+        try:
+            return self._ask(request)
+        except NoAnswerError as why:
+            request.validate()
+            log.warning("a request was checked without a worker: %s", why)
+            return request
+
+    def tokenize(self, request: TokenizationRequest) -> Tokenization:
+        """Have one of the workers look at a prompt."""
+        try:
+            return self._ask(request)
+        except NoAnswerError as why:
+            raise NotReadyError(f"{why}; try again later") from None
+
+    def _ask(self, request: AnyRequest | TokenizationRequest) -> Any:
         why = NoAnswerError("all workers are lost")
         up = [worker for worker in self._workers if worker.up]
         for worker in sorted(up, key=lambda worker: len(worker.running))[:_MAX_ASKED]:
@@ -130,9 +148,7 @@ class WorkerExecutor:
                 return self._transport.check(worker.number, request, _ANSWER_SECONDS)
             except NoAnswerError as error:
                 why = error
-        request.validate()
-        log.warning("a request was checked without a worker: %s", why)
-        return request
+        raise why
 
     def submit(
         self,

@@ -11,6 +11,7 @@ from espalier.search.completion import CompletionFinished, CompletionRequest, Co
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.server_info import Occupancy
+from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
 
 AnyRequest = SearchRequest | CompletionRequest
@@ -164,6 +165,15 @@ class Executor(Protocol):
         Raises:
             InvalidRequestError: lists every invalid field.
             RequestTooLargeError: the search can never fit.
+        """
+        ...
+
+    def tokenize(self, request: TokenizationRequest) -> Tokenization:
+        """Have the generator's tokenizer look at a prompt; may be called on any thread.
+
+        Raises:
+            InvalidRequestError: it cannot be tokenised.
+            NoAnswerError: no worker answers.
         """
         ...
 

@@ -16,11 +16,12 @@ from espalier.engine.errors import (
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.text_files import require
-from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.engine.models.tokenizer import SPECIAL_TOKENS, TextTokenizer
 from espalier.engine.roles import GENERATOR
 from espalier.search.completion import ChatPrompt, CompletionRequest, Prompt
 from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
 from espalier.search.run.executor import RequestDefaults
+from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 STEP_SYSTEM_PROMPT = (
     "Solve the following math problem step by step. For a short problem, use few steps. Start each step with "
@@ -154,16 +155,37 @@ class Generator:
             NoEmbeddingError: the prompt has tokens without an embedding in the model.
             RequestTooLargeError: the prompt leaves no room for a token.
         """
-        tokenizer = self.model.tokenizer
-        if isinstance(prompt, tuple):
-            ids = list(prompt)
-        elif isinstance(prompt, str):
-            ids = tokenizer.encode(tokenizer.begin + prompt if request.add_special_tokens else prompt)
-        else:
-            ids = tokenizer.encode(self._render_chat(prompt))
+        ids = self._ids_of(prompt, request.add_special_tokens)
         if not ids:
             raise InvalidRequestError([Violation("prompts", "must have a token")])
         return self._require_room(ids, 0 if request.max_tokens == 0 else 1)
+
+    def tokenize(self, request: TokenizationRequest) -> Tokenization:
+        """Look at a prompt; see `completion_ids`, except that it may be of any length.
+
+        Raises:
+            InvalidRequestError: there is no chat template, or it rejects the conversation.
+        """
+        tokenizer = self.model.tokenizer
+        ids = self._ids_of(request.prompt, request.add_special_tokens)
+        special = {name: tokenizer.special_token(name) for name in SPECIAL_TOKENS}
+        description = {
+            **special,
+            "add_bos_token": bool(tokenizer.begin),
+            "chat_template": tokenizer.chat_template,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": self.model.config.max_positions,
+        }
+        tokens = tuple(map(tokenizer.token, ids))
+        return Tokenization(tuple(ids), tokens, tokenizer.show(ids), description)
+
+    def _ids_of(self, prompt: Prompt, add_special_tokens: bool) -> list[int]:
+        tokenizer = self.model.tokenizer
+        if isinstance(prompt, tuple):
+            return list(prompt)
+        if isinstance(prompt, str):
+            return tokenizer.encode(tokenizer.begin + prompt if add_special_tokens else prompt)
+        return tokenizer.encode(self._render_chat(prompt))
 
     def _render_chat(self, prompt: ChatPrompt) -> str:
         """A conversation as text, by the chat template alone."""

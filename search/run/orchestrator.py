@@ -29,6 +29,7 @@ from espalier.search.run.running import AnyRunning
 from espalier.search.run.search import RunningSearch, digests
 from espalier.search.run.search_queue import SearchQueue
 from espalier.search.server_info import KvBlocks, Occupancy
+from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
 from espalier.search.voting.vote import VoteResult, is_decided, select
 
@@ -132,6 +133,11 @@ class Orchestrator:
         if isinstance(request, CompletionRequest):
             return self._resolver.resolve_completion(request)
         return self._resolver.resolve(request)
+
+    def tokenize(self, request: TokenizationRequest) -> Tokenization:
+        """See `Executor.tokenize`."""
+        request.validate()
+        return self._generator.tokenize(request)
 
     def submit(
         self,

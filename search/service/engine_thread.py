@@ -34,6 +34,7 @@ from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.server_info import Occupancy
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
+from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 log = logging.getLogger("espalier.service")
 
@@ -216,10 +217,22 @@ class EngineThread:
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
+        return self._reachable().check(request)
+
+    def tokenize(self, request: TokenizationRequest) -> Tokenization:
+        """Have the generator's tokenizer look at a prompt; call it on another thread, as `check`.
+
+        Raises:
+            NotReadyError: the engine is loading, stopping or dead.
+        """
+        return self._reachable().tokenize(request)
+
+    def _reachable(self) -> Executor:
+        """The executor, for what any thread may call."""
         self.require_ready()
         if (executor := self._executor) is None:  # it has just died
             raise NotReadyError(DEAD)
-        return executor.check(request)
+        return executor
 
     async def occupancy(self) -> Occupancy:
         """Return what the executor holds between two of its steps; a step may take seconds.

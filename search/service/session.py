@@ -1,7 +1,8 @@
 """Work for the callers of any transport: checks a request, waits for a slot, follows the search, cancels it.
 
 Transports translate: a message to a `SearchRequest` or a `CompletionRequest`, events to messages, errors to their
-protocol's statuses (`errors.failure_of`). Everything that must be the same for all of them happens here. Used on the event loop.
+protocol's statuses (`errors.failure_of`). Everything that must be the same for all of them happens here. Used on the
+event loop.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from espalier import __version__
 from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.completion import ChatPrompt
 from espalier.search.request import MAX_PRIORITY, SubmitOptions
 from espalier.search.result import Event, Finished, StepDone, StopReason
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, LastEvent, Resolved
@@ -29,6 +31,7 @@ from espalier.search.service.event_buffer import fitted
 from espalier.search.service.observability.observer import Observer
 from espalier.search.service.settings import ServerSettings
 from espalier.search.service.turns import ThreadedWork
+from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 log = logging.getLogger("espalier.service")
 
@@ -159,6 +162,17 @@ class Session:
             BusyError: it is large, too much waits, and this caller asks for most.
         """
         return reading() if size <= _SMALL_BYTES else await self._checking.run(call.account, size, reading)
+
+    async def tokenize(self, call: Call, request: TokenizationRequest) -> Tokenization:
+        """Have the generator's tokenizer look at a prompt, on a thread, when it is the caller's turn.
+
+        Raises:
+            InvalidRequestError: it cannot be tokenised.
+            NotReadyError: the engine is loading, stopping or dead.
+            BusyError: too much waits, and this caller asks for most.
+        """
+        size = _PLAIN_BYTES + (0 if isinstance(request.prompt, ChatPrompt) else len(request.prompt))
+        return await self._checking.run(call.account, size, partial(self._engine_thread.tokenize, request))
 
     async def write(
         self, call: Call, event: Event, encode: Callable[[Event, dict[str, int]], T], size: Callable[[T], int]

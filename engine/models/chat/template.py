@@ -39,6 +39,7 @@ class ChatTemplate:
 
     Attributes:
         place: the file, and the field of it, that the template stands in.
+        source: its text.
     """
 
     def __init__(self, source: str, place: str) -> None:
@@ -52,7 +53,7 @@ class ChatTemplate:
                 f"{place}: the chat template has {len(source):,} characters, more than {MAX_TEMPLATE_CHARACTERS:,}"
             )
         self.place = place
-        self._source = source
+        self.source = source
         _process.start()
 
     def render(
@@ -79,7 +80,7 @@ class ChatTemplate:
         given = {"date_string": _DATE_STRING, "tools": None, "documents": None, **known, **variables}
         given |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         absent = [name for name, token in special_tokens.items() if token is None]
-        asked = {"source": self._source, "now": _NOW, "variables": given, "absent": absent}
+        asked = {"source": self.source, "now": _NOW, "variables": given, "absent": absent}
         limits = {"seconds": MAX_CPU_SECONDS, "max_characters": MAX_PROMPT_CHARACTERS}
         reply = _process.ask({"request": asked, **limits})
         if "limit" in reply:

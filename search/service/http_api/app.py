@@ -20,6 +20,8 @@ from espalier.search.service.access.calls import REQUEST_ID, Call
 from espalier.search.service.http_api.calls import CallMiddleware
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
 from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.openai.tokens import TokenEndpoints
+from espalier.search.service.http_api.openapi import openapi_document
 from espalier.search.service.http_api.searches import SearchEndpoints
 from espalier.search.service.http_api.status import HttpError, json_response
 from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
@@ -44,7 +46,8 @@ def make_app(session: Session, callers: Callers, settings: ServerSettings, rende
         settings: limits and names.
         render_metrics: makes the metrics' text.
     """
-    openai = OpenAiEndpoints(session, ModelNames(settings.model_name or _MODEL_NAME, int(time.time())))
+    names = ModelNames(settings.model_name or _MODEL_NAME, int(time.time()))
+    openai, tokens = OpenAiEndpoints(session, names), TokenEndpoints(session, names)
     searches = SearchEndpoints(session)
 
     async def healthz(request: Request) -> Response:
@@ -58,16 +61,25 @@ def make_app(session: Session, callers: Callers, settings: ServerSettings, rende
     async def server_info(request: Request) -> Response:
         return json_response(asdict(await session.info()))
 
+    async def openapi(request: Request) -> Response:
+        return json_response(document)
+
     routes = [
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/v1/models", openai.list_models),
         Route("/v1/models/{model:path}", openai.retrieve_model),
-        Route("/v1/chat/completions", openai.create_completion, methods=["POST"]),
+        Route("/v1/chat/completions", openai.create_chat_completion, methods=["POST"]),
+        Route("/v1/completions", openai.create_completion, methods=["POST"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokens.info),
+        Route("/openapi.json", openapi),
         Route("/v1/searches", searches.create_search, methods=["POST"]),
         Route("/v1/server", server_info),
         _metrics_route(render_metrics),
     ]
+    document = openapi_document(routes)
     page = page_files()
     own = [_page_route(path, file) for path, file in page.items()]
     return _guarded(routes, callers, settings, session.call_ended, own, {*_HEALTH, *page})

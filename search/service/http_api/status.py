@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from espalier.engine.errors import EspalierError
+from espalier.engine.errors import EspalierError, PoolTooSmallError, RequestTooLargeError
 from espalier.search.service.access.calls import Call
 from espalier.search.service.errors import REFUSED_BY_HTTP, cut, failure_of
 
@@ -72,6 +72,8 @@ def answer_of(error: Exception, call: Call) -> Response:
         headers["www-authenticate"] = "Bearer"
     if failure.code in _NO_RETRY:
         headers["x-should-retry"] = "false"
+    if isinstance(error, RequestTooLargeError) and not isinstance(error, PoolTooSmallError):
+        code = "context_length_exceeded"
     param = cut(failure.violations[0].field, _PARAM_BYTES) if failure.violations else None
     return json_response(error_object(failure.text, kind, param, code), status, headers)
 

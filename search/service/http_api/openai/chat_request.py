@@ -1,55 +1,41 @@
-"""Bodies of chat completions: the search that one asks for, and what of it cannot be honoured."""
+"""Bodies of chat completions: the search or the plain sampling that one asks for, and what cannot be honoured."""
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, StrictBool
+from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, Strict, StrictBool
 
 from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.completion import ChatPrompt
 from espalier.search.request import SearchRequest
-from espalier.search.schema import few, from_values
+from espalier.search.schema import from_values
 from espalier.search.service.http_api.body import SearchBody, validated
 from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.openai.parameters import (
+    PLAIN_PARAMETERS,
+    SEED_BITS,
+    PlainCall,
+    StreamOptions,
+    in_body,
+    neutral,
+    not_honoured,
+    plain_call,
+    plain_fields,
+    stop_texts,
+)
 from espalier.search.service.session import SearchCall
 
 _MAX_MESSAGES = _MAX_PARTS = 512
 """Messages, and parts of one message, that are looked at; a search takes fewer messages still."""
-_SEED_BITS = 53
-"""Of a seed that the client leaves open: what every JSON parser reads exactly."""
 _PARAMETERS = {
-    **{name: name for name in ("temperature", "top_p", "seed", "max_tokens")},
-    "max_completion_tokens": "generator_budget",
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")},
+    "max_completion_tokens": "max_tokens",
 }
 """Fields of a search by the parameters that set them."""
-_IGNORED = {
-    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "store", "user",
-}  # fmt: skip
-"""Parameters that do not change what is answered."""
-_NO_TOOLS = "tools are not offered"
-_NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    # parameter: why it is refused, and the values besides null that ask for nothing
-    "n": ("must be 1: a search selects one answer; POST /v1/searches returns all its candidates", (1,)),
-    "stop": ("stop sequences are not offered: a step ends at a blank line", ("", [])),
-    "logprobs": ("log-probabilities are not offered", (False,)),
-    "top_logprobs": ("log-probabilities are not offered", (0,)),
-    "frequency_penalty": ("penalties are not offered", (0,)),
-    "presence_penalty": ("penalties are not offered", (0,)),
-    "logit_bias": ("a bias is not offered", ({},)),
-    "response_format": ("only text is offered", ({"type": "text"},)),
-    "modalities": ("only text is offered", (["text"],)),
-    "audio": ("only text is offered", ()),
-    "tools": (_NO_TOOLS, ([],)),
-    "tool_choice": (_NO_TOOLS, ("none", "auto")),
-    "functions": (_NO_TOOLS, ([],)),
-    "function_call": (_NO_TOOLS, ("none", "auto")),
-    "web_search_options": (_NO_TOOLS, ()),
-    "reasoning_effort": ("choose a search by the model's name or in `espalier`", ()),
-    "verbosity": ("is not offered", ()),
-}
 _FIELDS = {f.name for f in fields(SearchRequest)}
+_OF_PLAIN = "is offered by NAME@plain, which samples without a search"
 
 
 class _Part(BaseModel):
@@ -57,18 +43,14 @@ class _Part(BaseModel):
     text: InstanceOf[str]  # also with an unpaired surrogate, which the problem's check reports
 
 
+def _parts(content: Any) -> Any:
+    """The content of a message as a list of parts."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 class _Message(BaseModel, extra="allow"):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        list[_Part],
-        Field(max_length=_MAX_PARTS),
-        BeforeValidator(lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value),
-    ]
-    # Clients send the following back as they got them.
-    name: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-    annotations: Any = None
+    content: Annotated[Annotated[list[_Part], Field(max_length=_MAX_PARTS)] | None, BeforeValidator(_parts)] = None
 
     @property
     def of_system(self) -> bool:
@@ -76,19 +58,38 @@ class _Message(BaseModel, extra="allow"):
 
     @property
     def text(self) -> str:
-        return "\n".join(part.text for part in self.content)
+        return "\n".join(part.text for part in self.content or ())
 
 
-class _StreamOptions(BaseModel):
-    include_usage: StrictBool | None = None
+class Conversation(BaseModel, extra="allow"):
+    """Messages, and how the chat template makes a prompt of them."""
 
-
-class _Chat(BaseModel, extra="allow"):
-    model: InstanceOf[str]
     messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: InstanceOf[str] | None = None
+
+
+class ChatBody(Conversation, extra="allow"):
+    """The body; sampling parameters are checked with the request."""
+
+    model: InstanceOf[str]
+    n: Annotated[int, Strict(), Field(ge=1, le=128)] | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Any = None
+    echo: Literal[False] | None = None
+    include_stop_str_in_output: StrictBool | None = None
     stream: StrictBool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: StrictBool | None = None
+    return_tokens_as_token_ids: StrictBool | None = None
     espalier: dict[str, Any] | None = None
+
+
+_KNOWN = {*ChatBody.model_fields, *PLAIN_PARAMETERS, "stop"}
+_PLAIN_ALONE = ("logprobs", "return_token_ids", "return_tokens_as_token_ids", "continue_final_message")
+"""Parameters, true or false, that a search cannot honour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,59 +101,114 @@ class ChatCall:
         search: the search; with progress if chunks are wanted.
         include_usage: whether the last chunk tells the usage.
         places: fields of the request by the places of the body that set them.
+        choices: candidates to return, the selected one first.
+        stop: texts at which what is shown of a candidate is cut.
+        include_stop: whether they are shown.
     """
 
     model: str
     search: SearchCall
     include_usage: bool
     places: dict[str, str]
+    choices: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
 
 
-def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall:
-    """Read the body of a chat completion.
+def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
+    """Read the body of a chat completion: a search, or plain sampling if the model's name says so.
+
+    A last message of the assistant that is to be continued is never searched either.
 
     Raises:
         HttpError: there is no such model.
         InvalidRequestError: lists everything that is wrong and what cannot be honoured.
     """
-    chat = validated(_Chat, body)
+    chat = validated(ChatBody, body)
     values = names.search_fields(chat.model)
+    if names.is_plain(chat.model) or (chat.continue_final_message and not values):
+        return _read_plain(chat, body)
     places = dict.fromkeys(values, "model") | {"problem": "messages", "history": "messages"}
     for name, field in _PARAMETERS.items():
-        if (value := body.get(name)) is not None:
+        if (value := neutral(name, body.get(name))) is not None:
+            if field == "max_tokens" and isinstance(value, int) and isinstance(values.get(field), int):
+                value = min(value, values[field])
             values[field], places[field] = value, name
-    violations = [*_not_honoured(chat), *_wrong_messages(chat.messages)]
+    violations = [*not_honoured(body, _KNOWN, _FIELDS), *_wrong_messages(chat.messages), *_not_of_search(chat)]
+    stop = stop_texts(body.get("stop"), violations)
     for name, value in (chat.espalier or {}).items():
         if name in ("problem", "history"):
             violations.append(Violation(f"espalier.{name}", "set by `messages`; remove it"))
         else:  # also null, which here means no limit or the algorithm's default
             values[name], places[name] = value, f"espalier.{name[:80]}"
-    values = {"seed": secrets.randbits(_SEED_BITS), **values, **_conversation(chat.messages)}
+    values = {"seed": secrets.randbits(SEED_BITS), **values, **_conversation(chat.messages)}
     try:
         search = from_values(SearchBody, values)
     except InvalidRequestError as error:
         raise InvalidRequestError([*violations, *in_body(error.violations, places)]) from None
+    if (chat.n or 1) > search.request.candidates:
+        most = search.request.candidates
+        violations.append(Violation("n", f"must be at most {most}, the candidates of this search"))
     include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
     call = SearchCall(search.request, search.priority or 0, bool(chat.stream), violations=violations)
-    return ChatCall(chat.model, call, include_usage, {"priority": "espalier.priority", **places})
+    shown = chat.n or 1, stop, bool(chat.include_stop_str_in_output)
+    return ChatCall(chat.model, call, include_usage, {"priority": "espalier.priority", **places}, *shown)
 
 
-def _not_honoured(chat: _Chat) -> Iterator[Violation]:
-    unknown = []
-    for name, value in (chat.model_extra or {}).items():
-        if name in _NOT_OFFERED:
-            why, harmless = _NOT_OFFERED[name]
-            if value is not None and value not in harmless:
-                yield Violation(name, why)
-        elif name in _IGNORED | _PARAMETERS.keys():
-            continue
-        elif name in _FIELDS:
-            yield Violation(name, "is unknown; put it into `espalier`")
-        else:
-            unknown.append(Violation(name[:80], "is unknown"))
-    yield from few(unknown)
-    if chat.stream_options and not chat.stream:
-        yield Violation("stream_options", "needs `stream`")
+def _read_plain(chat: ChatBody, body: dict[str, Any]) -> PlainCall:
+    values, places, found = plain_fields(body)
+    found += not_honoured(body, _KNOWN)
+    top = chat.top_logprobs
+    if top and not chat.logprobs:
+        found.append(Violation("top_logprobs", "needs `logprobs`"))
+    values["logprobs"], places["logprobs"] = (top or 0) if chat.logprobs else None, "top_logprobs"
+    values["prompts"], places["prompts"] = (chat_prompt(chat, found),), "messages"
+    return plain_call(chat.model, body, values, places, found)
+
+
+def chat_prompt(chat: Conversation, found: list[Violation]) -> ChatPrompt:
+    """The prompt of a conversation; what is wrong with it goes to `found`."""
+    found += _not_read(chat.messages)
+    continued = bool(chat.continue_final_message)
+    if continued and chat.messages[-1].role != "assistant":
+        found.append(Violation("continue_final_message", "needs a last message of the assistant"))
+    if chat.add_generation_prompt is continued:
+        found.append(Violation("add_generation_prompt", "must be true, or false with `continue_final_message`"))
+    variables = dict(chat.chat_template_kwargs or {})
+    if chat.reasoning_effort is not None:  # templates without it do not look
+        variables = {"reasoning_effort": chat.reasoning_effort, **variables}
+    own = {"messages", "add_generation_prompt", "tools", "documents"} & variables.keys()
+    found += (Violation(f"chat_template_kwargs.{name}", "is set by the server") for name in sorted(own))
+    messages = tuple(
+        {"role": "system" if message.of_system else message.role, "content": message.text} for message in chat.messages
+    )
+    return ChatPrompt(messages, continued, variables)
+
+
+def _not_of_search(chat: ChatBody) -> Iterator[Violation]:
+    for name in _PLAIN_ALONE:
+        if getattr(chat, name):
+            yield Violation(name, _OF_PLAIN)
+    if chat.top_logprobs:
+        yield Violation("top_logprobs", _OF_PLAIN)
+    if chat.add_generation_prompt is False:
+        yield Violation("add_generation_prompt", _OF_PLAIN)
+    for name, value in (chat.chat_template_kwargs or {}).items():
+        if name != "enable_thinking" or value is not False:
+            yield Violation(f"chat_template_kwargs.{name[:80]}", _OF_PLAIN)
+
+
+def _not_read(messages: list[_Message]) -> Iterator[Violation]:
+    """Messages without content, which only an assistant's may be, and those that call tools.
+
+    Other keys of messages that are not known are notes of clients to themselves.
+    """
+    for index, message in enumerate(messages):
+        if message.content is None and message.role != "assistant":
+            yield Violation(f"messages[{index}].content", "must be a text, or a list of parts")
+        for name in ("tool_calls", "function_call"):
+            if (message.model_extra or {}).get(name) not in (None, []):
+                yield Violation(f"messages[{index}].{name}", "tools are not offered")
 
 
 def _wrong_messages(messages: list[_Message]) -> Iterator[Violation]:
@@ -161,11 +217,7 @@ def _wrong_messages(messages: list[_Message]) -> Iterator[Violation]:
         if message.of_system and turns:
             yield Violation(f"messages[{index}].role", f"messages of the {message.role} come first")
         turns += not message.of_system
-        given = [name for name, value in (message.model_extra or {}).items() if value not in (None, [])]
-        tools = [name for name in given if name in ("tool_calls", "function_call")]
-        yield from (Violation(f"messages[{index}].{name}", _NO_TOOLS) for name in tools)
-        unknown = (name for name in given if name not in tools)
-        yield from few([Violation(f"messages[{index}].{name[:80]}", "is unknown") for name in unknown])
+    yield from _not_read(messages)
     if messages[-1].role != "user":
         yield Violation("messages", "the last message must be the user's")
 
@@ -177,8 +229,3 @@ def _conversation(messages: list[_Message]) -> dict[str, Any]:
     history = [{"role": "system", "content": system}] if any(message.of_system for message in turns) else []
     history += [{"role": turn.role, "content": turn.text} for turn in turns if not turn.of_system]
     return {"problem": last.text, "history": history}
-
-
-def in_body(violations: Iterable[Violation], places: dict[str, str]) -> list[Violation]:
-    """Return violations of fields by the places of the body that set them; `history[3]` has that of `history`."""
-    return [Violation(places.get(v.field.partition("[")[0], v.field), v.description) for v in violations]

@@ -1,6 +1,7 @@
 """Results of searches as chat completions: whole, or in chunks."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from espalier.search.result import Candidate, NodeRecord, SearchResult, StepDone
@@ -20,22 +21,59 @@ class Shown:
     tokens: int
     finish_reason: str
 
+    def stopped(self, stop: Sequence[str], include_stop: bool) -> "Shown":
+        """The path up to the first of the texts `stop` that is in it, which may lie across steps."""
+        text = "".join(self.steps)
+        ends = [(at, at + len(each) * include_stop) for each in stop if (at := text.find(each)) >= 0]
+        if not ends:
+            return self
+        left, steps = min(ends)[1], list[str]()
+        for step in self.steps:
+            steps.append(step[:left])
+            left -= len(steps[-1])
+        return replace(self, steps=tuple(filter(None, steps)), finish_reason="stop")
+
 
 def shown(result: SearchResult) -> Shown:
     """Return the path to show: the selected one.
 
     Where no path has an answer, it is the best complete one; where none is complete, the one that came furthest.
     """
-    nodes = {node.node_id: node for node in result.nodes}
+    return shown_paths(result, 1)[0]
+
+
+def shown_paths(result: SearchResult, count: int) -> list[Shown]:
+    """Return the path to show first, then complete paths by their scores, `count` at most."""
+    candidates = candidates_shown(result, count)
+    if not candidates:
+        furthest = max(result.nodes, key=lambda node: (len(node.path), _score(node)), default=None)
+        path = _path_to(result, furthest.node_id if furthest else None)
+        return [Shown(tuple(step.text for step in path), sum(step.tokens for step in path), "length")]
+    return [
+        Shown(
+            tuple(step.text for step in each.steps), sum(step.tokens for step in _path_to(result, each.node_id)), "stop"
+        )
+        for each in candidates
+    ]
+
+
+def candidates_shown(result: SearchResult, count: int) -> list[Candidate]:
+    """Return the selected candidate, or else the best complete one, and then the others by their scores."""
     best = result.best or max(result.candidates, key=_score, default=None)
-    furthest = max(result.nodes, key=lambda node: (len(node.path), _score(node)), default=None)
-    node = nodes.get(best.node_id) if best else furthest
+    if best is None:
+        return []
+    others = (each for each in result.candidates if each.node_id != best.node_id)
+    return [best, *sorted(others, key=_score, reverse=True)][:count]
+
+
+def _path_to(result: SearchResult, node_id: int | None) -> list[NodeRecord]:
+    nodes = {node.node_id: node for node in result.nodes}
+    node = nodes.get(node_id) if node_id is not None else None
     path: list[NodeRecord] = []
     while node is not None and node.parent_id is not None:
         path.insert(0, node)
         node = nodes.get(node.parent_id)
-    steps = tuple(step.text for step in (best.steps if best else path))
-    return Shown(steps, sum(step.tokens for step in path), "stop" if best else "length")
+    return path
 
 
 def progress_line(event: StepDone) -> str:
@@ -55,28 +93,46 @@ class Completion:
         model: the name that the client used.
         created: when it began, in seconds since 1970.
         include_usage: whether chunks have the usage, null in all but the last.
+        choices: candidates that are shown, the selected one first.
+        stop: texts at which each of them is cut.
+        include_stop: whether they are shown.
     """
 
     search_id: str
     model: str
     created: int
     include_usage: bool = False
+    choices: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
 
     def whole(self, result: SearchResult) -> dict[str, Any]:
         """The completion of a search that has ended."""
-        path = shown(result)
-        message = {"role": "assistant", "content": "".join(path.steps), "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": path.finish_reason}
+        paths = self._paths(result)
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": "".join(path.steps), "refusal": None},
+                "logprobs": None,
+                "finish_reason": path.finish_reason,
+            }
+            for index, path in enumerate(paths)
+        ]
         return {
             **self._head("chat.completion"),
-            "choices": [choice],
-            "usage": usage_of(result, path),
-            "espalier": espalier_of(result),
+            "choices": choices,
+            "usage": usage_of(result, paths),
+            "espalier": espalier_of(result, self.choices),
         }
 
-    def chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+    def _paths(self, result: SearchResult) -> list[Shown]:
+        return [path.stopped(self.stop, self.include_stop) for path in shown_paths(result, self.choices)]
+
+    def chunk(
+        self, delta: dict[str, Any], finish_reason: str | None = None, index: int = 0, **more: Any
+    ) -> dict[str, Any]:
         """A chunk with something new."""
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         usage = {"usage": None} if self.include_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **more}
 
@@ -86,29 +142,35 @@ class Completion:
 
     def last_chunks(self, result: SearchResult) -> list[dict[str, Any]]:
         """The chunks of a search that has ended: the selected path, how it ended, and the usage if wanted."""
-        path = shown(result)
-        chunks = [self.chunk({"content": step}) for step in path.steps]
-        chunks.append(self.chunk({}, path.finish_reason, espalier=espalier_of(result)))
+        paths = self._paths(result)
+        chunks: list[dict[str, Any]] = []
+        for index, path in enumerate(paths):
+            if index:
+                chunks.append(self.chunk({"role": "assistant", "content": ""}, index=index))
+            chunks += [self.chunk({"content": step}, index=index) for step in path.steps]
+            own = {} if index else {"espalier": espalier_of(result, self.choices)}
+            chunks.append(self.chunk({}, path.finish_reason, index, **own))
         if self.include_usage:
-            chunks.append({**self._head("chat.completion.chunk"), "choices": [], "usage": usage_of(result, path)})
+            chunks.append({**self._head("chat.completion.chunk"), "choices": [], "usage": usage_of(result, paths)})
         return chunks
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": f"chatcmpl-{self.search_id}", "object": kind, "created": self.created, "model": self.model}
 
 
-def usage_of(result: SearchResult, path: Shown) -> dict[str, Any]:
-    """Tokens as the OpenAI API counts them: all that the search sampled is completion, all but the path reasoning."""
+def usage_of(result: SearchResult, paths: Sequence[Shown]) -> dict[str, Any]:
+    """Tokens as the OpenAI API counts them: all that is sampled is completion, and reasoning if not shown."""
     usage = result.usage
+    visible = sum(path.tokens for path in paths)
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.generated_tokens,
         "total_tokens": usage.prompt_tokens + usage.generated_tokens,
-        "completion_tokens_details": {"reasoning_tokens": max(0, usage.generated_tokens - path.tokens)},
+        "completion_tokens_details": {"reasoning_tokens": max(0, usage.generated_tokens - visible)},
     }
 
 
-def espalier_of(result: SearchResult) -> dict[str, Any]:
+def espalier_of(result: SearchResult, choices: int) -> dict[str, Any]:
     """Fields of a result that the OpenAI API has no place for, without the texts of the conversation."""
     configuration = result.configuration.to_dict()
     del configuration["problem"], configuration["history"]
@@ -118,6 +180,10 @@ def espalier_of(result: SearchResult) -> dict[str, Any]:
         "score": result.score,
         "stop_reason": result.stop_reason,
         "candidates": len(result.candidates),
+        "choices": [
+            {"answer": each.answer, "score": each.score, "multiplicity": each.multiplicity}
+            for each in candidates_shown(result, choices)
+        ],
         "warnings": result.warnings,
         "usage": asdict(result.usage),
         "configuration": configuration,

@@ -1,7 +1,7 @@
 """The endpoints of the OpenAI API that are offered."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,19 +10,24 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from espalier.engine.errors import InvalidRequestError
+from espalier.search.completion import CompletionFinished, TextSampled
 from espalier.search.result import Event, Finished, Started, StepDone
+from espalier.search.run.executor import AnyEvent
 from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.body import read_json
 from espalier.search.service.http_api.event_stream import ServerSentEvent, answer
-from espalier.search.service.http_api.openai.chat_request import ChatCall, in_body, read_chat
+from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
 from espalier.search.service.http_api.openai.completion import Completion, progress_line
+from espalier.search.service.http_api.openai.completion_request import read_completion
 from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.openai.parameters import PlainCall, in_body
+from espalier.search.service.http_api.openai.plain_completion import PlainCompletion
 from espalier.search.service.http_api.status import json_response, to_json
-from espalier.search.service.session import Session
+from espalier.search.service.session import SearchCall, Session
 
 
 class OpenAiEndpoints:
-    """`/v1/models` and `/v1/chat/completions`."""
+    """`/v1/models`, `/v1/chat/completions` and `/v1/completions`."""
 
     def __init__(self, session: Session, names: ModelNames) -> None:
         self._session = session
@@ -36,33 +41,65 @@ class OpenAiEndpoints:
         """Describe one of them."""
         return json_response(self._names.model(request.path_params["model"]))
 
+    async def create_chat_completion(self, request: Request) -> Response | ASGIApp:
+        """Answer the last message of a conversation, by a search or by plain sampling."""
+        asked = await read_json(request, self._session, lambda body: read_chat(body, self._names))
+        if isinstance(asked, PlainCall):
+            return await self._sample(request.state.call, asked, chat=True)
+        return await self._search(request.state.call, asked)
+
     async def create_completion(self, request: Request) -> Response | ASGIApp:
-        """Answer the last message of a conversation."""
-        call = request.state.call
-        chat = await read_json(request, self._session, lambda body: read_chat(body, self._names))
+        """Continue prompts by plain sampling."""
+        asked = await read_json(request, self._session, lambda body: read_completion(body, self._names))
+        return await self._sample(request.state.call, asked, chat=False)
+
+    async def _search(self, call: Call, chat: ChatCall) -> Response | ASGIApp:
         created = int(time.time())
+        shown = chat.include_usage, chat.choices, chat.stop, chat.include_stop
 
         async def whole(end: Finished) -> dict[str, Any]:
-            return Completion(end.search_id, chat.model, created).whole(end.result)
+            return Completion(end.search_id, chat.model, created, *shown).whole(end.result)
 
         async def parts(event: Event) -> list[ServerSentEvent]:
-            chunks = _chunks(event, Completion(event.search_id, chat.model, created, chat.include_usage))
-            done = [b"[DONE]"] if isinstance(event, Finished) else []
-            return [(data, None) for data in (*map(to_json, chunks), *done)]
+            chunks = _chunks(event, Completion(event.search_id, chat.model, created, *shown))
+            return _events(chunks, event)
 
-        return await answer(call, self._search(chat, call), chat.search.progress, whole, parts)
+        events = self._events_of(chat.search, chat.places, call)
+        return await answer(call, events, chat.search.progress, whole, parts)
+
+    async def _sample(self, call: Call, asked: PlainCall, chat: bool) -> Response | ASGIApp:
+        created, completion = int(time.time()), None
+
+        async def whole(end: CompletionFinished) -> dict[str, Any]:
+            return PlainCompletion(end.search_id, asked, created, chat).whole(end.result)
+
+        async def parts(event: TextSampled | CompletionFinished) -> list[ServerSentEvent]:
+            nonlocal completion
+            completion = completion or PlainCompletion(event.search_id, asked, created, chat)
+            sampled = isinstance(event, TextSampled)
+            return _events(completion.chunks(event) if sampled else completion.last_chunk(event.result), event)
+
+        events = self._events_of(asked.search, asked.places, call)
+        return await answer(call, events, asked.search.progress, whole, parts)
 
     @asynccontextmanager
-    async def _search(self, chat: ChatCall, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
-        """The session's search; violations of its fields are named by the places of the body that set them."""
+    async def _events_of(
+        self, asked: SearchCall, places: Mapping[str, str], call: Call
+    ) -> AsyncIterator[AsyncIterator[AnyEvent]]:
+        """The session's events; violations of fields are named by the places of the body that set them."""
         try:
-            async with self._session.search(chat.search, call) as events:
+            async with self._session.search(asked, call) as events:
                 yield events
         except InvalidRequestError as error:
-            raise InvalidRequestError(in_body(error.violations, chat.places)) from None
+            raise InvalidRequestError(in_body(error.violations, places)) from None
 
 
-def _chunks(event: Event, completion: Completion) -> list[dict[str, object]]:
+def _events(chunks: list[dict[str, Any]], event: AnyEvent) -> list[ServerSentEvent]:
+    done = [b"[DONE]"] if isinstance(event, Finished | CompletionFinished) else []
+    return [(data, None) for data in (*map(to_json, chunks), *done)]
+
+
+def _chunks(event: Event, completion: Completion) -> list[dict[str, Any]]:
     """The chunks of an event. Nothing but the selected path is ever content, as it could not be taken back."""
     match event:
         case Started():

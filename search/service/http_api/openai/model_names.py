@@ -4,15 +4,17 @@ NAME@beam-n4-m4     an algorithm with N and M
 NAME@majority-16    -16 is short for -n16
 NAME@best-of-16     short for best-of-n-n16
 NAME                the default search
+NAME@plain          no search: plain sampling
 """
 
 import re
 from typing import Any
 
+from espalier.search.completion import PLAIN
 from espalier.search.request import AlgorithmName
 from espalier.search.service.http_api.status import HttpError
 
-_EXAMPLES = ("greedy", "majority-16", "best-of-16", "beam-n4-m4", "dvts-n4-m4", "auto")
+_EXAMPLES = (PLAIN, "greedy", "majority-16", "best-of-16", "beam-n4-m4", "dvts-n4-m4", "auto")
 _LONGEST_FIRST = sorted(AlgorithmName, key=len, reverse=True)
 _SHORT = [rf"{name.removesuffix('-n')}(?=-n?\d)" for name in AlgorithmName if name.endswith("-n")]
 _STRATEGY = re.compile(
@@ -41,12 +43,28 @@ class ModelNames:
         self._name = name
         self._created = created
 
+    def is_plain(self, model: str) -> bool:
+        """True if a model's name asks for no search."""
+        return model == f"{self._name}@{PLAIN}"
+
+    def require_plain(self, model: str) -> None:
+        """Check the name of a model where nothing is searched: with `@plain` or without a strategy.
+
+        Raises:
+            HttpError: there is no such model, or its name says a search.
+        """
+        if self.search_fields(model):
+            text = f"a text completion never searches: use the model {self._name}, or /v1/chat/completions"
+            raise HttpError(400, text, param="model", code="invalid_value")
+
     def search_fields(self, model: str) -> dict[str, Any]:
-        """Return the fields of a request that a model's name says.
+        """Return the fields of a request that a model's name says; none for plain sampling.
 
         Raises:
             HttpError: there is no such model.
         """
+        if self.is_plain(model):
+            return {}
         name, at, strategy = model.partition("@")
         if name == self._name and not at:
             return {}
@@ -76,5 +94,5 @@ class ModelNames:
         return (
             f"there is no model {model[:200]!r}; there is {self._name}, and {self._name}@SEARCH, where SEARCH is "
             f"ALGORITHM, ALGORITHM-nN or ALGORITHM-nN-mM, such as beam-n4-m4, majority-16 or best-of-16, and ALGORITHM "
-            f"is one of {algorithms}"
+            f"is one of {algorithms}, or {PLAIN} for no search"
         )

@@ -15,7 +15,7 @@ from server_thread import PATIENCE, wait_until
 from espalier.search.client import SearchClient, ServiceError
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
-from espalier.search.result import NodeRecord, SearchResult, StopReason
+from espalier.search.result import Candidate, Finished, NodeRecord, ScoredStep, SearchResult, StopReason
 from espalier.search.service.http_api.openai.completion import shown
 from espalier.search.service.http_api.openai.model_names import ModelNames
 
@@ -29,6 +29,22 @@ def user(text: str = "solve") -> list[dict[str, str]]:
 def asked(fake: ScriptedOrchestrator) -> SearchRequest:
     """The request of the last search."""
     return list(fake.requests.values())[-1]
+
+
+class Candidates(ScriptedOrchestrator):
+    """Searches that end with two candidates."""
+
+    def _finish(self, search: Any, reason: StopReason) -> SearchResult:
+        on_event = search.on_event
+        other = Candidate(3, "41", 0.25, 1, (ScoredStep("6*7=41\n\n", 0.25),))
+
+        def with_another(event: Any) -> None:
+            if isinstance(event, Finished):
+                event = replace(event, result=replace(event.result, candidates=(other, CANDIDATE)))
+            on_event(event)
+
+        search.on_event = with_another
+        return super()._finish(search, reason)
 
 
 def pieces(chunks: list[Any], name: str = "content") -> list[str]:
@@ -170,9 +186,53 @@ def test_openais_parameters_reach_the_search(serve, chat, fake):
     )
     assert asked(fake) == SearchRequest(
         "solve", AlgorithmName.DVTS, beam_width=5, expansion=3, vote=Vote.NAIVE, temperature=1, top_k=3, top_p=0.5,
-        seed=7, max_tokens=99, generator_budget=500,
+        seed=7, max_tokens=99,
     )  # fmt: skip
     assert list(fake.options.values())[-1].priority == 9
+
+
+def test_the_candidates_of_a_search_are_its_choices_the_selected_one_first(serve, chat):
+    two = {"model": "espalier", "messages": user(), "n": 2}
+    client = chat(serve(load=lambda: Candidates()))
+    completion = client.chat.completions.create(**two)
+    assert [choice.index for choice in completion.choices] == [0, 1]
+    assert [choice.message.content for choice in completion.choices] == [TEXT, "6*7=41\n\n"]
+    assert completion.espalier["choices"] == [
+        {"answer": "42", "score": 0.5, "multiplicity": 3},
+        {"answer": "41", "score": 0.25, "multiplicity": 1},
+    ]
+    chunks = list(client.chat.completions.create(**two, stream=True))
+    for choice in completion.choices:
+        deltas = [c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].index == choice.index]
+        assert "".join(filter(None, deltas)) == choice.message.content
+
+
+@pytest.mark.parametrize(
+    ("stop", "kept", "content"),
+    [
+        ("answer", False, "6*7=42\n\nThe "),
+        (["nowhere", "\n\nThe"], False, "6*7=42"),
+        (["answer", "\n\nThe"], True, "6*7=42\n\nThe"),
+        ("nowhere", False, TEXT),
+        ("6*7", False, ""),
+    ],
+)
+def test_a_stop_text_cuts_what_is_shown_of_a_search(stop, kept: bool, content: str, serve, chat):
+    asked = {"model": "espalier", "messages": user(), "stop": stop}
+    client = chat(serve())
+    more = {"include_stop_str_in_output": kept}
+    completion = client.chat.completions.create(**asked, extra_body=more)
+    assert (completion.choices[0].message.content, completion.choices[0].finish_reason) == (content, "stop")
+    assert completion.espalier["answer"] == "42"
+    chunks = list(client.chat.completions.create(**asked, extra_body=more, stream=True))
+    assert "".join(pieces(chunks)) == content
+
+
+def test_the_smaller_of_both_token_limits_is_an_answers(serve, chat, fake):
+    client = chat(serve())
+    for limits in ({"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_tokens": 30, "max_completion_tokens": 9}):
+        client.chat.completions.create(model="espalier", messages=user(), **limits)
+        assert (asked(fake).max_tokens, asked(fake).generator_budget) == (9, None)
 
 
 def test_calls_without_a_seed_differ_and_tell_theirs(serve, chat, fake):
@@ -221,6 +281,8 @@ def test_models_are_the_pair_and_some_of_its_searches_and_each_of_them_answers(s
     assert {"org/pair-1.5B@beam-n4-m4", "org/pair-1.5B@best-of-16", "org/pair-1.5B@auto"} < set(listed)
     for name in listed:
         assert client.models.retrieve(name).id == name
+        if name.endswith("@plain"):
+            continue
         assert client.chat.completions.create(model=name, messages=user()).model == name
     ran = {(request.algorithm, request.beam_width) for request in fake.requests.values()}
     assert {("best-of-n", 16), ("majority", 16), ("greedy", 4), ("auto", 4)} < ran
@@ -247,7 +309,19 @@ def test_a_models_name_says_the_search(strategy: str, algorithm: str, width: int
 
 
 @pytest.mark.parametrize(
-    "model", ["", "other", "pair@", "pair@beams", "pair@beam-4x4", "pair@best-of", "pair@beam@beam", "PAIR", "@beam"]
+    "model",
+    [
+        "",
+        "other",
+        "pair@",
+        "pair@beams",
+        "pair@beam-4x4",
+        "pair@best-of",
+        "pair@beam@beam",
+        "PAIR",
+        "@beam",
+        "pair@plain-n2",
+    ],
 )
 def test_an_unknown_model_is_not_found_and_told_what_there_is(model: str, serve, chat):
     client = chat(serve(model_name="pair"))

@@ -1,0 +1,189 @@
+"""Parameters of OpenAI's and vLLM's bodies that are the same for chats and for completions: ignored, set or refused."""
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, StrictBool
+
+from espalier.engine.errors import Violation
+from espalier.search.completion import CompletionRequest
+from espalier.search.schema import few
+from espalier.search.service.session import SearchCall
+
+SEED_BITS = 53
+"""Of a seed that the client leaves open: what every JSON parser reads exactly."""
+PRIORITY, TIME_LIMIT = "priority", "time_limit"
+_OF_PLAIN = (PRIORITY, TIME_LIMIT)
+"""Fields of `espalier` that sampling without a search has."""
+IGNORED = {
+    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
+    "request_id", "safety_identifier", "service_tier", "store", "user", "verbosity",
+}  # fmt: skip
+"""Parameters that do not change what is sampled; clients send them to every server."""
+_NO_TOOLS = "tools are not offered"
+_NO_PENALTIES = "penalties are not offered"
+_GUIDED = "guided decoding is not offered"
+NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    # parameter: why it is refused, and the values besides null that ask for nothing
+    "frequency_penalty": (_NO_PENALTIES, (0,)),
+    "presence_penalty": (_NO_PENALTIES, (0,)),
+    "repetition_penalty": (_NO_PENALTIES, (1,)),
+    "length_penalty": (_NO_PENALTIES, (1,)),
+    "logit_bias": ("a bias is not offered", ({},)),
+    "response_format": (f"only text is offered: {_GUIDED}", ({"type": "text"},)),
+    "structured_outputs": (_GUIDED, ({},)),
+    **{f"guided_{kind}": (_GUIDED, ()) for kind in ("json", "regex", "choice", "grammar", "decoding_backend")},
+    "modalities": ("only text is offered", (["text"],)),
+    "audio": ("only text is offered", ()),
+    "tools": (_NO_TOOLS, ([],)),
+    "tool_choice": (_NO_TOOLS, ("none", "auto")),
+    "functions": (_NO_TOOLS, ([],)),
+    "function_call": (_NO_TOOLS, ("none", "auto")),
+    "web_search_options": (_NO_TOOLS, ()),
+    "best_of": ("is not offered; choose a search by the model's name, such as NAME@best-of-8", (1,)),
+    "use_beam_search": ("is not offered; choose a search by the model's name, such as NAME@beam-n4-m4", (False,)),
+    "suffix": ("text cannot be filled in before a suffix", ("",)),
+    "min_tokens": ("a least length is not offered", (0,)),
+    "ignore_eos": ("a text ends at an end-of-sequence token", (False,)),
+    "stop_token_ids": ("give texts to `stop`", ([],)),
+    "bad_words": ("a bias is not offered", ([],)),
+    "allowed_token_ids": ("a bias is not offered", ([],)),
+    "prompt_logprobs": ("give `echo` and `logprobs` to /v1/completions", ()),
+    "truncate_prompt_tokens": ("a prompt is never cut", (-1,)),
+    "skip_special_tokens": ("texts have no special tokens", (True,)),
+    "spaces_between_special_tokens": ("texts have no special tokens", (True, False)),
+}
+
+
+class StreamOptions(BaseModel):
+    """`stream_options` of a body."""
+
+    include_usage: StrictBool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCall:
+    """Sampling without a search that a body asks for.
+
+    Attributes:
+        model: the name that the client used.
+        search: the completion; with progress if chunks are wanted.
+        include_usage: whether the last chunk tells the usage.
+        places: fields of the request by the places of the body that set them.
+        return_token_ids: whether choices have their tokens' ids.
+        tokens_as_ids: whether tokens of log-probabilities are written `token_id:N`.
+    """
+
+    model: str
+    search: SearchCall
+    include_usage: bool
+    places: dict[str, str]
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+
+    @property
+    def request(self) -> CompletionRequest:
+        """The completion."""
+        assert isinstance(self.search.request, CompletionRequest)
+        return self.search.request
+
+
+PLAIN_PARAMETERS = {
+    "n": "samples",
+    "include_stop_str_in_output": "include_stop",
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")},
+    "max_completion_tokens": "max_tokens",
+}
+"""Fields of a `CompletionRequest` by the parameters that set them."""
+
+
+def plain_fields(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[Violation]]:
+    """Fields of a `CompletionRequest` that a body sets, the places that set them, and what is wrong.
+
+    The priority, which is the call's, is among them as `priority`.
+    """
+    values: dict[str, Any] = {"seed": secrets.randbits(SEED_BITS)}
+    places: dict[str, str] = {}
+    found: list[Violation] = []
+    for name, field in PLAIN_PARAMETERS.items():
+        if (value := neutral(name, body.get(name))) is not None:
+            if field == "max_tokens" and isinstance(value, int) and isinstance(values.get(field), int):
+                value = min(value, values[field])
+            values[field], places[field] = value, name
+    values["stop"], places["stop"] = stop_texts(body.get("stop"), found), "stop"
+    own = body.get("espalier")
+    for name, value in (own if isinstance(own, dict) else {}).items():
+        if name in _OF_PLAIN:
+            values[name], places[name] = value, f"espalier.{name}"
+        else:
+            found.append(Violation(f"espalier.{name[:80]}", "is a field of searches, and this is none"))
+    return values, places, found
+
+
+def plain_call(
+    model: str, body: Mapping[str, Any], values: dict[str, Any], places: dict[str, str], found: list[Violation]
+) -> PlainCall:
+    """The call of a completion whose fields are `values`."""
+    priority = values.pop(PRIORITY, None)
+    if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
+        found.append(Violation("espalier.priority", "must be a whole number"))
+        priority = None
+    stream, options = bool(body.get("stream")), body.get("stream_options") or {}
+    call = SearchCall(CompletionRequest(**values), priority or 0, stream, violations=in_body(found, places))
+    return PlainCall(
+        model,
+        call,
+        bool(options.get("include_usage")),
+        {PRIORITY: "espalier.priority", **places},
+        bool(body.get("return_token_ids")),
+        bool(body.get("return_tokens_as_token_ids")),
+    )
+
+
+def neutral(name: str, value: Any) -> Any:
+    """A value as fields have it: vLLM's `top_k` of -1 is 0, all tokens."""
+    return 0 if name == "top_k" and value == -1 else value
+
+
+def stop_texts(value: Any, found: list[Violation]) -> tuple[str, ...]:
+    """The texts of `stop`: a text, a list of them, or null; an empty text, as some clients send, asks for nothing."""
+    given = [value] if isinstance(value, str) else value
+    if given is not None and not (isinstance(given, list) and all(isinstance(text, str) for text in given)):
+        found.append(Violation("stop", "must be a text or a list of texts"))
+        return ()
+    return tuple(text for text in given or () if text)
+
+
+def not_honoured(body: Mapping[str, Any], known: Iterable[str], of_search: Iterable[str] = ()) -> Iterator[Violation]:
+    """What a body asks for that is not offered; what it is silent about, or asks for by no effect, is left out.
+
+    Args:
+        body: all parameters.
+        known: parameters that are read elsewhere.
+        of_search: fields of a search, which belong into `espalier`.
+    """
+    unknown: list[Violation] = []
+    known = {*known, *IGNORED}
+    for name, value in body.items():
+        if value is None or name in known:
+            continue
+        if name == "extra_body" and isinstance(value, dict) and all(body.get(k) == v for k, v in value.items()):
+            continue  # as its_hub sends it: a copy of what stands beside it
+        if name in NOT_OFFERED:
+            why, harmless = NOT_OFFERED[name]
+            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless):
+                yield Violation(name, why)
+        elif name in of_search:
+            yield Violation(name, "is unknown; put it into `espalier`")
+        else:
+            unknown.append(Violation(name[:80], "is unknown"))
+    yield from few(unknown)
+    if body.get("stream_options") and not body.get("stream"):
+        yield Violation("stream_options", "needs `stream`")
+
+
+def in_body(violations: Iterable[Violation], places: Mapping[str, str]) -> list[Violation]:
+    """Return violations of fields by the places of the body that set them; `history[3]` has that of `history`."""
+    return [Violation(places.get(v.field.partition("[")[0], v.field), v.description) for v in violations]
