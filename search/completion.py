@@ -109,7 +109,9 @@ class CompletionRequest:
         found = [Violation(name, wrong) for name, wrong in of_fields if wrong and name not in ("prompts", "stop")]
         if not 1 <= len(self.prompts) <= MAX_PROMPTS:
             found.append(Violation("prompts", f"must be between 1 and {MAX_PROMPTS}, are {len(self.prompts)}"))
-        elif (choices := len(self.prompts) * self.samples) > MAX_CHOICES:
+        elif "samples" not in {wrong.field for wrong in found} and (
+            (choices := len(self.prompts) * self.samples) > MAX_CHOICES
+        ):
             found.append(Violation("samples", f"must be at most {MAX_CHOICES} with the prompts together, is {choices}"))
         for prompt in self.prompts:
             if wrong := prompt_violation(prompt):

@@ -105,10 +105,10 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         self.meter.generator_tokens += done.computed_tokens
         if self.result is not None:
             return
-        if isinstance(done, Scored):
-            self._on_prompt_read(done)
-        else:
+        if isinstance(done, Generated):
             self._on_generated(done)
+        else:
+            self._on_prompt_read(done)
         self.meter.observe(self._engine.footprint(list(self._held)))
 
     def stop(self, reason: StopReason) -> None:

@@ -24,6 +24,7 @@ from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search import algorithms
 from espalier.search.client import SearchClient, ServiceError
 from espalier.search.run import search as running
+from espalier.search.run.completion import RunningCompletion
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
@@ -89,6 +90,7 @@ class Stream(Unary):
 
 class Http:
     stream = False
+    path = "/v1/searches"
 
     def __init__(self, server: ServerThread) -> None:
         self._url = server.url or ""
@@ -99,7 +101,7 @@ class Http:
             # A stream's comments would reset the clock, but do not come so soon.
             with (
                 httpx2.Client(timeout=timeout, trust_env=False) as client,
-                client.stream("POST", f"{self._url}/v1/searches", json={**fields, "stream": self.stream}) as response,
+                client.stream("POST", f"{self._url}{self.path}", json=self._body(fields)) as response,
             ):
                 return self._end(response, time.monotonic() + seconds)
         except httpx2.ReadTimeout:
@@ -108,13 +110,16 @@ class Http:
             return "UNAVAILABLE"
 
     def leave(self, fields: dict[str, Any], when: Callable[[], object]) -> None:
-        body = json.dumps({**fields, "stream": self.stream}).encode()
+        body = json.dumps(self._body(fields)).encode()
         with RawConnection(self._url) as connection:
-            connection.send(post(body, "/v1/searches"))
+            connection.send(post(body, self.path))
             when()
 
     def close(self) -> None:
         pass
+
+    def _body(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {**fields, "stream": self.stream}
 
     def _end(self, response: httpx2.Response, due: float) -> str:
         if response.status_code != 200:
@@ -145,8 +150,52 @@ class HttpStream(Http):
         return "UNAVAILABLE"
 
 
-DOORS = (Unary, Stream, Http, HttpStream)
-ways_in = pytest.mark.parametrize("door", DOORS, ids=["grpc", "grpc stream", "http", "http stream"])
+class Completions(Http):
+    """Plain sampling in the place of a search: as many samples as that has paths."""
+
+    path = "/v1/completions"
+
+    def _body(self, fields: dict[str, Any]) -> dict[str, Any]:
+        sampling = {name: fields[name] for name in ("temperature",) if name in fields}
+        head = {"model": "espalier", "prompt": fields["problem"], "stream": self.stream, "max_tokens": 400}
+        return {**head, "n": fields["beam_width"], "seed": 1, "logprobs": 0, **sampling}
+
+    def _end(self, response: httpx2.Response, due: float) -> str:
+        if response.status_code != 200:
+            response.read()
+            return CODES[response.status_code]
+        assert all(choice["finish_reason"] for choice in json.loads(response.read())["choices"])
+        return "OK"
+
+
+class CompletionsStream(Completions):
+    stream = True
+
+    def _end(self, response: httpx2.Response, due: float) -> str:
+        if response.status_code != 200:
+            return super()._end(response, due)
+        ended: Counter[int] = Counter()
+        for line in response.iter_lines():
+            if time.monotonic() > due:
+                return "DEADLINE_EXCEEDED"
+            name, _, data = line.partition(": ")
+            if name != "data":
+                continue
+            if data == "[DONE]":
+                assert set(ended.values()) == {1}
+                return "OK"
+            if error := json.loads(data).get("error"):
+                return WORDS[error["code"]]
+            for choice in json.loads(data)["choices"]:
+                assert not ended[choice["index"]], "text after the end of a choice"
+                ended[choice["index"]] += choice["finish_reason"] is not None
+        return "UNAVAILABLE"
+
+
+DOORS = (Unary, Stream, Http, HttpStream, Completions, CompletionsStream)
+ways_in = pytest.mark.parametrize(
+    "door", DOORS, ids=["grpc", "grpc stream", "http", "http stream", "completions", "completions stream"]
+)
 
 
 def message(fields: dict[str, Any]) -> pb.SolveProblemRequest:
@@ -166,8 +215,16 @@ def orchestrator() -> Iterator[Any]:
             algorithm.tell = None  # type: ignore[method-assign, assignment]
         return algorithm
 
+    finish = RunningCompletion._finish
+
+    def broken_finish(self: RunningCompletion, *args: Any) -> None:
+        if self.resolved.request.prompts == (FAULT,):
+            raise RuntimeError(FAULT)
+        finish(self, *args)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "make_algorithm", broken)
+        patch.setattr(RunningCompletion, "_finish", broken_finish)
         yield load_orchestrator(RuntimeSettings(kv_memory=2**30, max_running=8))
 
 

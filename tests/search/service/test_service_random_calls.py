@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 PATIENCE = 60.0
+PROMPT = "Tom has 38 coins."
 PROBLEM = "Tom has 38 coins. (a) He finds 47 more. How many coins does he have now?"
 GROWTH = 24 * 2**20
 """Bytes that a server may grow by after its warm-up: numba and allocators are not done with a few hundred calls."""
@@ -197,6 +198,23 @@ _CHATS = some.fixed_dictionaries(
         ("temperature", "top_p", "seed", "max_tokens", "stream", "n", "stop", "espalier", "stream_options"), _JSON
     ),
 )
+_SMALL = some.integers(-1, 4)
+_SAMPLING = {
+    **dict.fromkeys(("temperature", "top_p", "seed", "stop", "espalier", "min_p"), _JSON | _SMALL),
+    **dict.fromkeys(("n", "max_tokens", "logprobs", "top_k"), _SMALL | _JSON),
+    **dict.fromkeys(("stream", "echo", "return_token_ids", "include_stop_str_in_output"), some.booleans() | _JSON),
+}
+_IDS = some.lists(some.integers(0, 300) | some.integers(), max_size=4)
+_PROMPT = some.just(PROMPT) | _IDS | some.lists(_IDS | some.just(PROMPT), max_size=3) | _JSON
+_COMPLETIONS = some.fixed_dictionaries(
+    {"model": some.just("demo-generator") | _JSON, "prompt": _PROMPT}, optional=_SAMPLING
+)
+_PLAIN = {**_SAMPLING, **dict.fromkeys(("continue_final_message", "logprobs"), some.booleans())}
+_PLAIN_CHATS = some.fixed_dictionaries(
+    {"model": some.just("demo-generator@plain"), "messages": _MESSAGES},
+    optional={**_PLAIN, "chat_template_kwargs": some.dictionaries(some.text(max_size=8), _JSON, max_size=2)},
+)
+_TOKENS = some.fixed_dictionaries({}, optional={"prompt": some.just(PROMPT) | _JSON, "messages": _MESSAGES | _JSON})
 _SEARCHES = some.fixed_dictionaries(
     {"problem": some.just(PROBLEM) | _JSON},
     optional={name: some.integers(-1, 5) | _JSON for name in SearchRequest.__dataclass_fields__ if name != "problem"},
@@ -205,8 +223,15 @@ _SEARCHES = some.fixed_dictionaries(
 
 @pytest.mark.parametrize(
     ("path", "bodies"),
-    [("/v1/chat/completions", _CHATS | _JSON), ("/v1/searches", _SEARCHES | _JSON)],
-    ids=["chats", "searches"],
+    [
+        ("/v1/chat/completions", _CHATS | _JSON),
+        ("/v1/searches", _SEARCHES | _JSON),
+        ("/v1/completions", _COMPLETIONS | _JSON),
+        ("/v1/chat/completions", _PLAIN_CHATS),
+        ("/tokenize", _TOKENS | _JSON),
+        ("/detokenize", some.fixed_dictionaries({"tokens": _IDS | _JSON})),
+    ],
+    ids=["chats", "searches", "completions", "plain chats", "tokenize", "detokenize"],
 )
 def test_bodies(path: str, bodies: Any, served: Served):
     with httpx2.Client(base_url=served.url, timeout=PATIENCE, trust_env=False) as client:
