@@ -186,8 +186,6 @@ def validate(request: SearchRequest) -> None:
         raise InvalidRequestError(found)
 
 
-
-
 MAX_PRIORITY = 100
 """Priorities are between this and its negative."""
 

@@ -7,7 +7,7 @@ import pytest
 
 from espalier.experiments.executors.routing import RecentProblems, Search, WorkerState, choose_worker
 from espalier.search.conversation import ChatMessage, ChatRole
-from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions, estimated_tokens
+from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
 
 PROBLEM = (
     "A farm has 85 buttons in stock. (a) Then 27 are sold. (b) It makes 94 more. How many buttons does it have now?"
@@ -48,7 +48,7 @@ def test_searches_of_different_sizes_are_spread_by_their_tokens():
         assert given
         given.give(search(f"problem {number}", width))
     loads = sorted(worker.tokens for worker in three)
-    assert loads[2] - loads[0] <= estimated_tokens(search(beam_width=64).request)
+    assert loads[2] - loads[0] <= search(beam_width=64).request.estimated_tokens
     assert sum(len(worker.running) for worker in three) == len(widths)
 
 
