@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import FileIO
 from typing import Any
@@ -31,100 +31,6 @@ _Key = tuple[str, int]
 """Id of a problem, and epoch."""
 _InGrading = tuple["_Writer", Problem, int, SearchResult, _Grades]
 """A result of a problem and epoch whose answer is being graded, and where it is written."""
-
-
-def run_configuration(
-    benchmark: str, request: SearchRequest, executor: Executor, grader: Grader | None = None
-) -> dict[str, Any]:
-    """Return what a run's samples depend on, for its `config.json`.
-
-    The search with every default filled in, a digest of its code if it is the user's own, the models' digests, and the
-    grader's rule if it is not math-verify.
-    """
-    effective = executor.defaults.fill(request)
-    graded = {"grader": grader.rule} if grader and grader.rule else {}
-    return {
-        "benchmark": benchmark,
-        **search_fields(effective),
-        **own_code(effective),
-        **executor.describe_models(),
-        **graded,
-    }
-
-
-def evaluate(
-    executor: Executor,
-    problems: list[Problem],
-    request: SearchRequest,
-    grader: Grader,
-    *,
-    benchmark: str,
-    asked: Sequence[Problem] | None = None,
-    epochs: int = 1,
-    keep_trees: bool = False,
-    folder: RunFolder | None = None,
-    smaller: Sequence[tuple[RunFolder, int]] = (),
-    on_sample: Callable[[Sample], None] | None = None,
-) -> Summary:
-    """Search many problems concurrently, and grade the answers.
-
-    Searches do not share cached prompts, so that each one's usage does not depend on other searches or on
-    interruptions. A time limit counts from the start of each search, as all are submitted at once.
-
-    Args:
-        executor: runs the searches; it decides how many run at once.
-        problems: the problems of the benchmark; samples of other problems in the folder are ignored.
-        request: the search; its problem is replaced by each problem.
-        grader: grades answers in its own processes while searches continue.
-        benchmark: name of the benchmark, for the summary.
-        asked: the problems to search, in order; None for all.
-        epochs: how often each is searched; epoch e has the request's seed plus e.
-        keep_trees: whether `trees.jsonl` in the folder gets each search's tree.
-        folder: stores samples as they arrive; None stores nothing. Answers in it that could not be graded are graded
-            again without another search.
-        smaller: folders of runs whose searches have the first paths of this one, with their N; see `fewer_paths`. They
-            get those samples which they lack, before this run gets its own; only this run gets a summary.
-        on_sample: called with each new sample, derived ones too.
-
-    Returns:
-        The summary of the requested problems and of all others with samples in the folder.
-
-    Raises:
-        InvalidRequestError: the request is invalid; see `Orchestrator.submit` for other errors. No search has started.
-        EspalierError: another process writes to the folder.
-    """
-    asked = problems if asked is None else asked
-    searches = [(problem, epoch) for epoch in range(epochs) for problem in asked]
-    with ExitStack() as stack:
-        for each in [*([folder] if folder else []), *(other for other, _ in smaller)]:
-            stack.enter_context(folder_lock(each.folder))
-        own = _Writer(folder, problems)
-        samples = own.samples
-        wanted = [(problem, epoch) for problem, epoch in searches if own.lacks((problem.unique_id, epoch))]
-        if folder:
-            folder.ask(len(samples.keys() | {(problem.unique_id, epoch) for problem, epoch in searches}))
-        writers = [_Writer(each, problems, paths) for each, paths in smaller]
-        for writer in (own, *writers):
-            writer.open(stack, [(problem.unique_id, epoch) for problem, epoch in wanted], keep_trees)
-        for sample in _graded_again(problems, list(samples.values()), grader):
-            own.write(sample)
-        last = time.monotonic()
-        for writer, sample, result in _run(executor, wanted, request, grader, own, writers):
-            if writer.paths:
-                writer.write(sample, result)
-            else:
-                now, before = time.monotonic(), samples.get(sample.key)
-                if not (sample.refused and before and before.refused and before.error == sample.error):
-                    own.write(replace(sample, wall_seconds=now - last), result)
-                last = now
-            if on_sample:
-                on_sample(sample)
-        places = {problem.unique_id: place for place, problem in enumerate(problems)}
-        in_order = sorted(samples.values(), key=lambda sample: (places[sample.unique_id], sample.epoch))
-        summary = summarise(in_order, benchmark, search_fields(executor.defaults.fill(request)), grader.name)
-        if folder:
-            folder.write_summary(summary)
-    return summary
 
 
 class _Writer:
@@ -169,75 +75,184 @@ class _Writer:
             append(self._lines, asdict(sample))
 
 
-def _graded_again(problems: list[Problem], samples: list[Sample], grader: Grader) -> Iterator[Sample]:
-    """Yield those of `samples` that were not graded before and are now."""
-    by_id = {problem.unique_id: problem for problem in problems}
-    for sample in samples:
-        if sample.ungraded:
-            grade = _grade(_submit(by_id[sample.unique_id], sample.answer, grader), grader)
-            if grade.error != sample.error:
-                yield replace(sample, correct=grade.correct, error=grade.error)
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Searches problems, and grades the answers: what the runs of one command have in common.
 
+    Searches do not share cached prompts, so that each one's usage does not depend on other searches or on
+    interruptions. A time limit counts from the start of each search, as all are submitted at once.
 
-def _run(
-    executor: Executor,
-    wanted: list[tuple[Problem, int]],
-    request: SearchRequest,
-    grader: Grader,
-    own: _Writer,
-    smaller: Sequence[_Writer],
-) -> Iterator[tuple[_Writer, Sample, SearchResult | None]]:
-    """Yield samples and results in the order of grading; the engine never waits for a grade.
-
-    Those that are derived for `smaller` searches come before the own one, so that none is missing once that is written.
+    Attributes:
+        executor: runs the searches; it decides how many run at once.
+        problems: the problems of the benchmark; samples of other problems in a folder are ignored.
+        grader: grades answers in its own processes while searches continue.
+        benchmark: name of the benchmark.
+        asked: the problems to search, in order; None for all.
+        epochs: how often each is searched; epoch e has the request's seed plus e.
+        keep_trees: whether `trees.jsonl` in a folder gets each search's tree.
+        on_sample: called with each new sample, derived ones too.
     """
-    by_search: dict[str, tuple[Problem, int]] = {}
-    max_tokens = executor.defaults.fill(request).max_tokens
-    grading: list[list[_InGrading]] = []  # the results that follow from one search, which are written together
 
-    def graded(group: list[_InGrading]) -> Iterator[tuple[_Writer, Sample, SearchResult]]:
-        for writer, problem, epoch, found, grades in group:
-            source = own.run if writer.paths else ""
-            yield writer, sample_of(problem, found, _grade(grades, grader), epoch, source, max_tokens), found
+    executor: Executor
+    problems: Sequence[Problem]
+    grader: Grader
+    benchmark: str
+    asked: Sequence[Problem] | None = None
+    epochs: int = 1
+    keep_trees: bool = False
+    on_sample: Callable[[Sample], None] | None = None
 
-    try:
-        for problem, epoch in wanted:
-            history = problem.history or request.history
-            asked = replace(request, problem=problem.problem, history=history, seed=request.seed + epoch)
-            try:
-                # The salt is unique, so that the search computes its own prompts.
-                options = SubmitOptions(salt=secrets.token_bytes(16), timed_from_start=True)
-                by_search[executor.submit(asked, options=options)] = problem, epoch
-            except RequestTooLargeError as error:
-                yield own, refused_sample(problem, str(error), epoch), None
-            except InvalidRequestError as error:
-                if any(violation.field not in ("problem", "history") for violation in error.violations):
-                    raise
-                yield own, refused_sample(problem, str(error), epoch), None
-        while executor.busy:
-            for result in executor.step():
-                problem, epoch = by_search[result.search_id]
-                if result.error:
-                    yield own, refused_sample(problem, result.error, epoch), None
-                    continue
-                lacking = [writer for writer in smaller if writer.lacks((problem.unique_id, epoch))]
-                results = [(writer, with_fewer_paths(result, writer.paths, executor.equivalence)) for writer in lacking]
-                grading.append([
-                    (writer, problem, epoch, found, _submit(problem, found.answer, grader))
-                    for writer, found in [*results, (own, result)]
-                    if found
-                ])  # fmt: skip
-            waiting: list[list[_InGrading]] = []
-            for group in grading:
-                if all(grade.done() for *_, grades in group for grade in grades):
-                    yield from graded(group)
+    @property
+    def searches(self) -> list[tuple[Problem, int]]:
+        """The problems and epochs to search, in order."""
+        asked = self.problems if self.asked is None else self.asked
+        return [(problem, epoch) for epoch in range(self.epochs) for problem in asked]
+
+    def configuration(self, request: SearchRequest) -> dict[str, Any]:
+        """Return what a run's samples depend on, for its `config.json`.
+
+        The search with every default filled in, a digest of its code if it is the user's own, the models' digests, and
+        the grader's rule if it is not math-verify.
+        """
+        effective = self.executor.defaults.fill(request)
+        return {
+            "benchmark": self.benchmark,
+            **search_fields(effective),
+            **own_code(effective),
+            **self.executor.describe_models(),
+            **({"grader": self.grader.rule} if self.grader.rule else {}),
+        }
+
+    def summary(self, request: SearchRequest, samples: Sequence[Sample]) -> Summary:
+        """Return the summary of a run's samples."""
+        effective = self.executor.defaults.fill(request)
+        return summarise(samples, self.benchmark, search_fields(effective), self.grader.name)
+
+    def run(
+        self,
+        request: SearchRequest,
+        folder: RunFolder | None = None,
+        smaller: Sequence[tuple[RunFolder, int]] = (),
+    ) -> Summary:
+        """Search the problems concurrently, and grade the answers.
+
+        Args:
+            request: the search; its problem is replaced by each problem.
+            folder: stores samples as they arrive; None stores nothing. Answers in it that could not be graded are
+                graded again without another search.
+            smaller: folders of runs whose searches have the first paths of this one, with their N; see `fewer_paths`.
+                They get those samples which they lack, before this run gets its own; only this run gets a summary.
+
+        Returns:
+            The summary of the requested problems and of all others with samples in the folder.
+
+        Raises:
+            InvalidRequestError: the request is invalid; see `Orchestrator.submit` for other errors. No search has
+                started.
+            EspalierError: another process writes to the folder.
+        """
+        with ExitStack() as stack:
+            for each in [*([folder] if folder else []), *(other for other, _ in smaller)]:
+                stack.enter_context(folder_lock(each.folder))
+            own = _Writer(folder, self.problems)
+            samples, searches = own.samples, self.searches
+            wanted = [(problem, epoch) for problem, epoch in searches if own.lacks((problem.unique_id, epoch))]
+            if folder:
+                folder.ask(len(samples.keys() | {(problem.unique_id, epoch) for problem, epoch in searches}))
+            writers = [_Writer(each, self.problems, paths) for each, paths in smaller]
+            for writer in (own, *writers):
+                writer.open(stack, [(problem.unique_id, epoch) for problem, epoch in wanted], self.keep_trees)
+            for sample in self._graded_again(list(samples.values())):
+                own.write(sample)
+            last = time.monotonic()
+            for writer, sample, result in self._searched(wanted, request, own, writers):
+                if writer.paths:
+                    writer.write(sample, result)
                 else:
-                    waiting.append(group)
-            grading = waiting
-    finally:  # cancel remaining searches; the caller closes the executor
-        executor.drop(by_search)
-    for group in grading:
-        yield from graded(group)
+                    now, before = time.monotonic(), samples.get(sample.key)
+                    if not (sample.refused and before and before.refused and before.error == sample.error):
+                        own.write(replace(sample, wall_seconds=now - last), result)
+                    last = now
+                if self.on_sample:
+                    self.on_sample(sample)
+            places = {problem.unique_id: place for place, problem in enumerate(self.problems)}
+            in_order = sorted(samples.values(), key=lambda sample: (places[sample.unique_id], sample.epoch))
+            summary = self.summary(request, in_order)
+            if folder:
+                folder.write_summary(summary)
+        return summary
+
+    def _graded_again(self, samples: list[Sample]) -> Iterator[Sample]:
+        """Yield those of `samples` that were not graded before and are now."""
+        by_id = {problem.unique_id: problem for problem in self.problems}
+        for sample in samples:
+            if sample.ungraded:
+                grade = _grade(_submit(by_id[sample.unique_id], sample.answer, self.grader), self.grader)
+                if grade.error != sample.error:
+                    yield replace(sample, correct=grade.correct, error=grade.error)
+
+    def _searched(
+        self,
+        wanted: list[tuple[Problem, int]],
+        request: SearchRequest,
+        own: _Writer,
+        smaller: Sequence[_Writer],
+    ) -> Iterator[tuple[_Writer, Sample, SearchResult | None]]:
+        """Yield samples and results in the order of grading; the engine never waits for a grade.
+
+        Those that are derived for `smaller` searches come before the own one, so that none is missing once that is
+        written.
+        """
+        executor, grader = self.executor, self.grader
+        by_search: dict[str, tuple[Problem, int]] = {}
+        max_tokens = executor.defaults.fill(request).max_tokens
+        grading: list[list[_InGrading]] = []  # the results that follow from one search, which are written together
+
+        def graded(group: list[_InGrading]) -> Iterator[tuple[_Writer, Sample, SearchResult]]:
+            for writer, problem, epoch, found, grades in group:
+                source = own.run if writer.paths else ""
+                yield writer, sample_of(problem, found, _grade(grades, grader), epoch, source, max_tokens), found
+
+        try:
+            for problem, epoch in wanted:
+                history = problem.history or request.history
+                asked = replace(request, problem=problem.problem, history=history, seed=request.seed + epoch)
+                try:
+                    # The salt is unique, so that the search computes its own prompts.
+                    options = SubmitOptions(salt=secrets.token_bytes(16), timed_from_start=True)
+                    by_search[executor.submit(asked, options=options)] = problem, epoch
+                except RequestTooLargeError as error:
+                    yield own, refused_sample(problem, str(error), epoch), None
+                except InvalidRequestError as error:
+                    if any(violation.field not in ("problem", "history") for violation in error.violations):
+                        raise
+                    yield own, refused_sample(problem, str(error), epoch), None
+            while executor.busy:
+                for result in executor.step():
+                    problem, epoch = by_search[result.search_id]
+                    if result.error:
+                        yield own, refused_sample(problem, result.error, epoch), None
+                        continue
+                    lacking = [writer for writer in smaller if writer.lacks((problem.unique_id, epoch))]
+                    results = [
+                        (writer, with_fewer_paths(result, writer.paths, executor.equivalence)) for writer in lacking
+                    ]
+                    grading.append([
+                        (writer, problem, epoch, found, _submit(problem, found.answer, grader))
+                        for writer, found in [*results, (own, result)]
+                        if found
+                    ])  # fmt: skip
+                waiting: list[list[_InGrading]] = []
+                for group in grading:
+                    if all(grade.done() for *_, grades in group for grade in grades):
+                        yield from graded(group)
+                    else:
+                        waiting.append(group)
+                grading = waiting
+        finally:  # cancel remaining searches; the caller closes the executor
+            executor.drop(by_search)
+        for group in grading:
+            yield from graded(group)
 
 
 def _submit(problem: Problem, answer: str, grader: Grader) -> _Grades:

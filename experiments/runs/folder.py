@@ -35,7 +35,7 @@ class RunFolder:
 
         Args:
             folder: path of the folder; missing parents are created.
-            configuration: what the samples depend on; see `run_configuration`.
+            configuration: what the samples depend on; see `Evaluation.configuration`.
             command: further information on this command; None for none.
 
         Raises:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.evaluate import evaluate, run_configuration
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.fewer_paths import holds_the_paths_of
 from espalier.experiments.runs.folder import (
     CONFIG,
@@ -31,12 +30,9 @@ from espalier.experiments.runs.grid import (
     settings_of,
     varied_fields,
 )
-from espalier.experiments.runs.record import Sample
-from espalier.experiments.runs.summary import Summary, search_fields, summarise
+from espalier.experiments.runs.summary import Summary
 from espalier.experiments.runs.table import Table
-from espalier.search.grading.math_verify import Grader
 from espalier.search.request import SearchRequest, with_own_code
-from espalier.search.run.executor import Executor
 from espalier.search.schema import CodeName, from_values
 
 CELLS, TABLE = "cells.json", "sweep.csv"
@@ -88,20 +84,13 @@ class _Place:
 
 
 def sweep(
-    executor: Executor,
-    problems: list[Problem],
+    evaluation: Evaluation,
     requests: Sequence[SearchRequest],
-    grader: Grader,
-    *,
-    benchmark: str,
     folder: Path,
-    asked: Sequence[Problem] | None = None,
-    epochs: int = 1,
-    keep_trees: bool = False,
+    *,
     isolated: bool = False,
     share_work: bool = False,
     command: Mapping[str, Any] | None = None,
-    on_sample: Callable[[Sample], None] | None = None,
     on_cell: Callable[[Cell], None] | None = None,
 ) -> list[Cell]:
     """Evaluate every distinct search; cells and samples already in `folder` are not run again.
@@ -110,19 +99,12 @@ def sweep(
     cell the tables of all cells in `folder`: `sweep.csv`, and `cells.json` with every value.
 
     Args:
-        executor: runs the searches; it decides how many run at once.
-        problems: the problems of the benchmark.
+        evaluation: the problems, what searches them, and what grades the answers.
         requests: the searches, validated; see `requests_of`.
-        grader: grades the answers.
-        benchmark: name of the benchmark.
         folder: output folder.
-        asked: the problems to search; None for all.
-        epochs: how often each is searched; see `evaluate`.
-        keep_trees: whether each cell keeps the trees of its searches; see `evaluate`.
         isolated: refuse samples of commands that searched several problems at once, and derived ones.
         share_work: derive samples from searches that differ in a larger N only, where that is exact; see `fewer_paths`.
         command: see `RunFolder`.
-        on_sample: called with each new sample.
         on_cell: called with each requested cell.
 
     Returns:
@@ -134,8 +116,9 @@ def sweep(
             isolation; no search has started.
     """
     remove_partial_files(folder)
-    held = [_Place(path, request, executor.defaults.fill(request)) for path, request in held_requests(folder)]
-    places = _places(folder, distinct(requests, executor.defaults.fill), held, executor)
+    fill = evaluation.executor.defaults.fill
+    held = [_Place(path, request, fill(request)) for path, request in held_requests(folder)]
+    places = _places(folder, distinct(requests, fill), held, fill)
     if isolated:
         _require_isolated(places)
     asked_paths = {place.path for place in places}
@@ -144,28 +127,22 @@ def sweep(
     cells: dict[Path, Cell] = {}
     for place in everything:
         if (place.path / CONFIG).is_file():
-            run_folder = _run_folder(place, benchmark, executor, grader)
-            if samples := run_folder.samples_of(problems):
-                summary = summarise(samples, benchmark, search_fields(place.effective), grader.name)
-                cells[place.path] = _cell(place, varied, summary)
+            run_folder = RunFolder(place.path, evaluation.configuration(place.request))
+            if samples := run_folder.samples_of(evaluation.problems):
+                cells[place.path] = _cell(place, varied, evaluation.summary(place.request, samples))
     if share_work:
         places.sort(key=lambda place: -place.effective.beam_width)
     # All before the first, so that a report of an interrupted sweep knows of every cell.
-    folders = {place.path: _run_folder(place, benchmark, executor, grader, command) for place in places}
+    folders = {each.path: RunFolder(each.path, evaluation.configuration(each.request), command) for each in places}
     for run_folder in folders.values():
-        run_folder.ask(epochs * len(problems if asked is None else asked))
+        run_folder.ask(len(evaluation.searches))
     for place in places:
-        run_folder = folders[place.path]
         smaller = [
             (folders[other.path], other.effective.beam_width)
             for other in places
             if share_work and holds_the_paths_of(place.effective, other.effective)
         ]
-        summary = evaluate(
-            executor, problems, place.request, grader,
-            benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=keep_trees, folder=run_folder,
-            smaller=smaller, on_sample=on_sample,
-        )  # fmt: skip
+        summary = evaluation.run(place.request, folders[place.path], smaller)
         cells[place.path] = _cell(place, varied, summary)
         if on_cell:
             on_cell(cells[place.path])
@@ -195,11 +172,14 @@ def held_requests(folder: Path) -> list[tuple[Path, SearchRequest]]:
 
 
 def _places(
-    folder: Path, requests: Sequence[SearchRequest], held: Sequence[_Place], executor: Executor
+    folder: Path,
+    requests: Sequence[SearchRequest],
+    held: Sequence[_Place],
+    fill: Callable[[SearchRequest], SearchRequest],
 ) -> list[_Place]:
     """The run folder of each search: the one that has it, else a new one."""
     by_key = {key_of(place.effective): place for place in reversed(held)}
-    effective = [executor.defaults.fill(request) for request in requests]
+    effective = [fill(request) for request in requests]
     varied = varied_fields([*(place.effective for place in held), *effective])
     for path in folder.glob("*/"):
         remove_partial_files(path)  # a cell that was killed before it had a configuration
@@ -208,7 +188,7 @@ def _places(
     for request, full in zip(requests, effective, strict=True):
         if there := by_key.get(key_of(full)):
             kept = in_unused_fields_of(request, there.request)
-            places.append(_Place(there.path, kept, executor.defaults.fill(kept)))
+            places.append(_Place(there.path, kept, fill(kept)))
             continue
         name = first = cell_name(full, varied)
         number = 2
@@ -237,40 +217,29 @@ def _require_isolated(places: Iterable[_Place]) -> None:
                 )
 
 
-def _run_folder(
-    place: _Place,
-    benchmark: str,
-    executor: Executor,
-    grader: Grader,
-    command: Mapping[str, Any] | None = None,
-) -> RunFolder:
-    configuration = run_configuration(benchmark, place.request, executor, grader)
-    return RunFolder(place.path, configuration, command)
-
-
 def _cell(place: _Place, varied: Sequence[str], summary: Summary) -> Cell:
     settings = settings_of(place.effective)
     return Cell(place.path.name, {name: settings[name] for name in column_names(varied)}, summary)
 
 
 def _in_order(cells: Iterable[Cell], varied: Sequence[str]) -> list[Cell]:
+    """Cells by their settings; values of a choice in the order of their declaration."""
     names = column_names(varied)
-    ordinal = {name: {value: i for i, value in enumerate(_choices(name))} for name in names}
+    choices = {name: kind for name in names if issubclass(kind := FIELDS[name].kind, StrEnum)}
+    ordinal = {name: {value: i for i, value in enumerate(kind)} for name, kind in choices.items()}
 
     def key(cell: Cell) -> list[tuple[bool, bool, Any]]:
         values = [(name, cell.settings[name]) for name in names]
         return [
-            (value is not None, isinstance(value, CodeName), 0 if value is None else ordinal[name].get(value, value))
+            (
+                value is not None,
+                isinstance(value, CodeName),
+                0 if value is None else ordinal.get(name, {}).get(value, value),
+            )
             for name, value in values
         ]
 
     return sorted(cells, key=key)
-
-
-def _choices(name: str) -> list[StrEnum]:
-    """Values of a field in the order of their declaration; empty unless it is a choice."""
-    kind = FIELDS[name].kind
-    return list(kind) if issubclass(kind, StrEnum) else []
 
 
 def _write(folder: Path, cells: Sequence[Cell], varied: Sequence[str]) -> None:

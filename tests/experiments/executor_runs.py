@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.evaluate import evaluate
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.record import Sample
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -32,7 +32,7 @@ def run(
         found.append(sample)
         on_sample(sample)
 
-    evaluate(executor, problems, REQUEST, grader, benchmark="demo", on_sample=keep)
+    Evaluation(executor, problems, grader, "demo", on_sample=keep).run(REQUEST)
     assert len({sample.key for sample in found}) == len(found), "a search counted twice"
     return {sample.key: plain(sample) for sample in found}
 

@@ -8,7 +8,7 @@ from typing import Any
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.cli.progress import sample_progress
 from espalier.experiments.runs.benchmarks import load_benchmark
-from espalier.experiments.runs.evaluate import evaluate, run_configuration
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.statistics import mean_interval
 from espalier.experiments.runs.summary import Summary
@@ -61,11 +61,9 @@ def run(
     with closing(orchestrator), Grader() as grader, progress as on_sample:
         for name, contestant in CONTESTANTS.items():
             request = replace(contestant, seed=seed)
-            configuration = run_configuration("demo", request, orchestrator)
-            folder = RunFolder(out / name.replace(",", "").replace(" ", "-"), configuration)
-            summary = evaluate(
-                orchestrator, problems, request, grader, benchmark="demo", folder=folder, on_sample=on_sample
-            )
+            evaluation = Evaluation(orchestrator, problems, grader, "demo", on_sample=on_sample)
+            folder = RunFolder(out / name.replace(",", "").replace(" ", "-"), evaluation.configuration(request))
+            summary = evaluation.run(request, folder)
             rows.append(_row(name, summary))
             show(rows, {})
             correct = {sample.unique_id: sample.correct for sample in folder.samples_of(problems)}

@@ -9,15 +9,14 @@ from typing import Any
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.cli.progress import sample_progress
 from espalier.experiments.plots.figure import panels, save
-from espalier.experiments.runs.benchmarks import Problem, load_benchmark
-from espalier.experiments.runs.evaluate import evaluate, run_configuration
+from espalier.experiments.runs.benchmarks import load_benchmark
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import mean_interval
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
-from espalier.search.run.orchestrator import Orchestrator
 
 CEILING = "pass@N"
 """Not an algorithm: whether any of best-of-N's paths is right (pass@N)."""
@@ -78,14 +77,15 @@ def run(
     reference: dict[int, dict[str, float]] = {}
     progress = sample_progress(len(problems) * len(seeds) * len(cells), 0)
     with closing(orchestrator), Grader() as grader, progress as on_sample:
+        evaluation = Evaluation(orchestrator, problems, grader, "demo", on_sample=on_sample)
         for count, name, request in cells:
-            samples = []
+            samples: list[Sample] = []
             for seed in seeds:
                 seeded = replace(request, seed=seed, generator_budget=budget)
-                configuration = run_configuration("demo", seeded, orchestrator)
                 limited = "" if budget is None else f"-budget{budget}"
-                folder = RunFolder(out / f"{name}-{count}{limited}-seed{seed}", configuration)
-                samples += _samples(orchestrator, problems, seeded, grader, folder, on_sample)
+                folder = RunFolder(out / f"{name}-{count}{limited}-seed{seed}", evaluation.configuration(seeded))
+                evaluation.run(seeded, folder)
+                samples += folder.samples_of(problems)
             right = _by_problem(samples, [sample.correct for sample in samples])
             if name is REFERENCE:
                 reference[count] = right
@@ -95,18 +95,6 @@ def run(
                 ratios[f"{name}@{count}/{REFERENCE}"] = fmean(right.values()) / theirs
             show(rows, ratios)
     return rows, ratios
-
-
-def _samples(
-    orchestrator: Orchestrator,
-    problems: list[Problem],
-    request: SearchRequest,
-    grader: Grader,
-    folder: RunFolder,
-    on_sample: Any,
-) -> list[Sample]:
-    evaluate(orchestrator, problems, request, grader, benchmark="demo", folder=folder, on_sample=on_sample)
-    return folder.samples_of(problems)
 
 
 def _by_problem(samples: list[Sample], right: list[bool]) -> dict[str, float]:

@@ -40,7 +40,7 @@ def evaluate_command(
 
     from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.cli.render import show_summary
-    from espalier.experiments.runs.evaluate import evaluate, run_configuration
+    from espalier.experiments.runs.evaluate import Evaluation
     from espalier.experiments.runs.folder import RunFolder
     from espalier.experiments.runs.graders import make_grader
     from espalier.experiments.runs.provenance import describe_command
@@ -53,18 +53,16 @@ def evaluate_command(
     asked = selection.of(problems)
     runtime = replace(runtime, verifier=verifier_for([request], runtime), max_running=in_flight)
     checker = make_grader(grader, runtime.grader_memory)
-    folder, before, total = None, 0, epochs * len(asked)
+    folder, before = None, 0
     with writing_to(out), closing(load_executor(runtime, where, longest_first=True)) as executor:
+        evaluation = Evaluation(executor, problems, checker, benchmark, asked, epochs, trees)
         if out:
             command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
-            configuration = run_configuration(benchmark, request, executor, checker)
-            folder = RunFolder(out, configuration, command)
+            folder = RunFolder(out, evaluation.configuration(request), command)
             before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))
+        total = len(evaluation.searches)
         with profiled(executor, profile), checker, searches_shown(total, before, runtime) as on_sample:
-            summary = evaluate(
-                executor, problems, request, checker,
-                benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=trees, folder=folder, on_sample=on_sample,
-            )  # fmt: skip
+            summary = replace(evaluation, on_sample=on_sample).run(request, folder)
     if as_json:
         print(json.dumps(asdict(summary), indent=2))
     else:

@@ -84,6 +84,7 @@ def sweep_command(
     from espalier.experiments.plots.cells import plot_cells
     from espalier.experiments.report.runs import load_runs, runs_not_begun
     from espalier.experiments.report.write import PAGE, write_report
+    from espalier.experiments.runs.evaluate import Evaluation
     from espalier.experiments.runs.fewer_paths import without_early_stop
     from espalier.experiments.runs.graders import make_grader
     from espalier.experiments.runs.provenance import describe_command
@@ -114,13 +115,11 @@ def sweep_command(
     with writing_to(out):
         with closing(load_executor(runtime, where, longest_first=True)) as executor, checker:
             total = epochs * len(asked) * len(distinct(requests, executor.defaults.fill))
+            command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
             with searches_shown(total, 0, runtime) as on_sample:
                 cells = sweep(
-                    executor, problems, requests, checker,
-                    benchmark=benchmark, folder=out, asked=asked, epochs=epochs, keep_trees=trees, isolated=isolated,
-                    share_work=share_work,
-                    command=describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map)),
-                    on_sample=on_sample, on_cell=requested.append,
+                    Evaluation(executor, problems, checker, benchmark, asked, epochs, trees, on_sample), requests, out,
+                    isolated=isolated, share_work=share_work, command=command, on_cell=requested.append,
                 )  # fmt: skip
         plot_cells(cells, benchmark, out / "accuracy.png")
         if report:

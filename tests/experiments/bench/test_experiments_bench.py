@@ -18,6 +18,7 @@ from espalier.experiments.bench.__main__ import app
 from espalier.experiments.bench.report import Report
 from espalier.experiments.bench.searches import rate
 from espalier.experiments.cli.options import OptionError
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.search.request import AlgorithmName
 
 
@@ -223,10 +224,8 @@ def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_pat
         raise RuntimeError("seen enough")
 
     monkeypatch.setattr(accuracy, "load_orchestrator", lambda _: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(accuracy, "run_configuration", lambda *_: {})
-    monkeypatch.setattr(
-        accuracy, "evaluate", lambda _, problems, *a, **k: taken.extend(p.level for p in problems) or stop(None)
-    )
+    monkeypatch.setattr(Evaluation, "configuration", lambda *_: {})
+    monkeypatch.setattr(Evaluation, "run", lambda its, *_: taken.extend(p.level for p in its.problems) or stop(None))
     for limit in (25, 50, 100, 300):
         taken.clear()
         with pytest.raises(RuntimeError, match="seen enough"):

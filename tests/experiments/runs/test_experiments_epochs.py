@@ -9,7 +9,7 @@ import pytest
 from run_samples import CONFIGURATION, REQUEST
 
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.evaluate import evaluate
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import effective_trials, wilson_interval
@@ -21,8 +21,8 @@ PROBLEMS = [Problem(f"p/{i}", f"What is {i}+1?", str(i), 1, subject="odd" if i %
 
 @pytest.fixture
 def run(make_orchestrator: Callable[..., Orchestrator], grader) -> Callable[..., Summary]:
-    def run(request=REQUEST, **options: Any) -> Summary:
-        return evaluate(make_orchestrator(), PROBLEMS, request, grader, benchmark="some", **options)
+    def run(request=REQUEST, folder=None, **options: Any) -> Summary:
+        return Evaluation(make_orchestrator(), PROBLEMS, grader, "some", **options).run(request, folder)
 
     return run
 

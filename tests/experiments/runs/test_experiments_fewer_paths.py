@@ -9,6 +9,7 @@ import pytest
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.fewer_paths import holds_the_paths_of, with_fewer_paths, without_early_stop
 from espalier.experiments.runs.folder import read_samples
 from espalier.experiments.runs.record import Sample
@@ -135,10 +136,8 @@ def run(make_orchestrator, grader, tmp_path):
         made = make_orchestrator(kv_memory_bytes=2**23)
         requests = [replace(BEST, beam_width=n) for n in widths]
         sampled: list[Sample] = []
-        cells = sweep(
-            made, problems, requests, grader, benchmark="some", folder=tmp_path / name, keep_trees=True, epochs=2,
-            on_sample=sampled.append, **options,
-        )  # fmt: skip
+        how = {"epochs": 2, "keep_trees": True, "on_sample": sampled.append}
+        cells = sweep(Evaluation(made, problems, grader, "some", **how), requests, tmp_path / name, **options)
         return {cell.settings["beam_width"]: cell for cell in cells}, sampled
 
     return run
@@ -202,9 +201,7 @@ def test_only_what_is_missing_is_derived_and_searched(run, tmp_path):
 def test_what_the_larger_search_was_refused_is_searched(make_orchestrator, grader, tmp_path):
     made = make_orchestrator(kv_memory_bytes=2**17)
     requests = [replace(BEST, beam_width=n) for n in (1, 64)]
-    cells = sweep(
-        made, PROBLEMS, requests, grader, benchmark="some", folder=tmp_path / "sweep", share_work=True
-    )  # fmt: skip
+    cells = sweep(Evaluation(made, PROBLEMS, grader, "some"), requests, tmp_path / "sweep", share_work=True)
     assert [(cell.summary.refused, cell.summary.derived) for cell in cells] == [(0, 0), (3, 0)]
 
 

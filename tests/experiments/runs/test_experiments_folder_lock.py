@@ -18,7 +18,7 @@ from run_samples import CONFIGURATION, REQUEST
 from espalier.engine.errors import EspalierError
 from espalier.experiments.report.runs import load_runs
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.evaluate import evaluate
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.folder_lock import file_lock, folder_lock
 
@@ -107,7 +107,7 @@ def test_an_evaluation_does_not_touch_the_samples_of_another_one(hold, make_orch
     before = contents(tmp_path)
     process = hold(tmp_path / ".lock")
     with pytest.raises(EspalierError, match=f"process {process.pid}"):
-        evaluate(make_orchestrator(), [Problem("p", "1+1?", "2", None)], REQUEST, grader, benchmark="x", folder=folder)
+        Evaluation(make_orchestrator(), [Problem("p", "1+1?", "2", None)], grader, "x").run(REQUEST, folder)
     after = contents(tmp_path)
     del after[".lock"]
     assert after == before

@@ -10,7 +10,7 @@ from run_samples import CONFIGURATION, REQUEST
 from espalier.experiments.cli.options import Selection
 from espalier.experiments.runs.benchmark_files import BenchmarkError
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
-from espalier.experiments.runs.evaluate import evaluate
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.record import Sample
 from espalier.search.conversation import ChatMessage, ChatRole
@@ -103,7 +103,7 @@ def test_a_search_reads_the_messages_before_a_problem(make_orchestrator, grader)
     prompts: list[int] = []
     for problem in (plain, told):
         samples: list[Sample] = []
-        evaluate(make_orchestrator(), [problem], REQUEST, grader, benchmark="some", on_sample=samples.append)
+        Evaluation(make_orchestrator(), [problem], grader, "some", on_sample=samples.append).run(REQUEST)
         prompts.append(samples[0].usage["prompt_tokens"])
         assert samples[0].is_of(problem)
     assert prompts[1] > prompts[0]
@@ -145,10 +145,9 @@ def test_a_run_with_repeated_ids_goes_on_with_the_same(write, make_orchestrator,
     for limit, fresh in ((2, {"a", "a#2"}), (3, {"a#3"})):
         samples: list[Sample] = []
         folder = RunFolder(tmp_path / "run", CONFIGURATION)
-        summary = evaluate(
-            make_orchestrator(), problems, REQUEST, grader,
-            benchmark="some", asked=problems[:limit], folder=folder, on_sample=samples.append,
-        )  # fmt: skip
+        asked = problems[:limit]
+        evaluation = Evaluation(make_orchestrator(), problems, grader, "some", asked, on_sample=samples.append)
+        summary = evaluation.run(REQUEST, folder)
         assert {sample.unique_id for sample in samples} == fresh
         assert summary.problems == limit
 

@@ -12,7 +12,7 @@ import pytest
 from run_samples import CONFIGURATION, REQUEST, sample
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.runs.evaluate import run_configuration
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.jsonl import append
 from espalier.experiments.runs.record import Sample
@@ -85,15 +85,16 @@ def test_configuration_survives_the_way_through_its_file(tmp_path):
     assert json.loads(written) == json.loads(json.dumps(configuration))
 
 
-def test_configuration_holds_what_is_done_and_not_what_was_left_open(make_orchestrator):
-    configuration = run_configuration("some", replace(REQUEST, vote=None), make_orchestrator())
+def test_configuration_holds_what_is_done_and_not_what_was_left_open(make_orchestrator, grader):
+    evaluation = Evaluation(make_orchestrator(), [], grader, "some")
+    configuration = evaluation.configuration(replace(REQUEST, vote=None))
     assert None not in configuration.values()
     assert (configuration["vote"], configuration["max_tokens"], configuration["top_p"]) == ("weighted", 512, 1.0)
     assert configuration["temperature"] == 1.0  # the checkpoint's own
     assert "simulations" not in configuration  # beam search reads none
-    tree = run_configuration("some", replace(REQUEST, algorithm=AlgorithmName.MCTS), make_orchestrator())
+    tree = evaluation.configuration(replace(REQUEST, algorithm=AlgorithmName.MCTS))
     assert (tree["simulations"], tree["exploration"]) == (32, 1.25)
-    assert run_configuration("some", replace(REQUEST, temperature=1.0), make_orchestrator()) == configuration
+    assert evaluation.configuration(replace(REQUEST, temperature=1.0)) == configuration
 
 
 def test_commands_are_told_and_never_compared(tmp_path):

@@ -10,7 +10,7 @@ from run_samples import CONFIGURATION, REQUEST, sample
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.evaluate import evaluate
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import wilson_interval
@@ -28,7 +28,8 @@ def run(make_orchestrator: Callable[..., Orchestrator], grader) -> Callable[...,
     """Evaluates, on an orchestrator of its own unless one is given."""
 
     def run(problems=PROBLEMS, request=REQUEST, orchestrator=None, **options: Any) -> Summary:
-        return evaluate(orchestrator or make_orchestrator(), problems, request, grader, benchmark="some", **options)
+        kept = {name: options.pop(name) for name in ("folder", "smaller") if name in options}
+        return Evaluation(orchestrator or make_orchestrator(), problems, grader, "some", **options).run(request, **kept)
 
     return run
 

@@ -21,6 +21,7 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.cli.render import show_cells
 from espalier.experiments.plots.cells import plot_cells
 from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.statistics import wilson_interval
 from espalier.experiments.runs.sweep import Cell, sweep
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -28,6 +29,7 @@ from espalier.search.run.orchestrator import Orchestrator
 
 PROBLEMS = [Problem(f"p/{i}", f"What is {i}+1?", str(i), i) for i in range(2)]
 REQUEST = SearchRequest("-", max_steps=3, max_step_tokens=8)
+EVALUATION = {"benchmark", "asked", "epochs", "keep_trees", "on_sample"}
 
 
 @pytest.fixture
@@ -35,10 +37,11 @@ def run(make_orchestrator, grader, tmp_path):
     orchestrator = make_orchestrator()
 
     def cells(widths: list[int], expansions: list[int], **options: Any) -> list[Cell]:
-        options = {"benchmark": "some", "folder": tmp_path / "sweep", **options}
-        request = options.pop("request", REQUEST)
+        folder, request = options.pop("folder", tmp_path / "sweep"), options.pop("request", REQUEST)
+        of_evaluation = {name: options.pop(name) for name in EVALUATION & options.keys()}
+        evaluation = Evaluation(orchestrator, PROBLEMS, grader, **{"benchmark": "some", **of_evaluation})
         requests = [replace(request, beam_width=n, expansion=m) for n, m in product(widths, expansions)]
-        return sweep(orchestrator, PROBLEMS, options.pop("requests", requests), grader, **options)
+        return sweep(evaluation, options.pop("requests", requests), folder, **options)
 
     run: Any = cells
     run.defaults = orchestrator.defaults

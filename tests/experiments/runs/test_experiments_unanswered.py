@@ -10,7 +10,7 @@ from run_samples import REQUEST, sample
 
 from espalier.experiments.cli.render import show_result, show_summary
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.evaluate import evaluate
+from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.record import Sample, Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.experiments.runs.summary import summarise
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -104,10 +104,8 @@ def test_a_summary_counts_them_and_leaves_out_what_was_refused():
 def test_an_evaluation_tells_why_each_search_has_no_answer(make_orchestrator, grader, problem, changes, why):
     samples: list[Sample] = []
     request = replace(REQUEST, algorithm=AlgorithmName.GREEDY, **changes)
-    summary = evaluate(
-        make_orchestrator(), [Problem("p", problem, "1", None)], request, grader,
-        benchmark="some", on_sample=samples.append,
-    )  # fmt: skip
+    problems = [Problem("p", problem, "1", None)]
+    summary = Evaluation(make_orchestrator(), problems, grader, "some", on_sample=samples.append).run(request)
     assert [each.unanswered for each in samples] == [why]
     assert summary.unanswered == {why: 1}
 
