@@ -138,6 +138,7 @@ def solve(
     else:
         from espalier.experiments.cli.loading import load_with_progress
         from espalier.experiments.study.chrome_trace import profiled
+        from espalier.search.result import SearchResult
 
         orchestrator = load_with_progress(replace(runtime, verifier=verifier_for([request], runtime)))
         try:
@@ -148,6 +149,7 @@ def solve(
         finally:
             orchestrator.close()
         (result,) = ended
+        assert isinstance(result, SearchResult)
         if result.error:
             raise SearchFailedError(result.error)
     for warning in result.warnings:

@@ -229,6 +229,7 @@ class Evaluation:
                     yield own, refused_sample(problem, str(error), epoch), None
             while executor.busy:
                 for result in executor.step():
+                    assert isinstance(result, SearchResult)  # as only searches were submitted
                     problem, epoch = by_search[result.search_id]
                     if result.error:
                         yield own, refused_sample(problem, result.error, epoch), None

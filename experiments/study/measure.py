@@ -18,6 +18,7 @@ from espalier.experiments.study.figures import PHASES
 from espalier.search.algorithms import algorithm_of
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.orchestrator import Orchestrator
 
 MOMENTS = 20
@@ -96,7 +97,7 @@ def _run(orchestrator: Orchestrator, requests: list[SearchRequest], counts_block
             orchestrator.submit(request, options=SubmitOptions(salt=secrets.token_bytes(16))) for request in requests
         ]
         while len(ended) < len(order):
-            ended |= {result.search_id: result for result in orchestrator.step()}
+            ended |= {result.search_id: result for result in orchestrator.step() if isinstance(result, SearchResult)}
             run.most_running = max(run.most_running, orchestrator.running)
     finally:
         engine.on_step = None
@@ -161,6 +162,7 @@ def _estimate_of(orchestrator: Orchestrator, problem: str, result: SearchResult)
     steps = [node for node in result.nodes if node.parent_id is not None and node.termination not in _STEPLESS]
     request = result.configuration
     resolved = orchestrator.check(replace(request, problem=problem))
+    assert isinstance(resolved, ResolvedRequest)
     depth = max(node.depth for node in steps)
     tree = TreeShape(request, depth, min(0.99, usage.duplicates / usage.nodes))
     lengths = {

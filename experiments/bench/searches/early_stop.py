@@ -11,6 +11,7 @@ from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.search.request import AlgorithmName, AnswerEquivalence, EarlyStop, SearchRequest, Vote
 from espalier.search.result import SearchResult
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting.vote import select
@@ -60,7 +61,8 @@ def run(
     ratios: dict[str, float] = {}
     whole: dict[AlgorithmName, _Run] = {}
     with closing(load_orchestrator(settings)) as orchestrator:
-        resolved = [orchestrator.check(SearchRequest(problem.problem)) for problem in problems]
+        checked = [orchestrator.check(SearchRequest(problem.problem)) for problem in problems]
+        resolved = [each for each in checked if isinstance(each, ResolvedRequest)]
         prompt = {
             GENERATOR: fmean(len(each.generator_prompt) for each in resolved),
             VERIFIER: fmean(len(each.verifier_prompt) for each in resolved),
@@ -103,7 +105,7 @@ def _search(orchestrator: Orchestrator, problems: list[Problem], request: Search
     order = [orchestrator.submit(replace(request, problem=problem.problem)) for problem in problems]
     ended: dict[str, SearchResult] = {}
     while orchestrator.busy:
-        ended |= {result.search_id: result for result in orchestrator.step()}
+        ended |= {result.search_id: result for result in orchestrator.step() if isinstance(result, SearchResult)}
     orchestrator.engine.check_drained()
     return _Run([ended[search_id] for search_id in order], time.perf_counter() - start)
 

@@ -18,6 +18,7 @@ from espalier.experiments.executors.transport import Transport
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
+from espalier.search.result import SearchResult
 from espalier.search.run.executor import Executor
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
@@ -124,6 +125,7 @@ def _search(executor: Executor, texts: list[str], request: SearchRequest) -> dic
         for result in executor.step():
             if result.error:
                 raise EspalierError(result.error)
+            assert isinstance(result, SearchResult)
             answers[asked[result.search_id]] = result.answer
     return answers
 

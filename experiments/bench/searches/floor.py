@@ -76,7 +76,7 @@ def _turn(
         orchestrator.submit(request)
     results = list[SearchResult]()
     while orchestrator.busy:
-        results += orchestrator.step()
+        results += [each for each in orchestrator.step() if isinstance(each, SearchResult)]
     seconds = (time.perf_counter() - start) / len(results)
     floor = operations = 0.0
     rates = dict[tuple[int, int], float]()

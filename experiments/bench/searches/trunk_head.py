@@ -87,7 +87,7 @@ def _search(
         orchestrator.submit(replace(request, problem=problem.problem))
     ended: list[SearchResult] = []
     while orchestrator.busy:
-        ended += orchestrator.step()
+        ended += [each for each in orchestrator.step() if isinstance(each, SearchResult)]
     orchestrator.engine.check_drained()
     return 60 * len(problems) / (time.perf_counter() - start), ended
 

@@ -15,7 +15,7 @@ from espalier.experiments.bench.service.server_process import serving
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest, SubmitOptions
-from espalier.search.result import Finished
+from espalier.search.result import Finished, SearchResult
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 
@@ -101,6 +101,7 @@ def _locally(orchestrator: Orchestrator, requests: Sequence[SearchRequest]) -> A
     answers: Answers = {}
     while orchestrator.busy:
         for result in orchestrator.step():
+            assert isinstance(result, SearchResult)
             answers[asked[result.search_id].problem] = result.answer
     return answers
 

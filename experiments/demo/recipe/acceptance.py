@@ -34,7 +34,7 @@ def _search(settings: RuntimeSettings, problems: Sequence[Problem], request: Sea
     order = [orchestrator.submit(replace(request, problem=problem.text)) for problem in problems]
     results: dict[str, SearchResult] = {}
     while orchestrator.busy:
-        results |= {result.search_id: result for result in orchestrator.step()}
+        results |= {result.search_id: result for result in orchestrator.step() if isinstance(result, SearchResult)}
     orchestrator.close()
     return [results[search_id] for search_id in order]
 
