@@ -9,12 +9,13 @@ from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, copy_blocks
+from espalier.kernels.triton.filters import filter_logits
 from espalier.kernels.triton.layers import TritonLayers
 from espalier.kernels.triton.linear import FixedLinear
 from espalier.kernels.triton.plan import Costs
 from espalier.kernels.triton.pointwise import take_drawn
 from espalier.kernels.triton.recording import Recorder
-from espalier.kernels.triton.sampling import draw_tokens, filter_logits
+from espalier.kernels.triton.sampling import draw_tokens
 from espalier.kernels.triton.steps import fetch, to_device
 
 _FIXED_CHUNK = 256

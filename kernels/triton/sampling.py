@@ -1,4 +1,4 @@
-"""Filters and draws over any vocabulary, without a sort and without waiting for the device."""
+"""Draws from any vocabulary, without a sort of it and without waiting for the device."""
 
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 # (within kernels, numbers and tensors have Triton's types, which are not those of Python)
@@ -7,32 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
+from espalier.kernels.sampling import LEAST_TEMPERATURE
 
 SEGMENT = 4096
-PORTION = 512
-
-
-def filter_logits(
-    logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
-) -> torch.Tensor:
-    """See `kernels.sampling.filter_logits`."""
-    rows, vocabulary = logits.shape
-    output = torch.empty_like(logits)
-    if rows:
-        filter_rows[(rows,)](
-            logits.contiguous(),
-            temperatures,
-            top_ks,
-            top_ps,
-            min_ps,
-            output,
-            vocabulary,
-            PORTION=PORTION,
-            FILTERED=FILTERED,
-            LEAST_TEMPERATURE=LEAST_TEMPERATURE,
-        )
-    return output
 
 
 def draw_tokens(
@@ -181,129 +158,3 @@ def draw_rows(
     total = base + tl.log(tl.sum(tl.where(mask, tl.exp(parts - base), 0.0), 0))
     tl.store(token_ids + draw, token.to(tl.int64))
     tl.store(log_probabilities + draw, tl.load(logits + row * vocabulary + token) - total)
-
-
-@triton.jit
-def _ordered(logit):
-    """Integers, as int64 from 0, in the order of the float32 numbers `logit`."""
-    bits = (logit + 0.0).to(tl.int32, bitcast=True)  # + 0.0: zeros of either sign are equal
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
-
-
-@triton.jit
-def _weight_from(row_at, thresholds, top, temperature, vocabulary, COUNTS: tl.constexpr, PORTION: tl.constexpr):
-    """For each of 16 thresholds, float64, how many tokens reach it (`COUNTS`), or their weights' sum."""
-    total = tl.zeros([16], tl.float64)
-    for begin in range(0, vocabulary, PORTION):
-        token = begin + tl.arange(0, PORTION)
-        mask = token < vocabulary
-        logit = tl.load(row_at + token, mask=mask, other=float("-inf"))
-        weight = mask.to(tl.float64)
-        if not COUNTS:
-            weight = tl.where(mask, tl.exp((logit - top) / temperature), 0.0).to(tl.float64)
-        reaches = _ordered(logit)[:, None] >= thresholds[None, :]
-        total += tl.sum(tl.where(reaches, weight[:, None], 0.0), 0)
-    return total
-
-
-@triton.jit
-def _last_kept(row_at, goal, floor, kept, top, temperature, vocabulary, COUNTS: tl.constexpr, PORTION: tl.constexpr):
-    """The largest threshold that tokens of weight `goal` reach, and the weight of those above it.
-
-    All tokens from `floor` down count as ones of weight `kept` together.
-    """
-    digit = tl.arange(0, 16).to(tl.int64)
-    threshold = tl.zeros([], tl.int64)
-    above = tl.zeros([], tl.float64)
-    for step in tl.static_range(8):
-        thresholds = threshold + (digit << (28 - 4 * step))
-        weight = _weight_from(row_at, thresholds, top, temperature, vocabulary, COUNTS, PORTION)
-        weight = tl.where(thresholds <= floor, kept, weight)
-        reached = weight >= goal
-        threshold = tl.max(tl.where(reached, thresholds, 0), 0)
-        # The nearest threshold that is too high: the heavier, the nearer.
-        above = tl.maximum(above, tl.max(tl.where(reached, 0.0, weight), 0))
-    return threshold, above
-
-
-@triton.jit
-def filter_rows(
-    logits,
-    temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    output,
-    vocabulary,
-    PORTION: tl.constexpr,
-    FILTERED: tl.constexpr,
-    LEAST_TEMPERATURE: tl.constexpr,
-):
-    """Top-k, top-p of what it left, and min-p; the grid is `[B]`.
-
-    Each keeps a prefix of the tokens in the order of their logits, equal ones in that of their ids; so all three keep
-    the shortest of three prefixes. Its last logit is found digit by digit, in base 16.
-
-    Args:
-        logits: float32 `[B, vocabulary]`.
-        temperatures: float32 `[B]`.
-        top_ks: int64 `[B]`; 0 keeps all.
-        top_ps: float32 `[B]`.
-        min_ps: float32 `[B]`.
-        output: float32 `[B, vocabulary]`, written: `logits`, or `FILTERED` for a token that is removed.
-        vocabulary: its size.
-    """
-    row = tl.program_id(0)
-    row_at, output_at = logits + row.to(tl.int64) * vocabulary, output + row.to(tl.int64) * vocabulary
-    temperature = tl.maximum(tl.load(temperatures + row), LEAST_TEMPERATURE)
-    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row).to(tl.float64)
-    min_p = tl.load(min_ps + row).to(tl.float64)
-
-    top = tl.full([], float("-inf"), tl.float32)
-    total = tl.zeros([], tl.float64)
-    for begin in range(0, vocabulary, PORTION):
-        token = begin + tl.arange(0, PORTION)
-        top = tl.maximum(top, tl.max(tl.load(row_at + token, mask=token < vocabulary, other=float("-inf")), 0))
-    for begin in range(0, vocabulary, PORTION):
-        token = begin + tl.arange(0, PORTION)
-        logit = tl.load(row_at + token, mask=token < vocabulary, other=float("-inf"))
-        total += tl.sum(tl.where(token < vocabulary, tl.exp((logit - top) / temperature), 0.0).to(tl.float64), 0)
-
-    threshold = tl.full([], -1, tl.int64)
-    ties = tl.full([], 0, tl.int64)  # tokens with the last kept logit that are kept
-    if (top_k > 0) & (top_k < vocabulary):
-        goal = top_k.to(tl.float64)
-        threshold, above = _last_kept(row_at, goal, -1, 0.0, top, temperature, vocabulary, True, PORTION)
-        ties = top_k - above.to(tl.int64)
-        # Their weight, with that of all above.
-        above_at = threshold + 1 + tl.zeros([16], tl.int64)
-        weights = _weight_from(row_at, above_at, top, temperature, vocabulary, False, PORTION)
-        total = tl.max(weights, 0) + ties.to(tl.float64) * _weight_at(threshold, top, temperature)
-    if top_p < 1:
-        goal = top_p * total
-        last, above = _last_kept(row_at, goal, threshold, total, top, temperature, vocabulary, False, PORTION)
-        needed = tl.ceil((goal - above) / tl.maximum(_weight_at(last, top, temperature), 1e-300)).to(tl.int64)
-        ties = tl.where(last == threshold, tl.minimum(ties, needed), needed)
-        threshold = last
-    ties = tl.maximum(ties, 1)
-
-    seen = tl.zeros([], tl.int64)
-    for begin in range(0, vocabulary, PORTION):
-        token = begin + tl.arange(0, PORTION)
-        mask = token < vocabulary
-        logit = tl.load(row_at + token, mask=mask, other=float("-inf"))
-        order = _ordered(logit)
-        is_tie = mask & (order == threshold)
-        rank = seen + tl.cumsum(is_tie.to(tl.int64), 0)
-        weight = tl.exp((logit - top) / temperature).to(tl.float64)
-        kept = ((order > threshold) | (is_tie & (rank <= ties))) & (weight > 0) & (weight >= min_p)
-        tl.store(output_at + token, tl.where(kept, logit, FILTERED), mask=mask)
-        seen += tl.sum(is_tie.to(tl.int64), 0)
-
-
-@triton.jit
-def _weight_at(order, top, temperature):
-    """The weight of tokens whose logit `_ordered` made `order` of."""
-    bits = (order - 2147483648).to(tl.int32)
-    logit = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return tl.exp((logit - top) / temperature).to(tl.float64)

@@ -48,7 +48,7 @@ def test_attention_at_real_sizes(heads: int, kv_heads: int, head_dim: int, dtype
 def test_filters_and_draws_over_large_vocabularies(vocabulary: int):
     from espalier.kernels import sampling as reference
     from espalier.kernels.sampling import FILTERED
-    from espalier.kernels.triton import sampling
+    from espalier.kernels.triton import filters, sampling
 
     generator = torch.Generator().manual_seed(vocabulary)
     logits = 3 * torch.randn(32, vocabulary, generator=generator)
@@ -56,10 +56,10 @@ def test_filters_and_draws_over_large_vocabularies(vocabulary: int):
     temperatures = torch.tensor([0.0, 0.3, 1.0, 2.5]).repeat(8)
     draws = torch.rand(64, generator=generator, dtype=torch.float64)
     rows = torch.arange(32).repeat_interleave(2)
-    filters = torch.tensor([0, 1, 40, 5000]).repeat_interleave(8), torch.tensor([1.0, 0.9]).repeat(16), torch.zeros(32)
-    expected = reference.filter_logits(logits, temperatures, *filters)
-    there = [x.to(DEVICE) for x in (logits, temperatures, *filters)]
-    left = sampling.filter_logits(*there)
+    limits = torch.tensor([0, 1, 40, 5000]).repeat_interleave(8), torch.tensor([1.0, 0.9]).repeat(16), torch.zeros(32)
+    expected = reference.filter_logits(logits, temperatures, *limits)
+    there = [x.to(DEVICE) for x in (logits, temperatures, *limits)]
+    left = filters.filter_logits(*there)
     assert ((left.cpu() != FILTERED) != (expected != FILTERED)).sum() <= 4, "but for tokens within rounding of a limit"
     ids, log_probabilities = sampling.draw_tokens(there[0], left, there[1], draws.to(DEVICE), rows.to(DEVICE))
     expected_ids, expected_log = reference.draw_tokens(logits, left.cpu(), temperatures, draws, rows)

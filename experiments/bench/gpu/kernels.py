@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 from espalier.experiments.planning.known_models import MODELS, ModelShape
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
-from espalier.kernels.triton import attention, cache, linear, pointwise, sampling
+from espalier.kernels.triton import attention, cache, filters, linear, pointwise, sampling
 from espalier.kernels.triton.plan import FIELDS, TILE
 
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
@@ -223,19 +223,43 @@ def _sampling(s: ModelShape) -> Iterator[tuple[str, str, Specialisation]]:
             {"SEGMENT": sampling.SEGMENT, "PADDED_SEGMENTS": triton.next_power_of_2(segments), **least},
         ),
     )
-    yield (
-        "filter_rows",
-        model,
-        Specialisation(
-            sampling.filter_rows,
-            {
-                **dict.fromkeys(("logits", "temperatures", "top_ps", "min_ps", "output"), "*fp32"),
-                "top_ks": "*i64",
-                "vocabulary": "i32",
-            },
-            {"PORTION": sampling.PORTION, "FILTERED": FILTERED, **least},
+    f32, f64, i32, i64 = "*fp32", "*fp64", "*i32", "*i64"
+    vocabulary, row = {"vocabulary": "i32"}, {"logits": f32, "temperatures": f32}
+    tops = {"group_tops": f32, "segment_tops": f32, "masses": f64}
+    combined = {"tops": f32, "totals": f64, "counts": i32}
+    segment = {"SEGMENT": filters.SEGMENT}
+    groups = {"GROUPS": filters.GROUPS, **least}
+    candidates = {"CANDIDATES": filters.CANDIDATES}
+    for kernel, types, constants, moves in (
+        (
+            filters.measure_groups,
+            {**row, **tops, **vocabulary},
+            {**segment, **groups, "GROUP": filters.group_size(s.config.vocab_size)},
+            True,
         ),
-    )
+        (
+            filters.find_floors,
+            {"temperatures": f32, **tops, "floors": i64, **combined}
+            | dict.fromkeys(("groups", "enough_groups", "segments"), "i32"),
+            {**groups, "PADDED_SEGMENTS": triton.next_power_of_2(segments), "PORTION": filters.SEARCHED_PORTION},
+            False,
+        ),
+        (
+            filters.collect_candidates,
+            {"logits": f32, "floors": i64, "counts": i32, "candidates": f32, **vocabulary},
+            {**segment, **candidates},
+            True,
+        ),
+        (
+            filters.filter_rows,
+            {**row, "top_ks": i64, "top_ps": f32, "min_ps": f32, **combined, "candidates": f32, "output": f32}
+            | vocabulary,
+            {**candidates, "PORTION": filters.SEGMENT, "SEARCHED_PORTION": filters.SEARCHED_PORTION}
+            | {"FILTERED": FILTERED, **least},
+            False,
+        ),
+    ):
+        yield kernel.__name__, model, Specialisation(kernel, types, constants, moves=moves)
 
 
 def compile_kernel(one: Specialisation, architecture: str) -> dict[str, Any]:

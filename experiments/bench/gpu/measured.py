@@ -39,9 +39,10 @@ from espalier.kernels.rotary import inverse_frequencies
 from espalier.kernels.triton.attention import attend, merge_partials, rows_of_tiles
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, norm_rotate_write
+from espalier.kernels.triton.filters import filter_logits
 from espalier.kernels.triton.plan import Costs, plan_attention
 from espalier.kernels.triton.pointwise import add_norm, gated
-from espalier.kernels.triton.sampling import draw_tokens, filter_logits
+from espalier.kernels.triton.sampling import draw_tokens
 from espalier.kernels.triton.steps import DeviceStep, StepTokens
 from espalier.search.request import AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
@@ -107,7 +108,7 @@ class Bench:
         """A layout, and a KV pool of random numbers with that many blocks."""
         one = TokenMajorLayout(c.num_layers, c.num_kv_heads, c.head_dim, _BLOCK_SIZE, self.dtype, 2**62)
         layout = dataclasses.replace(one, slab_bytes=64 * one.block_bytes)
-        slabs = -(-blocks // 64)
+        slabs = -(-int(blocks) // 64)  # no int32 of numpy's, which overflows
         pool = torch.empty(slabs * layout.slab_bytes // self.dtype.itemsize, dtype=self.dtype, device=self.device)
         return layout, pool.normal_().view(torch.uint8)
 
