@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 _LIBRARIES = 256 * 2**20
 """Bytes that cuBLAS, which has a workspace of 32 MiB for each of a few streams, and compiled kernels take, in bytes."""
 
-RECORDED_TOKENS, RECORDED_PARTIALS = 256, 5120
+RECORDED_TOKENS, RECORDED_PARTIALS = 1024, 8192
 """Tokens, and partial results of their attention, that the largest recorded step has room for."""
 
 

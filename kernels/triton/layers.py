@@ -114,8 +114,11 @@ class TritonLayers(TorchLayers):
     def _empty_step(self, tokens: int, layer_kvs: Sequence[LayerKV]) -> DeviceStep:
         """A step with room for so many tokens, none of which is written anywhere."""
         room = room_of(tokens)
-        if not self._tiles[0]:
+        narrow_rows, _ = self._tiles
+        if not narrow_rows:
             room = room._replace(narrow=0)
+        elif tokens <= narrow_rows:  # whatever they share, one narrow item holds them all
+            room = room._replace(wide=0)
         return DeviceStep(room, len(self._windows), self._programs(layer_kvs), self._device)
 
     def _programs(self, layer_kvs: Sequence[LayerKV]) -> int:

@@ -1,9 +1,10 @@
 """Attention plans: rows that read the same blocks together, as work items for `attention.py`; no device is touched.
 
 A *run* is some neighbouring blocks that some sequences share: the blocks before their fork, or the ones that a sequence
-has for itself. Runs are cut at multiples of `chunk` positions, whatever they are runs of, so the logits of a token are
-summed in the same portions alone and beside siblings. A *work item* is one such portion and as many rows (tokens of
-the step) as fill a tile. Rows with several items have their partial results merged, in the order of positions.
+has for itself. Runs are cut at multiples of `chunk` positions. Shared ones end at multiples of a tile; where `chunk` is
+given they end at multiples of that too, so the logits of a token are summed in the same portions alone and beside
+siblings. A *work item* is one such portion and as many rows (tokens of the step) as fill a tile. Rows with several
+items have their partial results merged, in the order of positions.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ _SMALLEST_CHUNK = 256
 _BEYOND = -2
 """The entry of a block table beyond the context; behind all windows it is -1."""
 _ITEMS_PER_PROCESSOR = 4
+_ITEM_COST = 64
+"""Positions that could be read in the time that an item takes to find its rows and to keep a partial result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +105,18 @@ def plan_attention(
     positions = np.repeat(context_lengths - query_starts[1:], np.diff(query_starts)) + np.arange(query_starts[-1])
     step = query_starts, context_lengths, positions, tables, order
 
+    shared_end = chunk or TILE
+
     def plan(chunk: int, share: bool) -> AttentionPlan:
-        return _plan(*step, block_size, narrow_rows, wide_rows, window or 0, chunk, share)
+        return _plan(*step, block_size, narrow_rows, wide_rows, window or 0, chunk, shared_end, share)
 
     def seconds(plan: AttentionPlan) -> float:
         """Time of a plan, in that of a position of a narrow item: that of the longest item, or of each one's share."""
         items = ((plan.narrow, 1.0), (plan.wide, costs.wide_cost))
         longest = int(context_lengths.max())
-        lengths = [cost * (np.minimum(some[:, 4], longest) - some[:, 3]) for some, cost in items if len(some)]
+        lengths = [
+            cost * (np.minimum(some[:, 4], longest) - some[:, 3] + _ITEM_COST) for some, cost in items if len(some)
+        ]
         together = sum(float(some.sum()) for some in lengths) * kv_heads / costs.processors
         return max(together, *(float(some.max()) for some in lengths))
 
@@ -189,10 +196,11 @@ def _plan(
     wide_rows: int,
     window: int,
     chunk: int,
+    shared_end: int,
     share: bool,
 ) -> AttentionPlan:
     tokens = len(positions)
-    runs = _find_runs(starts, contexts, tables, order, block_size, chunk, share)
+    runs = _find_runs(starts, contexts, tables, order, block_size, chunk, shared_end, share)
     items = np.empty((16, FIELDS), np.int32)
     rows = np.empty(max(16, 2 * tokens), np.int32)
     of_row = np.zeros(tokens + 1, np.int32)  # items of each row
@@ -257,11 +265,12 @@ def _find_runs(
     order: np.ndarray,
     size: int,
     chunk: int,
+    shared_end: int,
     share: bool,
 ) -> np.ndarray:
     """Runs `[runs, 4]`: first and end in `order`, first position and end; a parent stands before its children.
 
-    Runs that several sequences share end at multiples of `chunk`.
+    Runs that several sequences share end at multiples of `shared_end`, others at multiples of `chunk`.
     """
     sequences = len(order)
     common = np.zeros(sequences + 1, np.int32)  # positions that a sequence and the one before it in order share
@@ -271,7 +280,7 @@ def _find_runs(
             blocks = 0
             while blocks < len(mine) and mine[blocks] == other[blocks] and mine[blocks] != _BEYOND:
                 blocks += 1
-            common[place] = blocks * size // chunk * chunk
+            common[place] = blocks * size // shared_end * shared_end
     runs = np.empty((2 * sequences, 4), np.int32)
     waiting = np.empty((2 * sequences + 2, 3), np.int32)  # first and end in order, first position not read yet
     waiting[0, 0], waiting[0, 1], waiting[0, 2] = 0, sequences, 0

@@ -8,7 +8,7 @@ import torch
 
 from espalier.kernels.triton.steps import DeviceStep, Room, StepTokens
 
-LADDER = (1, 2, 4, *range(8, 257, 8))
+LADDER = (1, 2, 4, *range(8, 257, 8), *range(288, 513, 32), *range(576, 1025, 64))
 """Numbers of tokens that steps are recorded for; a step takes the next one, with tokens that are written nowhere."""
 _MAX_ITEMS = 1024
 
