@@ -90,7 +90,7 @@ class TritonLayers(TorchLayers):
         Where none are, compute one that is written nowhere, so that kernels are compiled.
         """
         if self._recorder is None or not decodes:
-            self._compute(self._empty_step(1, layer_kvs), layer_kvs)
+            self._compute(self._empty_step(self._tiles[0] + 1, layer_kvs), layer_kvs)  # with items of each kind
             return
         recorded: dict[int, RecordedStep] = {}
         for tokens in reversed(LADDER):

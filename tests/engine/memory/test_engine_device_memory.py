@@ -26,7 +26,7 @@ def test_the_pool_is_what_weights_and_a_step_leave_of_the_share_that_may_be_used
 
 def test_models_take_turns_so_that_the_larger_ones_workspace_serves_both():
     both, larger = (plan_memory(80 * GIB, 62 * GIB, 0.9, models, 2048, 2) for models in ([QWEN_1_5B, PRM_7B], [PRM_7B]))
-    assert 0 < both.workspace - larger.workspace < 64 * 2**20, "that of the smaller one's recorded steps, which stays"
+    assert 0 < both.workspace - larger.workspace < 160 * 2**20, "that of the smaller one's recorded steps, which stays"
     assert plan_memory(80 * GIB, 62 * GIB, 0.9, [PRM_7B], 8192, 2).workspace > larger.workspace
 
 
