@@ -178,12 +178,14 @@ class Scorer(ABC):
     Attributes:
         name: what it is called in messages.
         scores: whether every step has a score, or complete answers only.
+        reads_texts: whether it scores steps by their text; else only as they are sampled.
         digests: digests of the weights or code that its scores depend on, by role, besides those of engine models.
         rescored: role whose KV the full-rescore check uses, for one more path of a search; empty without a check.
     """
 
     name: str
     scores: Literal["steps", "answers"] = "steps"
+    reads_texts: bool = True
     digests: Mapping[str, str] = MappingProxyType({})
     rescored: str = ""
 

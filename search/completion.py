@@ -105,8 +105,9 @@ class CompletionRequest:
         Raises:
             InvalidRequestError: lists all violations.
         """
-        of_fields = ((each.name, each.violation(getattr(self, each.name))) for each in declared(CompletionRequest))
-        found = [Violation(name, wrong) for name, wrong in of_fields if wrong and name not in ("prompts", "stop")]
+        plain = [field for field in declared(CompletionRequest) if field.name not in ("prompts", "stop")]
+        of_fields = ((field.name, field.violation(getattr(self, field.name))) for field in plain)
+        found = [Violation(name, wrong) for name, wrong in of_fields if wrong]
         if not 1 <= len(self.prompts) <= MAX_PROMPTS:
             found.append(Violation("prompts", f"must be between 1 and {MAX_PROMPTS}, are {len(self.prompts)}"))
         elif "samples" not in {wrong.field for wrong in found} and (

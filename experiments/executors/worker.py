@@ -23,9 +23,8 @@ from espalier.experiments.executors.transport import (
     WorkerDescription,
 )
 from espalier.experiments.runs.provenance import hardware
-from espalier.search.completion import CompletionFinished
 from espalier.search.result import Finished
-from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, Resolved
+from espalier.search.run.executor import AnyEvent, AnyRequest, LastEvent, Rejected, Resolved
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.run.failure import reason_of
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
@@ -140,7 +139,7 @@ class Worker:
             if isinstance(event, Finished):
                 self._running.discard(name)
                 self._events.append(Finished(name, replace(event.result, rounds=())))
-            elif isinstance(event, CompletionFinished):
+            elif isinstance(event, LastEvent):
                 self._running.discard(name)
                 self._events.append(event)
             elif order.progress:

@@ -28,11 +28,12 @@ from espalier.experiments.executors.transport import (
     Transport,
     WorkerDescription,
 )
-from espalier.search.completion import CompletionFinished, CompletionRequest, CompletionResult
+from espalier.search.completion import CompletionFinished
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
-from espalier.search.result import Finished, SearchResult, StopReason, Usage
-from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, last_event
+from espalier.search.result import Finished, StopReason
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, last_event, result_without
 from espalier.search.run.load import RuntimeSettings, model_names
+from espalier.search.scores import ScoresFinished
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.service.errors import NotReadyError
 from espalier.search.tokenization import Tokenization, TokenizationRequest
@@ -336,7 +337,7 @@ class WorkerExecutor:
                     search.on_event(event)
                     search.on_event = None
                 self._end_without(search, StopReason.FAILED, str(error))
-            case Finished(_, result) | CompletionFinished(_, result):
+            case Finished(_, result) | CompletionFinished(_, result) | ScoresFinished(_, result):
                 del worker.running[search.search_id]
                 self._end(search, result)
             case _ if not search.repeats(event):
@@ -351,21 +352,4 @@ class WorkerExecutor:
 
     def _end_without(self, search: Search, reason: StopReason, why: str = "") -> None:
         """End a search for which no worker has a result."""
-        if isinstance(search.request, CompletionRequest):
-            self._end(search, CompletionResult(search.search_id, (), (), reason, Usage(), search.request, why))
-            return
-        result = SearchResult(
-            search_id=search.search_id,
-            answer="",
-            score=None,
-            stop_reason=reason,
-            best=None,
-            candidates=(),
-            nodes=(),
-            usage=Usage(),
-            configuration=search.request,
-            digests={},
-            grader="",
-            error=why,
-        )
-        self._end(search, result)
+        self._end(search, result_without(search.search_id, search.request, reason, why))

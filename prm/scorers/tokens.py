@@ -16,6 +16,7 @@ class TokenScorer(Scorer):
     """
 
     head: str = ""
+    reads_texts = False
 
     @abstractmethod
     def score(self, done: Generated | Scored) -> float:

@@ -9,22 +9,48 @@ from espalier.search.algorithms import with_defaults
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS
 from espalier.search.completion import CompletionFinished, CompletionRequest, CompletionResult, TextSampled
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
-from espalier.search.result import Event, Finished, SearchResult
+from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
+from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
 from espalier.search.server_info import Occupancy
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
 
-AnyRequest = SearchRequest | CompletionRequest
-AnyResult = SearchResult | CompletionResult
-AnyEvent = Event | TextSampled | CompletionFinished
-LastEvent = Finished | CompletionFinished
+AnyRequest = SearchRequest | CompletionRequest | ScoreRequest
+AnyResult = SearchResult | CompletionResult | ScoreResult
+AnyEvent = Event | TextSampled | CompletionFinished | ScoresFinished
+LastEvent = Finished | CompletionFinished | ScoresFinished
 
 
 def last_event(result: AnyResult) -> LastEvent:
     """The event that carries a result."""
     if isinstance(result, SearchResult):
         return Finished(result.search_id, result)
+    if isinstance(result, ScoreResult):
+        return ScoresFinished(result.search_id, result)
     return CompletionFinished(result.search_id, result)
+
+
+def result_without(search_id: str, request: AnyRequest, reason: StopReason, why: str = "") -> AnyResult:
+    """The result of work that no worker has done."""
+    if isinstance(request, ScoreRequest):
+        scores = tuple(SolutionScores(None, (None,) * len(steps), why) for steps in request.solutions)
+        return ScoreResult(search_id, scores, reason, Usage(), request, "", {}, why)
+    if isinstance(request, CompletionRequest):
+        return CompletionResult(search_id, (), (), reason, Usage(), request, why)
+    return SearchResult(
+        search_id=search_id,
+        answer="",
+        score=None,
+        stop_reason=reason,
+        best=None,
+        candidates=(),
+        nodes=(),
+        usage=Usage(),
+        configuration=request,
+        digests={},
+        grader="",
+        error=why,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +81,7 @@ class RequestDefaults:
     min_p: float
     max_positions: int
 
-    def sampling_of(self, request: AnyRequest) -> dict[str, Any]:
+    def sampling_of(self, request: SearchRequest | CompletionRequest) -> dict[str, Any]:
         """The sampling parameters that a request leaves open."""
         names = ("temperature", "top_k", "top_p", "min_p")
         return {name: getattr(self, name) for name in names if getattr(request, name) is None}
@@ -118,7 +144,16 @@ class ResolvedCompletion:
         return sum(map(len, self.prompts))
 
 
-Resolved = ResolvedRequest | ResolvedCompletion
+@dataclass(frozen=True, slots=True)
+class ResolvedScores:
+    """A valid request for scores, the problem's verifier tokens, and the KV blocks that it may hold by role."""
+
+    request: ScoreRequest
+    verifier_prompt: tuple[int, ...]
+    blocks: Mapping[str, int] = field(default_factory=dict)
+
+
+Resolved = ResolvedRequest | ResolvedCompletion | ResolvedScores
 
 
 def request_of(checked: AnyRequest | Resolved) -> AnyRequest:

@@ -22,12 +22,14 @@ from espalier.search.fairness import AccountThreads
 from espalier.search.request import DEFAULT_OPTIONS, EXACT_MATCH, SubmitOptions, Vote
 from espalier.search.result import StopReason
 from espalier.search.run.completion import RunningCompletion
-from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved, ResolvedCompletion
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved, ResolvedCompletion, ResolvedScores
 from espalier.search.run.generator import Generator
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.running import AnyRunning
+from espalier.search.run.scores import RunningScores
 from espalier.search.run.search import RunningSearch, digests
 from espalier.search.run.search_queue import SearchQueue
+from espalier.search.scores import ScoreRequest
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
@@ -132,6 +134,8 @@ class Orchestrator:
         """Resolve a request, for `submit`; may be called on any thread. See `Resolver`."""
         if isinstance(request, CompletionRequest):
             return self._resolver.resolve_completion(request)
+        if isinstance(request, ScoreRequest):
+            return self._resolver.resolve_scores(request)
         return self._resolver.resolve(request)
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
@@ -173,6 +177,9 @@ class Orchestrator:
     ) -> AnyRunning:
         if isinstance(resolved, ResolvedCompletion):
             return RunningCompletion(search_id, resolved, options, self.engine, on_event, self._clock)
+        if isinstance(resolved, ResolvedScores):
+            assert self._scorer, "requests for scores are resolved with a scorer alone"
+            return RunningScores(search_id, resolved, options, self.engine, self._scorer, on_event, self._clock)
         return RunningSearch(search_id, resolved, options, self.engine, self._scorer, on_event, self._clock)
 
     def cancel(self, search_id: str) -> None:

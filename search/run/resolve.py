@@ -19,11 +19,13 @@ from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.common_fields import DEFAULT_MAX_STEPS, DEFAULT_MAX_TOKENS
 from espalier.search.completion import CompletionRequest
 from espalier.search.request import SearchRequest, validate
-from espalier.search.run.executor import ResolvedCompletion, ResolvedRequest
+from espalier.search.run.executor import ResolvedCompletion, ResolvedRequest, ResolvedScores
 from espalier.search.run.generator import Generator
+from espalier.search.scores import ScoreRequest
 
 _STEP_TOKENS = 50
 """Mean length of steps for bounds on the verifier's tokens where the number of steps has no limit."""
+_SCORER_ADVICE = "--verifier names a process reward model, or self"
 _MAX_BRANCHES = 64
 """Choices of one completion request that are sampled at a time, unless those of one prompt are more."""
 
@@ -92,6 +94,30 @@ class Resolver:
                 together //= 2
             else:
                 return ResolvedCompletion(filled, prompts, limits, together, blocks)
+
+    def resolve_scores(self, request: ScoreRequest) -> ResolvedScores:
+        """Validate a request for scores and work out what follows from it.
+
+        Raises:
+            InvalidRequestError: lists every invalid field; there is no verifier, or it scores no given texts.
+            RequestTooLargeError: the problem fills the verifier's context; PoolTooSmallError if the KV pool could not
+                hold all solutions.
+        """
+        request.validate()
+        scorer = self._scorer
+        if scorer is None or not scorer.reads_texts:
+            name = f"{scorer.name} scores steps as they are sampled" if scorer else "no verifier is loaded"
+            raise InvalidRequestError([Violation("solutions", f"cannot be scored: {name}; {_SCORER_ADVICE}")])
+        prompt = scorer.prompt(request.problem_text)
+        tokenizer = self._generator.model.tokenizer
+        lengths = [[len(tokenizer.encode(step)) for step in steps] for steps in request.solutions]
+        limits = PathLimits(0, max(map(sum, lengths)), max(map(max, lengths)))
+        bounds = scorer.bounds(len(prompt), limits, max(map(len, lengths)), tokenizer)
+        paths = len(set(request.solutions)) + (scorer.rescored == VERIFIER)
+        size = self._engine.settings.block_size
+        blocks = {VERIFIER: worst_case_blocks((MemoryEstimate(paths, paths),), bounds, size)} if bounds else {}
+        self._engine.admission.require_fits_alone(blocks)
+        return ResolvedScores(request, prompt, blocks)
 
     def _completion_blocks(self, prompt: Sequence[int], max_tokens: int, samples: int) -> int:
         limits = PathLimits(len(prompt), max_tokens, max_tokens)

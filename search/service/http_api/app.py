@@ -22,6 +22,7 @@ from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
 from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.openai.tokens import TokenEndpoints
 from espalier.search.service.http_api.openapi import openapi_document
+from espalier.search.service.http_api.scores import ScoreEndpoints
 from espalier.search.service.http_api.searches import SearchEndpoints
 from espalier.search.service.http_api.status import HttpError, json_response
 from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
@@ -48,7 +49,7 @@ def make_app(session: Session, callers: Callers, settings: ServerSettings, rende
     """
     names = ModelNames(settings.model_name or _MODEL_NAME, int(time.time()))
     openai, tokens = OpenAiEndpoints(session, names), TokenEndpoints(session, names)
-    searches = SearchEndpoints(session)
+    searches, scores = SearchEndpoints(session), ScoreEndpoints(session, names)
 
     async def healthz(request: Request) -> Response:
         return json_response({"alive": True})
@@ -71,6 +72,10 @@ def make_app(session: Session, callers: Callers, settings: ServerSettings, rende
         Route("/v1/models/{model:path}", openai.retrieve_model),
         Route("/v1/chat/completions", openai.create_chat_completion, methods=["POST"]),
         Route("/v1/completions", openai.create_completion, methods=["POST"]),
+        Route("/v1/score", scores.score, methods=["POST"]),
+        Route("/score", scores.score, methods=["POST"]),
+        Route("/classify", scores.classify, methods=["POST"]),
+        Route("/pooling", scores.pooling, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/tokenizer_info", tokens.info),

@@ -141,7 +141,7 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
             violations.append(Violation(f"espalier.{name}", "set by `messages`; remove it"))
         else:  # also null, which here means no limit or the algorithm's default
             values[name], places[name] = value, f"espalier.{name[:80]}"
-    values = {"seed": secrets.randbits(SEED_BITS), **values, **_conversation(chat.messages)}
+    values = {"seed": secrets.randbits(SEED_BITS), **values, **conversation(chat.messages)}
     try:
         search = from_values(SearchBody, values)
     except InvalidRequestError as error:
@@ -222,8 +222,8 @@ def _wrong_messages(messages: list[_Message]) -> Iterator[Violation]:
         yield Violation("messages", "the last message must be the user's")
 
 
-def _conversation(messages: list[_Message]) -> dict[str, Any]:
-    """The last message is the problem, the others are the history; those of the system are one."""
+def conversation(messages: list[_Message]) -> dict[str, Any]:
+    """Return the fields of a request: the last message is the problem, the others the history; the system's are one."""
     *turns, last = messages
     system = "\n\n".join(message.text for message in turns if message.of_system)
     history = [{"role": "system", "content": system}] if any(message.of_system for message in turns) else []

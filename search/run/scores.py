@@ -1,0 +1,160 @@
+"""One request for scores from submission to result: its solutions as a tree, each step of which is read once."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from espalier.engine.engine import Engine
+from espalier.engine.work import Done
+from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore
+from espalier.search.request import SubmitOptions
+from espalier.search.result import StopReason
+from espalier.search.run.executor import AnyEvent, ResolvedScores
+from espalier.search.run.failure import reason_of
+from espalier.search.run.running import Running
+from espalier.search.run.search import digests
+from espalier.search.scores import ScoreResult, ScoresFinished, SolutionScores
+from espalier.search.tree import Node, aggregate
+
+log = logging.getLogger("espalier.search")
+
+_OVER_BUDGET = "verifier_budget is used up"
+
+
+class RunningScores(Running[ResolvedScores, ScoreResult]):
+    """The scores of given steps."""
+
+    def __init__(
+        self,
+        search_id: str,
+        resolved: ResolvedScores,
+        options: SubmitOptions,
+        engine: Engine,
+        scorer: Scorer,
+        on_event: Callable[[AnyEvent], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(search_id, resolved, options, 0, clock)
+        self._engine = engine
+        self._scorer = scorer
+        self._on_event = on_event
+        self._root = Node(0, None, ())
+        self._nodes: dict[tuple[Node, str], Node] = {}  # by parent and text, parents first
+        self._ends = [self._path_of(steps) for steps in resolved.request.solutions]
+        self._reasons: dict[Node, str] = {}
+        self._session = ScoreSession()
+        self._left = 0  # steps that are not scored yet
+
+    def _path_of(self, steps: Iterable[str]) -> Node:
+        """The node of the last step of a solution; nodes of beginnings that solutions have in common are the same."""
+        node = self._root
+        for step in steps:
+            if (child := self._nodes.get((node, step))) is None:
+                child = self._nodes[node, step] = Node(
+                    len(self._nodes) + 1, node, (*node.path, node.num_children), text=step
+                )
+                node.num_children += 1
+            node = child
+        return node
+
+    @property
+    def tree_complete(self) -> bool:
+        """True if it is finished."""
+        return self.result is not None
+
+    def report_growth(self) -> None:
+        """Nothing: scores are reported at the end."""
+
+    def _begin(self) -> None:
+        resolved, request, salt = self.resolved, self.resolved.request, self.options.salt
+        problem, prompt = request.problem_text, resolved.verifier_prompt
+        places = self._engine, self.search_id, self._root, problem, prompt, salt, request.seed, None, self._budget_left
+        self._session = self._scorer.begin(ScoredSearch(*places))
+        self.meter.verifier_tree_tokens += self._session.prompt_tokens
+        if self._budget_left(self._root) < 0:
+            self._reasons = dict.fromkeys(self._nodes.values(), _OVER_BUDGET)
+            self.stop(StopReason.BUDGET)
+            return
+        self._left = len(self._nodes)
+        self._session.prefill()
+        answers = set(self._ends) if self._scorer.scores == "answers" else None
+        for node in self._nodes.values():
+            wanted = answers is None or node in answers
+            self._on_scores(self._session.want(node) if wanted else self._session.skip(node))
+        for node in self._nodes.values():
+            self._session.release(node)  # once the steps behind it are being read
+        self._end_if_complete()
+
+    def handle(self, done: Done) -> None:
+        """See `Running`."""
+        if self.result is not None:
+            return
+        if not self._session.is_check(done):
+            self.meter.verifier_tokens += done.computed_tokens
+        self._on_scores(self._session.take(done))
+        self.meter.observe(self._engine.footprint(self._session.sequences()))
+        self._end_if_complete()
+
+    def stop(self, reason: StopReason) -> None:
+        """See `Running`; steps that are not scored yet have no score."""
+        self._close()
+        self._end(reason)
+
+    def fail(self, error: Exception) -> None:
+        """See `Running`."""
+        self._session = ScoreSession()
+        self._engine.abandon(self.search_id)
+        try:
+            self._end(StopReason.FAILED, reason_of(error, self.search_id))
+        except Exception:
+            log.exception("the last event of failed scores %s could not be delivered", self.search_id)
+
+    def _budget_left(self, node: Node) -> int:
+        budget = self.resolved.request.verifier_budget
+        return 2**62 if budget is None else budget - self.meter.verifier_tree_tokens
+
+    def _on_scores(self, scores: Iterable[StepScore]) -> None:
+        """Store scores, one at a time: the next may depend on it."""
+        for step in scores:
+            self.meter.verifier_tree_tokens += step.tokens
+            if step.node is self._root or step.status is ScoreStatus.PENDING:
+                continue
+            self._left -= 1
+            step.node.score = step.score
+            if step.status is ScoreStatus.OVER_BUDGET:
+                self._reasons[step.node] = _OVER_BUDGET
+            elif step.reason:
+                self._reasons[step.node] = step.reason
+
+    def _end_if_complete(self) -> None:
+        if not self._left and not self._session.pending:
+            self._close()
+            self._end(StopReason.BUDGET if _OVER_BUDGET in self._reasons.values() else StopReason.FINISHED)
+
+    def _close(self) -> None:
+        self._engine.cancel(self.search_id)
+        self._session.close()
+        self._session = ScoreSession()
+
+    def _end(self, reason: StopReason, error: str = "") -> None:
+        self.meter.nodes = len(self._nodes)
+        self.result = ScoreResult(
+            search_id=self.search_id,
+            solutions=tuple(map(self._solution, self._ends)),
+            stop_reason=reason,
+            usage=self.meter.close(),
+            configuration=self.resolved.request,
+            scorer=self._scorer.identity,
+            digests=digests(self._engine, self._scorer),
+            error=error,
+        )
+        self._on_event(ScoresFinished(self.search_id, self.result))
+
+    def _solution(self, end: Node) -> SolutionScores:
+        steps = end.lineage()
+        scores = tuple(step.score for step in steps)
+        needed = scores[-1:] if self._scorer.scores == "answers" else scores
+        reason = next((self._reasons[step] for step in steps if step in self._reasons), "")
+        if None in needed:
+            return SolutionScores(None, scores, reason or "there was no time to score it")
+        return SolutionScores(aggregate(end.step_scores(), self.resolved.request.aggregation), scores)

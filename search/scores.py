@@ -1,0 +1,134 @@
+"""Scores of given steps: what the verifier thinks of solutions that were written elsewhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Interval
+
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.common_fields import Aggregation
+from espalier.search.conversation import ChatMessage, conversation_text, history_violations
+from espalier.search.request import MAX_PROBLEM_BYTES
+from espalier.search.result import StopReason, Usage
+from espalier.search.schema import declared, text_violations
+
+MAX_SOLUTIONS = 256
+MAX_STEPS = 256
+MAX_TOTAL_STEPS = 4096
+MAX_SOLUTION_BYTES = 2**20
+"""Size of all steps of a request together."""
+_CHARACTERS_PER_TOKEN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """A problem and solutions whose steps are scored; steps that solutions begin with together are read once.
+
+    Attributes:
+        problem: what is solved.
+        solutions: the steps of each, in order.
+        history: messages before the problem; see `SearchRequest`.
+        aggregation: how a solution's score is made of its steps'.
+        seed: of scorers that sample.
+        verifier_budget: verifier tokens of all solutions at most, including the problem; None for no limit.
+        time_limit: seconds from submission after which steps are left without scores; None for no limit.
+    """
+
+    problem: str
+    solutions: tuple[tuple[str, ...], ...]
+    history: tuple[ChatMessage, ...] = ()
+    aggregation: Aggregation = Aggregation.LAST
+    seed: Annotated[int, Interval(ge=0, le=2**63 - 1)] = 0
+    verifier_budget: Annotated[int | None, Interval(ge=1, le=16 * 2**20)] = None
+    time_limit: Annotated[float | None, Interval(gt=0, le=24 * 3600)] = None
+
+    algorithm: ClassVar[str] = "score"
+
+    @property
+    def problem_text(self) -> str:
+        """The problem with the turns before it, as a verifier reads it."""
+        return conversation_text(self.problem, self.history) if self.history else self.problem
+
+    @property
+    def size(self) -> int:
+        """Characters of the problem, the messages before it and all steps."""
+        return len(self.problem_text) + sum(len(step) for steps in self.solutions for step in steps)
+
+    @property
+    def estimated_tokens(self) -> int:
+        """About how many tokens are read, for shares."""
+        return self.size // _CHARACTERS_PER_TOKEN
+
+    def validate(self) -> None:
+        """Check every field.
+
+        Raises:
+            InvalidRequestError: lists all violations.
+        """
+        plain = [field for field in declared(ScoreRequest) if field.name != "solutions"]
+        of_fields = ((field.name, field.violation(getattr(self, field.name))) for field in plain)
+        found = [Violation(name, wrong) for name, wrong in of_fields if wrong]
+        wrong = {violation.field for violation in found}
+        if "problem" not in wrong:
+            found += text_violations("problem", self.problem, MAX_PROBLEM_BYTES)
+            if not self.problem.strip():
+                found.append(Violation("problem", "must not be empty"))
+        if "history" not in wrong:
+            found += history_violations(self.history)
+        found += _solution_violations(self.solutions)
+        if found:
+            raise InvalidRequestError(found)
+
+
+@dataclass(frozen=True, slots=True)
+class SolutionScores:
+    """The scores of one solution.
+
+    Attributes:
+        score: of the whole; None if a step that it is made of has none.
+        step_scores: of each step, in [0, 1]; None for a step without one. A verifier of whole answers scores the last
+            step alone.
+        reason: why steps have no score: the first reason that there was; empty if all have one.
+    """
+
+    score: float | None
+    step_scores: tuple[float | None, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """The outcome of a `ScoreRequest`; `scorer` names what has scored, as results of searches do."""
+
+    search_id: str
+    solutions: tuple[SolutionScores, ...]
+    stop_reason: StopReason
+    usage: Usage
+    configuration: ScoreRequest
+    scorer: str
+    digests: dict[str, str]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoresFinished:
+    """The only event of a request for scores; carries its result."""
+
+    search_id: str
+    result: ScoreResult
+
+
+def _solution_violations(solutions: Sequence[Sequence[str]]) -> list[Violation]:
+    if not 1 <= len(solutions) <= MAX_SOLUTIONS:
+        return [Violation("solutions", f"must be between 1 and {MAX_SOLUTIONS}, are {len(solutions)}")]
+    for number, steps in enumerate(solutions):
+        place = f"solutions[{number}]"
+        if not 1 <= len(steps) <= MAX_STEPS:
+            return [Violation(place, f"must have between 1 and {MAX_STEPS} steps, has {len(steps)}")]
+        if not all(step.strip() for step in steps):
+            return [Violation(place, "must have no empty step")]
+    if (count := sum(map(len, solutions))) > MAX_TOTAL_STEPS:
+        return [Violation("solutions", f"must have at most {MAX_TOTAL_STEPS} steps together, have {count}")]
+    everything = "".join(step for steps in solutions for step in steps)
+    return text_violations("solutions", everything, MAX_SOLUTION_BYTES)

@@ -1,0 +1,204 @@
+"""Scores of given solutions over HTTP, in shapes that clients of vLLM and SGLang read.
+
+`/v1/score` (and `/score`) give each solution one score, `/classify` its probability of being right, `/pooling` one
+pair of probabilities a step. All three read the same bodies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import BaseModel, StrictStr
+from starlette.requests import Request
+from starlette.responses import Response
+
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.schema import from_values
+from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
+from espalier.search.service.http_api.body import read_json, validated
+from espalier.search.service.http_api.openai.chat_request import Conversation, conversation
+from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.openai.parameters import IGNORED, in_body
+from espalier.search.service.http_api.status import json_response
+from espalier.search.service.session import SearchCall, Session, finished
+
+_STEP_BREAK = "\n\n"
+_PROBLEM = ("problem", "query", "queries", "text_1", "data_1")
+_SOLUTIONS = ("steps", "documents", "items", "text_2", "data_2")
+_OWN = ("priority", "time_limit", "seed", "verifier_budget", "aggregation")
+"""Fields of `espalier`."""
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "use_activation": (True,),
+    "softmax": (True,),
+    "activation": (True,),
+    "apply_softmax": (True, False),
+    "item_first": (False,),
+    "label_token_ids": ([],),
+    "add_special_tokens": (True,),
+    "truncate_prompt_tokens": (-1,),
+    "encoding_format": ("float",),
+    "task": ("token_classify", "classify", "score"),
+    "dimensions": (),
+}
+"""Parameters of other servers, and their values that change nothing here: a score is a probability already."""
+
+
+class ScoreBody(BaseModel, extra="allow"):
+    """A problem with solutions, by the names of vLLM or SGLang, or a conversation that ends with the solution."""
+
+    model: StrictStr | None = None
+    problem: StrictStr | None = None
+    messages: list[Any] | None = None
+    steps: list[StrictStr] | list[list[StrictStr]] | None = None
+    espalier: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCall:
+    """Scores that a body asks for: the name of the model, the call, and the places of its fields."""
+
+    model: str
+    search: SearchCall
+    places: Mapping[str, str]
+
+
+class ScoreEndpoints:
+    """`/v1/score`, `/score`, `/classify` and `/pooling`."""
+
+    def __init__(self, session: Session, names: ModelNames) -> None:
+        self._session = session
+        self._names = names
+
+    async def score(self, request: Request) -> Response:
+        """Score the solutions of a problem: one score each, with those of its steps."""
+        asked, result = await self._run(request)
+        data = [
+            {"index": i, "object": "score", "score": each.score, "step_scores": each.step_scores, "reason": each.reason}
+            for i, each in enumerate(result.solutions)
+        ]
+        steps = [each.step_scores for each in result.solutions]
+        return json_response({**_head("score", asked, result), "data": data, "scores": steps})
+
+    async def classify(self, request: Request) -> Response:
+        """Tell how probable it is that each solution is right."""
+        asked, result = await self._run(request)
+        data = [{"index": i, **_classes(each)} for i, each in enumerate(result.solutions)]
+        return json_response({**_head("classify", asked, result), "data": data})
+
+    async def pooling(self, request: Request) -> Response:
+        """Tell of each step of each solution how probable it is to be wrong and to be right."""
+        asked, result = await self._run(request)
+        data = [
+            {"index": i, "object": "pooling", "data": [_pair(score) for score in each.step_scores]}
+            for i, each in enumerate(result.solutions)
+        ]
+        return json_response({**_head("pool", asked, result), "data": data})
+
+    async def _run(self, request: Request) -> tuple[ScoreCall, ScoreResult]:
+        asked = await read_json(request, self._session, self._read)
+        try:
+            async with self._session.search(asked.search, request.state.call) as events:
+                return asked, (await finished(events)).result
+        except InvalidRequestError as error:
+            raise InvalidRequestError(in_body(error.violations, asked.places)) from None
+
+    def _read(self, body: dict[str, Any]) -> ScoreCall:
+        its, found = validated(ScoreBody, body), list[Violation]()
+        model = its.model or self._names.listed()[0]["id"]
+        self._names.search_fields(model)
+        found += _not_offered(body)
+        values, places = self._solutions(its, body, found)
+        for name, value in (its.espalier or {}).items():
+            if name in _OWN:
+                values[name], places[name] = value, f"espalier.{name}"
+            else:
+                found.append(Violation(f"espalier.{name[:80]}", "is a field of searches, and this is none"))
+        priority = values.pop("priority", None) or 0
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            found.append(Violation("espalier.priority", "must be a whole number"))
+            priority = 0
+        try:
+            request = from_values(ScoreRequest, values)
+        except InvalidRequestError as error:
+            raise InvalidRequestError([*found, *in_body(error.violations, places)]) from None
+        call = SearchCall(request, priority, violations=found)
+        return ScoreCall(model, call, {"priority": "espalier.priority", **places})
+
+    def _solutions(
+        self, its: ScoreBody, body: Mapping[str, Any], found: list[Violation]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """The problem and the solutions of a request, and the places that set them."""
+        if its.messages is not None:
+            read = validated(Conversation, dict(body))
+            values = conversation(read.messages[:-1]) if len(read.messages) > 1 else {"problem": "", "history": ()}
+            if read.messages[-1].role != "assistant" or its.steps is not None:
+                found.append(Violation("messages", "the last message must be the assistant's, and is the solution"))
+            values["solutions"] = (_split(read.messages[-1].text),)
+            return values, {"problem": "messages", "history": "messages", "solutions": "messages"}
+        problems = [name for name in _PROBLEM if body.get(name) is not None]
+        solutions = [name for name in _SOLUTIONS if body.get(name) is not None]
+        if len(problems) != 1 or len(solutions) != 1:
+            what = f"give one of {', '.join(_PROBLEM)} and one of {', '.join(_SOLUTIONS)}, or messages"
+            raise InvalidRequestError([*found, Violation("problem", what)])
+        problem, given = body[problems[0]], body[solutions[0]]
+        if isinstance(problem, list) and len(problem) == 1:
+            problem = problem[0]
+        places = {"problem": problems[0], "solutions": solutions[0]}
+        if not isinstance(problem, str):
+            found.append(Violation(problems[0], "must be one text"))
+            problem = "-"
+        return {"problem": problem, "solutions": _texts(solutions[0], given, found)}, places
+
+
+def _texts(name: str, given: Any, found: list[Violation]) -> tuple[tuple[str, ...], ...]:
+    """The steps of solutions: `steps` has them apart, others have texts that are split at blank lines."""
+    given = [given] if isinstance(given, str) or (name == "steps" and given and isinstance(given[0], str)) else given
+    if isinstance(given, list) and name == "steps":
+        return tuple(map(tuple, given))
+    if isinstance(given, list) and all(isinstance(text, str) for text in given):
+        return tuple(map(_split, given))
+    found.append(Violation(name, "must be a text or a list of texts"))
+    return (("-",),)
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(step for step in text.split(_STEP_BREAK) if step.strip())
+
+
+def _not_offered(body: Mapping[str, Any]) -> list[Violation]:
+    known = {*ScoreBody.model_fields, *_PROBLEM, *_SOLUTIONS, *Conversation.model_fields, *IGNORED}
+    found: list[Violation] = []
+    for name, value in body.items():
+        if name in known or value is None or value in _HARMLESS.get(name, ()):
+            continue
+        why = "is not offered: a score is a probability of the verifier's" if name in _HARMLESS else "is unknown"
+        found.append(Violation(name[:80], why))
+    return found[:16]
+
+
+def _pair(score: float | None) -> list[float] | None:
+    return None if score is None else [1 - score, score]
+
+
+def _classes(solution: SolutionScores) -> dict[str, Any]:
+    probabilities = _pair(solution.score)
+    label = None if solution.score is None else ("right" if solution.score >= 0.5 else "wrong")
+    return {"label": label, "probs": probabilities or [], "num_classes": len(probabilities or [])}
+
+
+def _head(name: str, asked: ScoreCall, result: ScoreResult) -> dict[str, Any]:
+    read = result.usage.verifier_tree_tokens
+    return {
+        "id": f"{name}-{result.search_id}",
+        "object": "list",
+        "model": asked.model,
+        "usage": {"prompt_tokens": read, "total_tokens": read, "completion_tokens": 0},
+        "espalier": {
+            "search_id": result.search_id,
+            "scorer": result.scorer,
+            "aggregation": result.configuration.aggregation,
+            "activation": "probability",
+            "stop_reason": result.stop_reason,
+            "usage": asdict(result.usage),
+        },
+    }
