@@ -167,6 +167,6 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
     tokenizer = TextTokenizer(checkpoint)  # so that its faults are found before gigabytes are read
     decoder = load_trunk(checkpoint, dtype, device)
     head = language_model_head(checkpoint, decoder, quantised=checkpoint.quantization is not Quantization.NONE)
-    checkpoint.require_all_taken()
     eos = embedded_ends(checkpoint, tokenizer, decoder.config.vocab_size)
+    checkpoint.require_all_taken()  # which closes its files
     return Model(decoder, head, tokenizer, eos, checkpoint.digest())

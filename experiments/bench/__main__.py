@@ -79,6 +79,20 @@ def engine(
 
 
 @app.command()
+def real_models(
+    checkpoints: Annotated[list[str], typer.Argument(help="Folders in Hugging Face layout, or GGUF files.")],
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode.")] = 48,
+    json_path: JsonPath = None,
+) -> None:
+    """Checkpoints on each path that they have, compared with transformers on the same file: texts, logits, memory."""
+    from espalier.experiments.bench.engine.real_models import run
+    from espalier.experiments.bench.report import Report
+
+    report = Report(f"real models, {new_tokens} tokens, greedy", json_path)
+    report.finish(*run(checkpoints, new_tokens, report.show))
+
+
+@app.command()
 def search(
     beam_width: Annotated[int, typer.Option("-N", help="Beam width N.")] = 4,
     expansion: Annotated[int, typer.Option("-M", help="Expansion M.")] = 4,

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from espalier.engine.models.quantization import quiet_imports
+
 _KNOWN_AS = {"gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
 """Names that transformers spells in another way."""
 _TEXT = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
@@ -41,8 +43,9 @@ class MappedArchitecture:
         Raises:
             ValueError: neither Espalier nor transformers maps it.
         """
-        from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        with quiet_imports():  # transformers imports torchao where it finds it
+            from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
         self._architecture: str = metadata["general.architecture"]
         self._known_as = _KNOWN_AS.get(self._architecture, self._architecture)
@@ -117,7 +120,7 @@ class MappedArchitecture:
         import transformers
 
         config = transformers.CONFIG_MAPPING[self._model_type].from_dict(self.config)
-        with torch.device("meta"):
+        with quiet_imports(), torch.device("meta"):
             return getattr(transformers, self._class_name)(config)
 
     @cached_property
@@ -132,4 +135,22 @@ class MappedArchitecture:
         """The class's names of tensors, by llama.cpp's."""
         from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
-        return get_gguf_hf_weights_map(self._model, self._processor)
+        return get_gguf_hf_weights_map(_TopLevels(self._model), self._processor)
+
+
+class _TopLevels:
+    """A model as `get_gguf_hf_weights_map` walks it, without the modules in its decoder.
+
+    Names begin at the model or at its decoder. The walk makes a table of all names for each module that it visits,
+    which takes seconds for all of them.
+    """
+
+    def __init__(self, model: Any, levels: int = 2) -> None:
+        self._levels = levels
+        self.config = model.config
+        self.state_dict = model.state_dict
+        self._model = model
+
+    def named_children(self) -> list[tuple[str, Any]]:
+        children = self._model.named_children() if self._levels > 1 else ()
+        return [(name, _TopLevels(child, self._levels - 1)) for name, child in children if hasattr(child, "config")]

@@ -13,11 +13,10 @@ from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.quantization import linear_bytes
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.zoo.attention import NotRunnableError
-from espalier.engine.models.zoo.calls import Call, KVShape, kv_shape, trace
-from espalier.engine.models.zoo.exchange import product_shapes
+from espalier.engine.models.zoo.calls import Call, KVShape, kv_shape
+from espalier.engine.models.zoo.exchange import Groups, product_shapes
 from espalier.engine.models.zoo.heads import LogitsHead
-from espalier.engine.models.zoo.layers import hidden_states
-from espalier.engine.models.zoo.probe import require_runnable, use_paged_attention
+from espalier.engine.models.zoo.probe import require_runnable, trace_decoder, use_paged_attention
 from espalier.engine.models.zoo.registration import quietly, register
 from espalier.engine.models.zoo.small import make_small
 
@@ -33,11 +32,13 @@ class TransformersConfig(DecoderConfig):
 
     Attributes:
         calls: its calls of attention in a step.
+        groups: its linear layers that read the same tensors.
         products: how many products it has of each shape, outputs and inputs, with the head's.
         other_weights: elements of all other weights.
     """
 
     calls: tuple[Call, ...] = ()
+    groups: Groups = ()
     products: tuple[tuple[tuple[int, int], int], ...] = ()
     other_weights: int = 0
 
@@ -134,7 +135,7 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
     tied = bool(generates and getattr(config, "tie_word_embeddings", False))
     decoder = LogitsHead.split(model)[0] if generates else model
     vocabulary, hidden = decoder.get_input_embeddings().weight.shape
-    calls = _traced(decoder, config_windows)
+    calls, groups = _traced(decoder, config_windows)
     shape = kv_shape(calls)
     return TransformersConfig(
         vocab_size=vocabulary,
@@ -155,16 +156,17 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
         windows=tuple(call.window for call in calls if call.writes),
         impl=ModelImpl.TRANSFORMERS,
         calls=calls,
+        groups=groups,
         products=tuple(sorted(shapes.items())),
         other_weights=elements - products + (vocabulary * hidden if tied else 0),
     )
 
 
-def _traced(decoder: Any, config_windows: bool) -> tuple[Call, ...]:
-    """The calls of a decoder without memory for its weights."""
+def _traced(decoder: Any, config_windows: bool) -> tuple[tuple[Call, ...], Groups]:
+    """The same as `trace_decoder`, for a decoder without memory for its weights."""
     some = torch.arange(3)
     try:
-        return trace(lambda: hidden_states(decoder, some.to("meta"), some.to("meta")), config_windows)
+        return trace_decoder(decoder, some.to("meta"), config_windows)
     except NotRunnableError:
         raise
     except Exception:  # some code reads values as it goes: give it zeros, one for each weight
@@ -174,7 +176,7 @@ def _traced(decoder: Any, config_windows: bool) -> tuple[Call, ...]:
                 setattr(module, name, torch.nn.Parameter(zeros, requires_grad=False))
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
-        return trace(lambda: hidden_states(decoder, some, some), config_windows)
+        return trace_decoder(decoder, some, config_windows)
 
 
 def _ropes(config: Any) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,8 @@ A backend whose rows are independent of their batch gives a request the same bit
 not. Quantised weights come in the same way.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,33 +17,96 @@ from espalier.kernels.linear import Linear
 
 PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 Prepared = Callable[[torch.Tensor, str], torch.Tensor]
+Groups = Sequence[tuple[str, ...]]
+"""Names of linear layers that read the same tensor in a step, such as queries', keys' and values'."""
 
 
 class ExchangedLinear(nn.Module):
-    """A linear layer that multiplies by a backend's product."""
+    """A linear layer that multiplies by a backend's product, or by its share of one."""
 
-    def __init__(self, linear: Linear) -> None:
+    def __init__(self, product: "SharedProduct", index: int = 0) -> None:
+        """Be the layer at `index` of those that share `product`."""
         super().__init__()
-        self.linear = linear
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.product = product
+        self._index = index
+        self.in_features, self.out_features = product.linear.in_features, product.sizes[index]
 
     @property
     def weight(self) -> torch.Tensor:
         """The weight as it was given, for classes that read it."""
-        return self.linear.weight
+        return self.product.linear.weight.split(self.product.sizes)[self._index]
 
     @property
     def bias(self) -> torch.Tensor | None:
         """The bias, or None."""
-        return self.linear.bias
+        bias = self.product.linear.bias
+        return None if bias is None else bias.split(self.product.sizes)[self._index]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., in]` to `[..., out]`."""
-        return self.linear(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+        return self.product(x, self._index)
 
 
-def exchange(model: nn.Module, product: PrepareLinear, prepared: Prepared, quantised: Prepared) -> int:
-    """Exchange every linear layer of `model` and its experts, in place.
+class SharedProduct:
+    """One product for layers that read the same tensor: computed for the first, and kept until the last has its part.
+
+    Attributes:
+        linear: the backend's product, with the layers' outputs one after another.
+        sizes: how many outputs each of them has.
+    """
+
+    def __init__(self, linear: Linear, sizes: Sequence[int]) -> None:
+        self.linear = linear
+        self.sizes = list(sizes)
+        self._kept: tuple[torch.Tensor | None, tuple[torch.Tensor, ...]] = None, ()
+
+    def __call__(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        """The outputs of the layer at `index` for `x`, `[..., in]`."""
+        given, parts = self._kept
+        if given is not x:
+            whole = self.linear(x.reshape(-1, self.linear.in_features)).view(*x.shape[:-1], self.linear.out_features)
+            parts = whole.split(self.sizes, dim=-1)
+        self._kept = (None, ()) if index == len(self.sizes) - 1 else (x, parts)
+        return parts[index]
+
+
+def layers_by_input(model: nn.Module, run: Callable[[], object]) -> Groups:
+    """Linear layers of `model` that read the same tensor and no other while `run` computes a step.
+
+    Routers are left out: they are not quantised as the others are.
+    """
+    calls: list[tuple[str, torch.Tensor]] = []  # tensors are kept, so that none takes another's place
+
+    def note(name: str, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        calls.append((name, inputs[0]))
+
+    hooks = [
+        module.register_forward_pre_hook(partial(note, name))
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and not _routes(name)
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    times = Counter(name for name, _ in calls)
+    groups: dict[int, list[str]] = {}
+    for name, x in calls:
+        if times[name] == 1:
+            groups.setdefault(id(x), []).append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+
+def exchange(
+    model: nn.Module,
+    product: PrepareLinear,
+    prepared: Prepared,
+    quantised: Prepared,
+    groups: Groups = (),
+    waits: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Exchange every linear layer of `model` and its experts, in place, but those without memory for their weights.
 
     Args:
         model: a module of transformers.
@@ -50,26 +114,45 @@ def exchange(model: nn.Module, product: PrepareLinear, prepared: Prepared, quant
         prepared: gives a stored weight or bias, of a layer with this name, the dtype of the model.
         quantised: the same of a weight that is quantised where weights are; a router's is not: its few outputs decide
             which experts a token goes to.
-
-    Returns:
-        Bytes of the exchanged weights.
+        groups: see `layers_by_input`; each is computed as one product.
+        waits: says of a name that it is not to be exchanged yet.
     """
-    size = 0
 
     def kept(name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         added = None if bias is None else prepared(bias.detach(), name)
         return product((prepared if _routes(name) else quantised)(weight.detach(), name), added)
 
-    for parent, name, module in list(_products_of(model)):
-        if is_experts(module):
-            size += exchange_experts(module, partial(kept, name))
+    found = {
+        name: (parent, module)
+        for parent, name, module in _products_of(model)
+        if not waits(name) and not any(weight.is_meta for weight in module.parameters())
+    }
+    grouped = {name for names in groups for name in names}
+    alone = [(name,) for name in found if name not in grouped]
+    for names in (*(names for names in groups if found.keys() >= set(names)), *alone):
+        parents, modules = zip(*(found[name] for name in names), strict=True)
+        name = ", ".join(names)
+        if is_experts(modules[0]):
+            exchange_experts(modules[0], partial(kept, name))
+            modules[0]._is_hf_initialized = True  # transformers would fill weights that it does not find
             continue
-        linear: Any = module
-        weight = linear.weight if type(module) is nn.Linear else linear.weight.T.contiguous()
-        exchanged = ExchangedLinear(kept(name, weight, linear.bias))
-        size += exchanged.linear.nbytes
-        setattr(parent, name.rpartition(".")[2], exchanged)
-    return size
+        weights = [each.weight if type(each) is nn.Linear else each.weight.T.contiguous() for each in modules]
+        sizes = [len(weight) for weight in weights]
+        shared = SharedProduct(kept(name, _joined(weights), _joined_biases(modules, weights)), sizes)
+        for index, (parent, each) in enumerate(zip(parents, names, strict=True)):
+            setattr(parent, each.rpartition(".")[2], ExchangedLinear(shared, index))
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([part.detach() for part in parts])
+
+
+def _joined_biases(modules: Sequence[Any], weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    if all(module.bias is None for module in modules):
+        return None
+    zeros = [weight.new_zeros(len(weight)) for weight in weights]
+    pairs = zip(modules, zeros, strict=True)
+    return _joined([zero if module.bias is None else module.bias for module, zero in pairs])
 
 
 def product_shapes(model: nn.Module) -> list[tuple[int, int]]:
@@ -89,7 +172,7 @@ def _products_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]
     for parent_name, parent in model.named_modules():
         for name, module in parent.named_children():
             if type(module) in (nn.Linear, Conv1D) or is_experts(module):
-                yield parent, f"{parent_name}.{name}", module
+                yield parent, f"{parent_name}.{name}".removeprefix("."), module
 
 
 def _routes(name: str) -> bool:

@@ -20,8 +20,8 @@ last few of all rows together otherwise than those before; neither is so with mu
 Product = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 
-def exchange_experts(module: Any, product: Product) -> int:
-    """Exchange the stacked weights of a module of experts for one product each; returns their bytes.
+def exchange_experts(module: Any, product: Product) -> None:
+    """Exchange the stacked weights of a module of experts for one product each.
 
     Args:
         module: made by transformers' `use_experts_implementation`.
@@ -30,7 +30,6 @@ def exchange_experts(module: Any, product: Product) -> int:
     names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
     stacked = [_products(module, name, product) for name in names]
     module.espalier_experts = list(zip(*stacked, strict=True))
-    return sum(linear.nbytes for products in stacked for linear in products)
 
 
 def _products(module: Any, name: str, product: Product) -> list[Linear]:

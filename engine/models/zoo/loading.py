@@ -16,7 +16,7 @@ from espalier.engine.models.decoder import Decoder, choose_backend_for
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import make_quantizer
 from espalier.engine.models.zoo.description import TransformersConfig, empty_model, model_class, text_config
-from espalier.engine.models.zoo.exchange import exchange
+from espalier.engine.models.zoo.exchange import ExchangedLinear, Groups, exchange
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.engine.models.zoo.probe import use_paged_attention
@@ -56,7 +56,7 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
             _fill(model, checkpoint)
         decoder, head = LogitsHead.split(model) if generates else (model, None)
         if not outline:
-            _exchange(decoder, checkpoint, checkpoint.quantization, backend, dtype, device)
+            _exchange(decoder, checkpoint, checkpoint.quantization, backend, dtype, device, config.groups)
             if head:
                 packs = checkpoint.quantization is not Quantization.NONE and backend.quantized_packer()
                 of_head = Quantization.INT8 if packs else Quantization.NONE
@@ -171,13 +171,14 @@ def _exchange(
     backend: Backend,
     dtype: torch.dtype,
     device: torch.device | str,
+    groups: Groups = (),
 ) -> None:
     quantize = make_quantizer(quantization, backend, dtype, device)
 
     def prepared(weight: torch.Tensor, name: str) -> torch.Tensor:
         return _finite(weight.to(device=device, dtype=dtype), name, checkpoint)
 
-    exchange(model, backend.prepare_linear, prepared, lambda weight, name: quantize(prepared(weight, name)))
+    exchange(model, backend.prepare_linear, prepared, lambda weight, name: quantize(prepared(weight, name)), groups)
 
 
 def _move(model: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -208,13 +209,12 @@ def _finite(weight: torch.Tensor, name: str, checkpoint: Checkpoint) -> torch.Te
 
 
 def _weight_bytes(decoder: Any, head: LogitsHead | None) -> int:
-    from espalier.engine.models.zoo.exchange import ExchangedLinear
-
     total, seen = 0, set[int]()
     for model in (decoder, head.model) if head else (decoder,):
         for module in model.modules():
-            if isinstance(module, ExchangedLinear):
-                total += module.linear.nbytes
+            if isinstance(module, ExchangedLinear) and id(module.product) not in seen:
+                total += module.product.linear.nbytes
+                seen.add(id(module.product))
             for products in getattr(module, "espalier_experts", ()):
                 total += sum(product.nbytes for product in products)
             for parameter in module.parameters(recurse=False):

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from espalier.engine.models.zoo.attention import NAME, NotRunnableError
-from espalier.engine.models.zoo.calls import kv_shape, trace
-from espalier.engine.models.zoo.exchange import exchange
+from espalier.engine.models.zoo.calls import Call, kv_shape, trace
+from espalier.engine.models.zoo.exchange import Groups, exchange, layers_by_input
 from espalier.engine.models.zoo.experts import NAME as EXPERTS
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.layers import TransformersLayers, hidden_states
@@ -117,11 +117,10 @@ def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool, config_win
     backend = TorchBackend()
     use_paged_attention(model)
     base, head = LogitsHead.split(model) if causal else (model, None)
-    exchange(model, backend.prepare_linear, _as_is, _as_is)
+    calls, groups = trace_decoder(base, torch.arange(3), config_windows)
+    exchange(base, backend.prepare_linear, _as_is, _as_is, groups)
     if causal:
-        exchange(base, backend.prepare_linear, _as_is, _as_is)
-    some = torch.arange(3)
-    calls = trace(lambda: hidden_states(base, some + 4, some), config_windows)
+        exchange(model, backend.prepare_linear, _as_is, _as_is)
     shape = kv_shape(calls)
     layers = TransformersLayers(base, head, calls, shape, backend)
     blocks = -(-max(map(len, texts)) // _BLOCK)
@@ -143,6 +142,26 @@ def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool, config_win
             found[s].append(part)
             done[s] += counts[s]
     return [torch.cat(parts) for parts in found]
+
+
+def trace_decoder(decoder: Any, positions: torch.Tensor, config_windows: bool) -> tuple[tuple[Call, ...], Groups]:
+    """The calls of attention that a decoder makes in a step, and which of its linear layers read the same tensors.
+
+    Args:
+        decoder: before its products are exchanged.
+        positions: of a few tokens, on its device; their ids are the same numbers.
+        config_windows: see `attention.Step`.
+
+    Raises:
+        NotRunnableError: see `trace`.
+    """
+    calls: list[tuple[Call, ...]] = []
+
+    def run() -> None:
+        calls.append(trace(lambda: hidden_states(decoder, positions, positions), config_windows))
+
+    groups = layers_by_input(decoder, run)
+    return calls[0], groups
 
 
 def _batch(counts: list[int], done: list[int], sequences: list[int], blocks: int) -> AttentionBatch:

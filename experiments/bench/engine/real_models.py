@@ -1,0 +1,215 @@
+"""Real checkpoints on each path that they have, beside transformers on the same file: texts, logits, memory."""
+
+import dataclasses
+import resource
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from espalier.engine.engine import Engine, EngineSettings
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.hub import locate
+from espalier.engine.models.model import Model, load_generator
+from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
+from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.engine.models.weights import GGUF
+from espalier.engine.roles import GENERATOR
+from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
+from espalier.experiments.bench.report import Show, nothing_shown
+from espalier.search.run.generator import STEP_SYSTEM_PROMPT, render_prompt
+
+PROBLEM = "A baker sold 48 rolls in the morning and half as many in the afternoon. How many rolls did she sell?"
+_KV_BYTES = 2**28
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A model's reading of one text.
+
+    Attributes:
+        token_ids: of the prompt.
+        continuation: the most likely tokens after it.
+        logits: float32 `[prompt, vocabulary]`.
+    """
+
+    token_ids: tuple[int, ...]
+    continuation: tuple[int, ...]
+    logits: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What loading a model took.
+
+    Attributes:
+        seconds: of processor time.
+        weight_bytes: of the weights as they stay.
+        peak_bytes: the most that the process held beyond what it held before; files mapped into memory count.
+        staying_bytes: what of that it still holds.
+    """
+
+    seconds: float
+    weight_bytes: int
+    peak_bytes: int
+    staying_bytes: int
+
+
+def run(
+    checkpoints: Sequence[str], new_tokens: int, show: Show = nothing_shown
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Read a prompt with each checkpoint: by native code where there is some and by transformers', float32 and int8.
+
+    Each model is loaded in a process of its own.
+
+    Args:
+        checkpoints: folders in Hugging Face layout, or GGUF files.
+        new_tokens: how many tokens to decode.
+        show: gets the figures that there are so far, whenever there are more.
+
+    Returns:
+        A row for each, and ratios of the peak of memory at load over what stays, `peak/NAME PATH WEIGHTS`.
+    """
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, float] = {}
+    for name in checkpoints:
+        folder = locate(name)
+        expected: Reading = _alone(transformers_reading, folder, new_tokens)
+        for impl in _impls(folder):
+            for quantization in (Quantization.NONE, Quantization.INT8):
+                loaded, found = _alone(own_reading, folder, impl, quantization, expected.token_ids, new_tokens)
+                rows.append(
+                    {
+                        "model": folder.name,
+                        "path": str(impl),
+                        "weights": "float32" if quantization is Quantization.NONE else str(quantization),
+                        "same tokens": f"{_agreeing(found, expected)} of {new_tokens}",
+                        "cosine of logits": _least_cosine(found.logits, expected.logits),
+                        "load, CPU s": loaded.seconds,
+                        "weights, MiB": loaded.weight_bytes / 2**20,
+                        "peak, MiB": loaded.peak_bytes / 2**20,
+                        "stays, MiB": loaded.staying_bytes / 2**20,
+                    }
+                )
+                key = f"peak/{folder.name} {impl} {rows[-1]['weights']}"
+                ratios[key] = loaded.peak_bytes / loaded.staying_bytes
+                show(rows, ratios)
+    return rows, ratios
+
+
+def transformers_reading(folder: Path, new_tokens: int) -> Reading:
+    """What transformers gives for the prompt; GGUF files are read by its own tables."""
+    import transformers
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    if folder.suffix == GGUF:
+        config = transformers.AutoConfig.from_pretrained(folder.parent, gguf_file=folder.name)
+        with torch.device("meta"):
+            empty = transformers.AutoModelForCausalLM.from_config(config)
+        state = load_gguf_checkpoint(str(folder), return_tensors=True, model_to_load=empty)["tensors"]
+        model: Any = type(empty).from_pretrained(None, config=config, state_dict=state, dtype=torch.float32)
+        del state
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = prompt_ids(TextTokenizer(Checkpoint(folder)))
+    given = torch.tensor([ids])
+    with torch.inference_mode():
+        logits = model.eval()(given).logits[0]
+        text = model.generate(
+            given, do_sample=False, max_new_tokens=new_tokens, min_new_tokens=new_tokens, repetition_penalty=1.0
+        )
+    return Reading(tuple(ids), tuple(text[0, len(ids) :].tolist()), logits.float().numpy())
+
+
+def own_reading(
+    folder: Path, impl: ModelImpl, quantization: Quantization, token_ids: Sequence[int], new_tokens: int
+) -> tuple[Loaded, Reading]:
+    """What the engine gives for the prompt, and what loading took."""
+    torch.set_num_threads(1)  # like `load_orchestrator`
+    _import_libraries()
+    before, start = _start_of_peak(), _cpu_seconds()
+    checkpoint = Checkpoint(folder, LoadFormat.AUTO, quantization, model_impl=impl)
+    model = dataclasses.replace(load_generator(checkpoint, torch.float32, "cpu"), eos_token_ids=())
+    peak, staying = (_memory(field) - before for field in ("VmHWM", "VmRSS"))
+    loaded = Loaded(_cpu_seconds() - start, model.weight_bytes, peak, staying)
+    return loaded, read(model, token_ids, new_tokens)
+
+
+def read(model: Model, token_ids: Sequence[int], new_tokens: int) -> Reading:
+    """The engine's logits of a prompt, and its most likely continuation."""
+    engine = Engine({GENERATOR: model}, EngineSettings(kv_memory_bytes=_KV_BYTES))
+    sequence = engine.open(GENERATOR, [])
+    scored = _done(engine, Score("reader", sequence, tuple(token_ids), tuple(range(len(token_ids)))))
+    text = _done(engine, Generate("writer", sequence, (Sampling(temperature=0.0),), new_tokens, delimiter=""))
+    assert isinstance(scored, Scored)
+    assert isinstance(text, Generated)
+    return Reading(tuple(token_ids), tuple(text.token_ids), scored.values)
+
+
+def _done(engine: Engine, work: Score | Generate) -> Done:
+    engine.submit(work)
+    while True:
+        if done := engine.step():
+            return done[0]
+
+
+def prompt_ids(tokenizer: TextTokenizer) -> list[int]:
+    """The problem as a search would ask it."""
+    return tokenizer.encode(render_prompt(tokenizer, STEP_SYSTEM_PROMPT, PROBLEM))
+
+
+def _impls(folder: Path) -> list[ModelImpl]:
+    native = Checkpoint(folder).decoder_config.impl is ModelImpl.NATIVE
+    return [ModelImpl.NATIVE, ModelImpl.TRANSFORMERS] if native else [ModelImpl.TRANSFORMERS]
+
+
+def _alone(function: Any, *args: Any) -> Any:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+def _import_libraries() -> None:
+    """Import what loading would, so that its memory is not taken for the weights'."""
+    from espalier.engine.models.quantization import quiet_imports
+
+    with quiet_imports():
+        import torchao.quantization  # noqa: F401
+        import transformers.modeling_gguf_pytorch_utils  # noqa: F401
+        from transformers import AutoModelForCausalLM  # noqa: F401
+
+        import espalier.kernels.cpu.backend  # noqa: F401
+
+
+def _start_of_peak() -> int:
+    _CLEAR.write_text("5")  # the peak is what is held now
+    return _memory("VmRSS")
+
+
+def _memory(field: str) -> int:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _agreeing(found: Reading, expected: Reading) -> int:
+    """How many tokens both continuations begin with alike."""
+    same = [one == other for one, other in zip(found.continuation, expected.continuation, strict=True)]
+    return same.index(False) if False in same else len(same)
+
+
+def _least_cosine(found: np.ndarray, expected: np.ndarray) -> float:
+    """The least cosine of one token's logits, without their mean, which says nothing."""
+    one, other = (torch.from_numpy(each).double() for each in (found, expected))
+    one, other = (each - each.mean(dim=-1, keepdim=True) for each in (one, other))
+    return float(torch.cosine_similarity(one, other, dim=-1).min())
