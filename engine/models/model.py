@@ -11,13 +11,17 @@ from espalier.engine.errors import CheckpointError, MisuseError, NoEmbeddingErro
 from espalier.engine.models.chat.turns import embedded_ends
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig
-from espalier.engine.models.decoder import Decoder, load_decoder
+from espalier.engine.models.decoder import Decoder, choose_backend_for, load_decoder
+from espalier.engine.models.heap import freed_at_once
 from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.quantization import make_quantizer
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.engine.work import LOG_PROBABILITIES, TOP_TOKENS
+from espalier.kernels.backend import Backend
 from espalier.kernels.linear import Linear
+
+_HEAD = "lm_head.weight"
 
 Head = Callable[..., torch.Tensor]
 """Hidden states `[R, hidden]` to values `[R, k]`: logits of a generator, scores of a verifier.
@@ -114,6 +118,7 @@ def _log_probabilities(head: Head, hidden: torch.Tensor, targets: torch.Tensor |
     return torch.cat(found)
 
 
+@freed_at_once()
 def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Decoder:
     """The decoder of a checkpoint of any supported architecture, without its head.
 
@@ -140,16 +145,25 @@ def language_model_head(checkpoint: Checkpoint, decoder: Decoder, quantised: boo
     """
     if isinstance(decoder.layers, TransformersLayers):
         return decoder.layers.require_head(checkpoint.folder)
-    name = "lm_head.weight"
-    if decoder.config.tied:
-        checkpoint.ignore(name)
-        weight = decoder.embedding
-    else:
-        shape = (decoder.config.vocab_size, decoder.config.hidden_size)
-        weight = checkpoint.take(name, decoder.dtype, decoder.device, shape)
-    if quantised and decoder.backend.quantized_packer():
-        weight = make_quantizer(Quantization.INT8, decoder.backend, decoder.dtype, decoder.device)(weight)
-    return decoder.backend.prepare_linear(weight)
+    if not decoder.config.tied:
+        return _untied_head(checkpoint, decoder.backend, decoder.dtype, decoder.device, quantised)
+    checkpoint.ignore(_HEAD)
+    return _prepared_head(decoder.embedding, decoder.backend, quantised)
+
+
+@freed_at_once()
+def _untied_head(
+    checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, device: torch.device | str, quantised: bool
+) -> Head:
+    config = checkpoint.decoder_config
+    weight = checkpoint.take(_HEAD, dtype, device, (config.vocab_size, config.hidden_size))
+    return _prepared_head(weight, backend, quantised)
+
+
+def _prepared_head(weight: torch.Tensor, backend: Backend, quantised: bool) -> Head:
+    if quantised and backend.quantized_packer():
+        weight = make_quantizer(Quantization.INT8, backend, weight.dtype, weight.device)(weight)
+    return backend.prepare_linear(weight)
 
 
 def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Model:
@@ -165,8 +179,12 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
             "another that transformers runs to --generator, and a reward model to --verifier"
         )
     tokenizer = TextTokenizer(checkpoint)  # so that its faults are found before gigabytes are read
+    head, config = None, checkpoint.decoder_config
+    quantised = checkpoint.quantization is not Quantization.NONE
+    if config.impl is ModelImpl.NATIVE and not config.tied:  # first: unquantised it may be the largest tensor of all
+        head = _untied_head(checkpoint, choose_backend_for(checkpoint, dtype, device), dtype, device, quantised)
     decoder = load_trunk(checkpoint, dtype, device)
-    head = language_model_head(checkpoint, decoder, quantised=checkpoint.quantization is not Quantization.NONE)
+    head = head or language_model_head(checkpoint, decoder, quantised)
     eos = embedded_ends(checkpoint, tokenizer, decoder.config.vocab_size)
     checkpoint.require_all_taken()  # which closes its files
     return Model(decoder, head, tokenizer, eos, checkpoint.digest())

@@ -22,6 +22,9 @@ from espalier.kernels.linear import QuantizedPacker
 GROUP = 64
 """Inputs that share a scale and a zero in int4."""
 
+_ELEMENTS = 2**21
+"""Values that are rounded at a time: torchao holds several copies of them."""
+
 Quantizer = Callable[[torch.Tensor], torch.Tensor]
 """A weight `[out, in]` to a quantised one that `torch.nn.functional.linear` takes."""
 
@@ -96,9 +99,14 @@ def _group(columns: int) -> int:
 
 
 def _pack_int8(packer: QuantizedPacker, weight: torch.Tensor) -> torch.Tensor:
-    scaled: Any = _quantize_int8(weight)
-    scales = scaled.scale.view(len(weight), 1)
-    return packer(scaled.qdata, scales, torch.zeros_like(scales), 8)
+    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = weight.new_empty(len(weight), 1)
+    count = max(1, _ELEMENTS // weight.shape[1])
+    for rows, into, scale in zip(*(each.split(count) for each in (weight, values, scales)), strict=True):
+        scaled: Any = _quantize_int8(rows)  # an output has a scale of its own, so parts give what the whole would
+        into.copy_(scaled.qdata)
+        scale.copy_(scaled.scale.view(-1, 1))
+    return packer(values, scales, torch.zeros_like(scales), 8)
 
 
 def _pack_int4(packer: QuantizedPacker, weight: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,9 @@ _WHOLE = {GGMLQuantizationType[name] for name in ("I8", "I16", "I32", "I64")}
 """Kinds that no weights have."""
 _PLAIN = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
 
+_BYTES = 2**20
+"""Packed bytes that are dequantised at a time."""
+
 
 class GgufFile:
     """One file of tensors; a `WeightFile`. Of several parts the first holds the metadata, which all need.
@@ -158,8 +161,16 @@ class GgufFile:
 def _values(stored: StoredTensor, path: Path) -> np.ndarray:
     """The values of a tensor, in its shape; float16 where it is stored so, else float32."""
     if (dtype := _PLAIN.get(stored.kind)) is not None:
-        return np.array(stored.data).view(dtype)
+        values = np.array(stored.data).view(dtype)
+        stored.let_go()
+        return values
+    values = np.empty(stored.shape, np.float32)
+    rows, count = stored.data.reshape(-1, stored.data.shape[-1]), max(1, _BYTES // stored.data.shape[-1])
     try:
-        return dequantize(stored.data, stored.kind)
+        for start in range(0, len(rows), count):  # the package holds several copies of what it is given
+            part = dequantize(rows[start : start + count], stored.kind)
+            values.reshape(len(rows), -1)[start : start + count] = part
     except NotImplementedError as error:
         raise CheckpointError(f"{path} has tensors of type {stored.kind.name}, which is not read") from error
+    stored.let_go()
+    return values

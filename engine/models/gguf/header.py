@@ -44,11 +44,18 @@ class StoredTensor:
         kind: how its values are packed.
         shape: of its values, the slowest dimension first.
         data: uint8, its packed bytes, `[..., bytes of a row]`; they belong to the file.
+        file: the file, mapped into memory.
     """
 
     kind: GGMLQuantizationType
     shape: tuple[int, ...]
     data: np.ndarray
+    file: mmap.mmap
+
+    def let_go(self) -> None:
+        """Give back the memory that the file's bytes take once they are read; reading them again maps them again."""
+        if hasattr(self.file, "madvise"):
+            self.file.madvise(mmap.MADV_DONTNEED)
 
 
 class Header:
@@ -67,7 +74,8 @@ class Header:
         """
         try:
             with path.open("rb") as stream:
-                self._bytes = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+                self._file = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                self._bytes = memoryview(self._file)
         except FileNotFoundError as error:
             raise CheckpointError(f"{path.parent} has no {path.name}; is the download complete?") from error
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
@@ -184,4 +192,5 @@ class Header:
         num_bytes = math.prod(packed)
         if num_bytes > len(self._bytes) - at:
             raise ValueError(f"the tensor {name} takes {num_bytes} bytes at {at}, beyond the file's {len(self._bytes)}")
-        return StoredTensor(kind, shape, np.frombuffer(self._bytes[at : at + num_bytes], np.uint8).reshape(packed))
+        data = np.frombuffer(self._bytes[at : at + num_bytes], np.uint8).reshape(packed)
+        return StoredTensor(kind, shape, data, self._file)

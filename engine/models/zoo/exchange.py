@@ -5,7 +5,7 @@ not. Quantised weights come in the same way.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -104,7 +104,7 @@ def exchange(
     prepared: Prepared,
     quantised: Prepared,
     groups: Groups = (),
-    waits: Callable[[str], bool] = lambda name: False,
+    waiting: Container[str] = (),
 ) -> None:
     """Exchange every linear layer of `model` and its experts, in place, but those without memory for their weights.
 
@@ -115,7 +115,7 @@ def exchange(
         quantised: the same of a weight that is quantised where weights are; a router's is not: its few outputs decide
             which experts a token goes to.
         groups: see `layers_by_input`; each is computed as one product.
-        waits: says of a name that it is not to be exchanged yet.
+        waiting: names of those that are not to be exchanged yet.
     """
 
     def kept(name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -125,7 +125,8 @@ def exchange(
     found = {
         name: (parent, module)
         for parent, name, module in _products_of(model)
-        if not waits(name) and not any(weight.is_meta for weight in module.parameters())
+        if name not in waiting and not hasattr(module, "espalier_experts")
+        if not any(weight.is_meta for weight in module.parameters())
     }
     grouped = {name for names in groups for name in names}
     alone = [(name,) for name in found if name not in grouped]

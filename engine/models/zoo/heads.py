@@ -36,7 +36,7 @@ class LogitsHead:
     @classmethod
     def split(cls, model: Any) -> tuple[Any, "LogitsHead"]:
         """The decoder of a language model, and its head without the decoder."""
-        name = model.base_model_prefix if hasattr(model, model.base_model_prefix) else "model"
+        name = decoder_name(model)
         decoder = getattr(model, name)
         setattr(model, name, _GivenStates())
         return decoder, cls(model)
@@ -45,3 +45,8 @@ class LogitsHead:
         """See the class."""
         with torch.inference_mode():
             return self.model(inputs_embeds=hidden[None], use_cache=False).logits[0]
+
+
+def decoder_name(model: Any) -> str:
+    """The attribute of a language model of transformers that holds its decoder."""
+    return model.base_model_prefix if hasattr(model, model.base_model_prefix) else "model"

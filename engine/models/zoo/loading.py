@@ -1,10 +1,9 @@
 """A checkpoint's tensors into a model of transformers, by transformers' own conversion, and its products exchanged."""
 
-import ctypes
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,8 +15,8 @@ from espalier.engine.models.decoder import Decoder, choose_backend_for
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import make_quantizer
 from espalier.engine.models.zoo.description import TransformersConfig, empty_model, model_class, text_config
-from espalier.engine.models.zoo.exchange import ExchangedLinear, Groups, exchange
-from espalier.engine.models.zoo.heads import LogitsHead
+from espalier.engine.models.zoo.exchange import ExchangedLinear, exchange
+from espalier.engine.models.zoo.heads import LogitsHead, decoder_name
 from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.engine.models.zoo.probe import use_paged_attention
 from espalier.engine.models.zoo.registration import quietly
@@ -28,8 +27,6 @@ _TEXT_HALF = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.
 """The beginnings of names of the text half's tensors in a checkpoint that has others, too."""
 _DTYPES = {"BF16": torch.bfloat16, "BFLOAT16": torch.bfloat16, "F16": torch.float16, "FLOAT16": torch.float16}
 """Kinds of stored values that are kept in their files until a product takes them; others are read in float32."""
-_MMAP_THRESHOLD = -3
-"""glibc's name of the size from which blocks of memory are the system's own."""
 _SHOWN = 5
 
 
@@ -47,22 +44,19 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
     generates = checkpoint.has_language_head
     kind = model_class(text, place, generates)
     log.info("%s runs by transformers' %s", checkpoint.folder, kind.__name__)
-    outline = isinstance(checkpoint, Outline)
-    with _frugally():
-        if checkpoint.load_format is LoadFormat.DUMMY:
-            model = empty_model(kind, text) if outline else _random_model(kind, text)
-        else:
-            model = empty_model(kind, text)
-            _fill(model, checkpoint)
-        decoder, head = LogitsHead.split(model) if generates else (model, None)
-        if not outline:
-            _exchange(decoder, checkpoint, checkpoint.quantization, backend, dtype, device, config.groups)
-            if head:
-                packs = checkpoint.quantization is not Quantization.NONE and backend.quantized_packer()
-                of_head = Quantization.INT8 if packs else Quantization.NONE
-                _exchange(head.model, checkpoint, of_head, backend, dtype, device)
-            for module in (decoder, head.model) if head else (decoder,):
-                _move(module, checkpoint, dtype, device)
+    outline, dummy = isinstance(checkpoint, Outline), checkpoint.load_format is LoadFormat.DUMMY
+    model = _random_model(kind, text) if dummy and not outline else empty_model(kind, text)
+    prefix = f"{decoder_name(model)}." if generates else ""
+    products = None if outline else Products(model, prefix, checkpoint, backend, dtype, device)
+    if not dummy:
+        with _one_by_one():
+            _fill(model, checkpoint, products)
+    if products:
+        products.exchange()
+    decoder, head = LogitsHead.split(model) if generates else (model, None)
+    if not outline:
+        for module in (decoder, head.model) if head else (decoder,):
+            _move(module, checkpoint, dtype, device)
     layers = TransformersLayers(decoder, head, config.calls, config.kv_shape, backend)
     return Decoder(config, backend, layers, _weight_bytes(decoder, head))
 
@@ -75,16 +69,72 @@ def _random_model(kind: type[Any], config: Any) -> Any:
     return model
 
 
-def _fill(model: Any, checkpoint: Checkpoint) -> None:
+class Products:
+    """The products of a model, which are exchanged as their weights come."""
+
+    def __init__(
+        self,
+        model: Any,
+        prefix: str,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        """Exchange nothing yet.
+
+        Args:
+            model: a module of transformers.
+            prefix: what names of its decoder's modules begin with.
+            checkpoint: says how to quantise.
+            backend: has the products.
+            dtype: of the model.
+            device: where weights go.
+
+        Raises:
+            CheckpointError: see `make_quantizer`.
+        """
+        config = checkpoint.decoder_config
+        assert isinstance(config, TransformersConfig)
+        self._model = model
+        self._prefix = prefix
+        self._checkpoint = checkpoint
+        self._backend = backend
+        self._dtype = dtype
+        self._device = device
+        self._groups = tuple(tuple(prefix + name for name in names) for names in config.groups)
+        packs = checkpoint.quantization is not Quantization.NONE and backend.quantized_packer()
+        of_head = Quantization.INT8 if packs else Quantization.NONE
+        self._quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
+        self._quantize_head = make_quantizer(of_head, backend, dtype, device)
+
+    def exchange(self, waiting: Container[str] = ()) -> None:
+        """Exchange those that have their weights and are not `waiting`; see `exchange`."""
+        product = self._backend.prepare_linear
+        exchange(self._model, product, self._prepared, self._quantised, self._groups, waiting)
+
+    def _prepared(self, weight: torch.Tensor, name: str) -> torch.Tensor:
+        return _finite(weight.to(device=self._device, dtype=self._dtype), name, self._checkpoint)
+
+    def _quantised(self, weight: torch.Tensor, name: str) -> torch.Tensor:
+        quantize = self._quantize if name.startswith(self._prefix) else self._quantize_head
+        return quantize(self._prepared(weight, name))
+
+
+def _fill(model: Any, checkpoint: Checkpoint, products: Products | None) -> None:
     """Give a model without memory the tensors of a checkpoint, in the dtype they are stored in.
 
-    Those that need no conversion stay where they are, in files that are mapped into memory.
+    Those that need no conversion stay where they are, in files that are mapped into memory. Others are read layer by
+    layer, and exchanged before the next.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.modeling_utils import LoadStateDictConfig
 
     names = _names_of_text(model, checkpoint)
-    state = {name: _Lazy(checkpoint, stored) for name, stored in names.items()}
+    parts: dict[str, dict[str, _Lazy]] = {"": {}}  # what is of no layer first: a head may be the largest of all
+    for name, stored in names.items():
+        layer = re.search(r"\.(\d+)\.", name)
+        parts.setdefault(layer[1] if layer else "", {})[name] = _Lazy(checkpoint, stored)
     dtype = _stored_dtype(checkpoint)
     for parameter in model.parameters():  # buffers stay in float32: they are computed, not stored
         parameter.data = parameter.data.to(dtype)
@@ -95,7 +145,13 @@ def _fill(model: Any, checkpoint: Checkpoint) -> None:
     )
     try:
         with quietly():
-            info, _ = model._load_pretrained_model(model, state, None, load_config)
+            tied = model.all_tied_weights_keys
+            tied = {name.removesuffix(".weight") for name in (*tied, *tied.values())}
+            info, _ = model._load_pretrained_model(model, parts.pop(""), None, load_config)
+            for state in parts.values():
+                if products:
+                    products.exchange(waiting=tied)
+                _load_more(model, state, load_config, info)
             model._adjust_missing_and_unexpected_keys(info)
             _require_complete(model, info, checkpoint)
             if outline:
@@ -107,6 +163,19 @@ def _fill(model: Any, checkpoint: Checkpoint) -> None:
     for name, stored in names.items():
         if name not in info.unexpected_keys:
             checkpoint.ignore(stored)  # counts as used: transformers has read it
+
+
+def _load_more(model: Any, state: dict[str, "_Lazy"], load_config: Any, info: Any) -> None:
+    """Load some more tensors, and add what transformers says of them to `info`."""
+    held = set(model.state_dict())
+    more, _ = model._load_pretrained_model(model, state, None, load_config)
+    info.missing_keys -= held - more.missing_keys
+    for found, added in (
+        (info.unexpected_keys, more.unexpected_keys),
+        (info.mismatched_keys, more.mismatched_keys),
+        (info.conversion_errors, more.conversion_errors),
+    ):
+        found.update(added)
 
 
 def _require_complete(model: Any, info: Any, checkpoint: Checkpoint) -> None:
@@ -164,23 +233,6 @@ def _names_of_text(model: Any, checkpoint: Checkpoint) -> dict[str, str]:
     return of_text or {name: name for name in names}
 
 
-def _exchange(
-    model: Any,
-    checkpoint: Checkpoint,
-    quantization: Quantization,
-    backend: Backend,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    groups: Groups = (),
-) -> None:
-    quantize = make_quantizer(quantization, backend, dtype, device)
-
-    def prepared(weight: torch.Tensor, name: str) -> torch.Tensor:
-        return _finite(weight.to(device=device, dtype=dtype), name, checkpoint)
-
-    exchange(model, backend.prepare_linear, prepared, lambda weight, name: quantize(prepared(weight, name)), groups)
-
-
 def _move(model: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> None:
     """Bring what was not exchanged to the device, in the model's dtype unless its class keeps it in float32."""
     plan = model._get_dtype_plan(dtype) if hasattr(model, "_get_dtype_plan") else {}
@@ -224,22 +276,14 @@ def _weight_bytes(decoder: Any, head: LogitsHead | None) -> int:
 
 
 @contextmanager
-def _frugally() -> Iterator[None]:
-    """Load with little memory beside the weights.
-
-    Transformers converts one after another: several at a time take half as much again. glibc gives each large block
-    back to the system as it is freed: by default it would keep holes as large as the model.
-    """
-    name, mallopt = "HF_DEACTIVATE_ASYNC_LOAD", getattr(ctypes.CDLL(None), "mallopt", None)
+def _one_by_one() -> Iterator[None]:
+    """Have transformers convert one tensor after another: several at a time take half as much memory again."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"
-    if mallopt:
-        mallopt(_MMAP_THRESHOLD, 2**18)
     try:
         yield
     finally:
-        if mallopt:
-            mallopt(_MMAP_THRESHOLD, 2**25)  # what it comes to by itself
         if before is None:
             del os.environ[name]
         else:

@@ -51,8 +51,9 @@ def room_for_weights(*shape: int, dtype: torch.dtype = torch.float32) -> torch.T
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """Put a weight `[out, in]` in panels `[panel, in, PANEL]` of PANEL outputs each, the last one padded with zeros."""
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL))
-    panels = padded.view(-1, PANEL, weight.shape[1]).transpose(1, 2)
+    if missing := -weight.shape[0] % PANEL:
+        weight = torch.nn.functional.pad(weight, (0, 0, 0, missing))
+    panels = weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2)
     return room_for_weights(*panels.shape, dtype=weight.dtype).copy_(panels)
 
 
