@@ -158,6 +158,11 @@ class Checkpoint:
         return config
 
     @property
+    def adapter(self) -> Path | None:
+        """The folder of the LoRA adapter that is merged into its weights, or None."""
+        return self._adapter.folder if self._adapter else None
+
+    @property
     def has_language_head(self) -> bool:
         """True if it is a language model's, whatever it is used as."""
         return self.architecture.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))

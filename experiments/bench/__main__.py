@@ -79,6 +79,38 @@ def engine(
 
 
 @app.command()
+def model_paths(
+    checkpoints: Annotated[list[str] | None, typer.Argument(help="Folders in Hugging Face layout.")] = None,
+    families: Annotated[
+        str | None, typer.Option(help="Model types to take, small and random; default: all; '' for none.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode for each sequence.")] = 17,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 3,
+    batches: Annotated[str | None, typer.Option(help="Batch sizes; default: 1,4,16,64.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each contestant; default: all cores. With 1, CPU time counts.")
+    ] = None,
+    continuous: Annotated[
+        bool, typer.Option("--continuous", help="transformers' continuous batching takes part, too.")
+    ] = False,
+    json_path: JsonPath = None,
+) -> None:
+    """Decode and prefill tokens/s by native and by transformers' code, compared with transformers' own generate."""
+    from espalier.experiments.bench.engine.model_paths import FAMILIES, run
+    from espalier.experiments.bench.report import Report
+
+    chosen = list(FAMILIES) if families is None else parse_list(families or None, "--families")
+    if unknown := set(chosen) - FAMILIES.keys():
+        raise typer.BadParameter(f"{min(unknown)!r} is not one of {', '.join(FAMILIES)}", param_hint="--families")
+    sizes = parse_int_list(batches, "--batches") if batches else ()
+    kind = "CPU time of one thread" if threads == 1 else f"{threads or 'all'} threads"
+    report = Report(f"paths of models, {prompt_tokens} + {new_tokens} tokens, float32, {kind}", json_path)
+    counts = prompt_tokens, new_tokens, repeats
+    report.finish(*run(chosen, checkpoints or (), *counts, sizes, threads, continuous, report.show))
+
+
+@app.command()
 def real_models(
     checkpoints: Annotated[list[str], typer.Argument(help="Folders in Hugging Face layout, or GGUF files.")],
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode.")] = 48,

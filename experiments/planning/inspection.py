@@ -40,6 +40,7 @@ class Inspection:
 
     Attributes:
         folder: the checkpoint's folder.
+        adapter: the folder of the LoRA adapter that is merged into its weights, or None.
         architecture: the model class in `config.json`.
         role: `generator` or `verifier`.
         match: the family of a verifier, and why it was chosen; None for a generator.
@@ -62,6 +63,7 @@ class Inspection:
     """
 
     folder: Path
+    adapter: Path | None
     architecture: str
     role: str
     match: FamilyMatch | None
@@ -124,6 +126,7 @@ def inspect_checkpoint(
     source = "the chat template" if tokenizer.has_chat_template else f"no chat template; {tokenizer.begin_source}"
     return Inspection(
         folder=outline.folder,
+        adapter=outline.adapter,
         architecture=outline.architecture,
         role=GENERATOR if match is None else VERIFIER,
         match=match,

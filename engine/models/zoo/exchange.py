@@ -33,8 +33,9 @@ class ExchangedLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight as it was given, for classes that read it."""
-        return self.product.linear.weight.split(self.product.sizes)[self._index]
+        """The weight as it was given, for classes that read it; a quantised one is that of the whole product."""
+        weight = self.product.linear.weight
+        return weight.split(self.product.sizes)[self._index] if isinstance(weight, torch.Tensor) else weight
 
     @property
     def bias(self) -> torch.Tensor | None:
@@ -135,13 +136,20 @@ def exchange(
         name = ", ".join(names)
         if is_experts(modules[0]):
             exchange_experts(modules[0], partial(kept, name))
-            modules[0]._is_hf_initialized = True  # transformers would fill weights that it does not find
+            _mark_filled(modules[0])
             continue
         weights = [each.weight if type(each) is nn.Linear else each.weight.T.contiguous() for each in modules]
         sizes = [len(weight) for weight in weights]
         shared = SharedProduct(kept(name, _joined(weights), _joined_biases(modules, weights)), sizes)
         for index, (parent, each) in enumerate(zip(parents, names, strict=True)):
             setattr(parent, each.rpartition(".")[2], ExchangedLinear(shared, index))
+            _mark_filled(parent)
+
+
+def _mark_filled(module: Any) -> None:
+    """Keep transformers, which fills what a checkpoint lacks, from filling weights that were exchanged."""
+    if not any(True for _ in module.buffers(recurse=False)):
+        module._is_hf_initialized = True
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -131,10 +131,12 @@ def _fill(model: Any, checkpoint: Checkpoint, products: Products | None) -> None
     from transformers.modeling_utils import LoadStateDictConfig
 
     names = _names_of_text(model, checkpoint)
-    parts: dict[str, dict[str, _Lazy]] = {"": {}}  # what is of no layer first: a head may be the largest of all
+    embedding = _last_part(next(n for n, m in model.named_modules() if m is model.get_input_embeddings()))
+    parts: dict[str, dict[str, _Lazy]] = {"": {}, embedding: {}}  # a head is unquantised while there is least beside it
     for name, stored in names.items():
         layer = re.search(r"\.(\d+)\.", name)
-        parts.setdefault(layer[1] if layer else "", {})[name] = _Lazy(checkpoint, stored)
+        part = layer[1] if layer else embedding if _last_part(name.removesuffix(".weight")) == embedding else ""
+        parts.setdefault(part, {})[name] = _Lazy(checkpoint, stored)
     dtype = _stored_dtype(checkpoint)
     for parameter in model.parameters():  # buffers stay in float32: they are computed, not stored
         parameter.data = parameter.data.to(dtype)
@@ -163,6 +165,10 @@ def _fill(model: Any, checkpoint: Checkpoint, products: Products | None) -> None
     for name, stored in names.items():
         if name not in info.unexpected_keys:
             checkpoint.ignore(stored)  # counts as used: transformers has read it
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _load_more(model: Any, state: dict[str, "_Lazy"], load_config: Any, info: Any) -> None:

@@ -22,7 +22,7 @@ from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.kernels.cpu.threads import num_threads, set_threads
 
 BATCHES = (1, 4, 16, 64)
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 16384,
     "hidden_size": 512,
     "intermediate_size": 1536,
@@ -35,6 +35,7 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+"""Fields of every family's configuration."""
 _EXPERTS: dict[str, Any] = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -44,7 +45,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": _EXPERTS,
     "gpt_oss": {"num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 384},
 }
-"""What the configuration of each model type has beside `_SHAPE`; weights are random."""
+"""What the configuration of each model type has beside `SHAPE`; weights are random."""
 
 Rates = tuple[float, float]
 """Tokens a second: of prompts as they are read, and decoded."""
@@ -106,11 +107,11 @@ def run(
 _PATH = "transformers path"
 
 
-def write_family(folder: Path, model_type: str, shape: Mapping[str, Any] = _SHAPE) -> None:
+def write_family(folder: Path, model_type: str) -> None:
     """Write a checkpoint of a model type with random weights, and the bundled generator's tokenizer."""
     import transformers
 
-    config = transformers.CONFIG_MAPPING[model_type](**{**shape, **FAMILIES[model_type]})
+    config = transformers.CONFIG_MAPPING[model_type](**{**SHAPE, **FAMILIES[model_type]})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -189,25 +190,24 @@ class Generation:
 
     @torch.inference_mode()
     def __call__(self, prompts: torch.Tensor, new_tokens: int) -> Rates:
-        """See `Contestant`; the time of one new token is the prompts', and is taken off that of all."""
-        (batch, length), clock = prompts.shape, _clock()
-        times = []
-        for count in (1, new_tokens):
-            start = clock()
-            self._model.generate(
-                prompts,
-                attention_mask=torch.ones_like(prompts),
-                do_sample=True,
-                max_new_tokens=count,
-                min_new_tokens=count,
-                pad_token_id=0,
-            )
-            times.append(clock() - start)
-        return batch * length / times[0], batch * (new_tokens - 1) / (times[1] - times[0])
+        """See `Contestant`."""
+        (batch, length), times = prompts.shape, _Times()
+        start = times.clock()
+        self._model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            pad_token_id=0,
+            streamer=times,
+        )
+        _, first, *_, last = times.at  # the prompts come before the first tokens
+        return batch * length / (first - start), batch * (new_tokens - 1) / (last - first)
 
     @torch.inference_mode()
     def continuously(self, prompts: torch.Tensor, new_tokens: int) -> Rates:
-        """See `Contestant`."""
+        """See `Contestant`; the time of one new token is the prompts', and is taken off that of all."""
         from transformers import GenerationConfig
 
         (batch, length), clock = prompts.shape, _clock()
@@ -218,6 +218,20 @@ class Generation:
             self._model.generate_batch(prompts.tolist(), generation_config=config)
             times.append(clock() - start)
         return batch * length / times[0], batch * (new_tokens - 1) / (times[1] - times[0])
+
+
+class _Times:
+    """A streamer of transformers that notes when tokens come."""
+
+    def __init__(self) -> None:
+        self.clock = _clock()
+        self.at: list[float] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.at.append(self.clock())
+
+    def end(self) -> None:
+        pass
 
 
 def _clock() -> Callable[[], float]:

@@ -126,6 +126,7 @@ def _rows(inspection: "Inspection | HeadInspection") -> list[tuple[str, str]]:
         rows.append(("or", inspection.note))
     stored = "all tensors checked" if inspection.has_weights else "according to config.json: there are no weight files"
     rows += [
+        *([("adapter", f"{inspection.adapter}, merged as it loads")] if inspection.adapter else ()),
         ("decoder", _decoder(config)),
         ("runs by", "native code" if config.impl == "native" else "transformers' code"),
         ("context", f"{config.max_positions:,} tokens"),
@@ -173,9 +174,11 @@ def _plain(inspection: "Inspection | HeadInspection") -> dict[str, object]:
     match = inspection.match
     readings = [{"before": before, "token": token} for before, token in inspection.readings]
     ends = [asdict(end) for end in inspection.ends]
-    config = {name: value for name, value in asdict(inspection.config).items() if name not in ("calls", "products")}
+    left_out = ("calls", "groups", "products")
+    config = {name: value for name, value in asdict(inspection.config).items() if name not in left_out}
     found = {field.name: getattr(inspection, field.name) for field in fields(inspection) if field.name != "match"}
     found |= {"folder": str(inspection.folder), "dtype": _dtype(inspection), "warnings": list(inspection.warnings)}
+    found["adapter"] = str(inspection.adapter) if inspection.adapter else None
     found |= {"family": match and match.info.name, "reason": match and match.reason}
     return found | {"config": config, "readings": readings, "ends": ends}
 

@@ -1,18 +1,23 @@
 """LoRA adapters in PEFT's layout are merged into weights as they load, for generators and verifiers."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from engine_driver import read, release
+from plain import plain_logits
 from safetensors.torch import load_file, save_file
 
+from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate_with_adapter
 from espalier.engine.models.model import load_generator
+from espalier.engine.models.options import ModelImpl
 
 RANK, ALPHA = 4, 6
 Q, UP, EMBEDDING = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj", "model.embed_tokens"
@@ -114,6 +119,32 @@ def test_a_generator_runs_with_its_adapter_and_has_a_digest_of_its_own(
         assert one == other
         first, second = (getattr(model.decoder.layers.weights(0), one) for model in (adapted, whole))
         assert first is second is None or torch.equal(first, second)
+
+
+@pytest.mark.parametrize("model_impl", [ModelImpl.NATIVE, ModelImpl.TRANSFORMERS])
+def test_logits_are_those_of_the_merged_checkpoint_on_both_paths(
+    model_impl: ModelImpl,
+    base: Path,
+    weights: dict[str, torch.Tensor],
+    tmp_path: Path,
+    make_engine: Callable[..., Engine],
+):
+    changed = {f"{module}.weight": low_rank(weights[f"{module}.weight"], seed=i) for i, module in enumerate((Q, UP))}
+    tensors = [of_module(name.removesuffix(".weight"), a, 0.1 * b) for name, (a, b) in changed.items()]
+    adapter = write_adapter(tmp_path / "adapter", tensors[0] | tensors[1])
+    checkpoint = Checkpoint(base, adapter=adapter, model_impl=model_impl)
+    engine, ids = make_engine(load_generator(checkpoint, torch.float32, "cpu")), [5, 80, 33, 7, 120, 9]
+    sequence = engine.open("generator", [])
+    found = torch.from_numpy(read(engine, sequence, ids))
+    release(engine, sequence)
+    plain = plain_logits(base, ids)
+    merged = {name: weights[name] + ALPHA / RANK * (0.1 * b @ a) for name, (a, b) in changed.items()}
+    whole = tmp_path / "merged"
+    shutil.copytree(base, whole)
+    save_file(weights | merged, whole / "model.safetensors", metadata={"format": "pt"})
+    expected = plain_logits(whole, ids)
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (found - plain).abs().max() > 1e-2 * plain.abs().max()
 
 
 def test_a_head_of_the_adapters_own_makes_a_verifier(base: Path, weights: dict[str, torch.Tensor], tmp_path: Path):

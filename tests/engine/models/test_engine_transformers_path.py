@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from espalier.search.run.load import RuntimeSettings
 
 KINDS = ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "phi3", "gpt2", "gemma2", "deepseek_v3"]
 """Model types: windows in some layers, experts, sinks, caps, learned positions, and values narrower than keys."""
+SAME_BITS = ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "phi3"]
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -52,6 +53,12 @@ def load(folder: Path, **options: object) -> Model:
 
 def some_ids(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(4, 330, count).tolist()
+
+
+def block_bytes(model: Model) -> int:
+    """Bytes of a block of four tokens."""
+    c = model.config
+    return 2 * c.num_layers * c.num_kv_heads * c.head_dim * 4 * 4
 
 
 def assert_logits_equal(logits: np.ndarray, folder: Path, token_ids: list[int], last: int) -> None:
@@ -113,7 +120,7 @@ def test_forks_continue_each_on_its_own_and_prompts_are_cached(
     assert engine.stats()["generator"].cache_hits
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "phi3"])
+@pytest.mark.parametrize("kind", SAME_BITS)
 def test_a_sequence_has_the_same_bits_alone_and_in_company(
     kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
 ):
@@ -138,7 +145,36 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company(
         assert (token_ids, log_probability) == alone[1:]
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("kind", SAME_BITS)
+def test_a_pool_that_holds_few_sequences_at_a_time_gives_the_same_bits(
+    kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    def run(blocks: int) -> tuple[dict[Hashable, tuple[list[int], float]], int]:
+        size, texts = block_bytes(models[kind]), dict[Hashable, tuple[list[int], float]]()
+        engine = make_engine(
+            models[kind], max_batch_tokens=11, kv_memory_bytes=blocks * size, slab_bytes=size, reserved_share=0.01
+        )
+        reserved = {f"search {i}": engine.admission.try_reserve({"generator": 12}, f"search {i}") for i in range(5)}
+        prompts = {f"search {i}": engine.open("generator", some_ids(7 + i, i), owner=f"search {i}") for i in range(5)}
+        for i, (owner, prompt) in enumerate(prompts.items()):
+            engine.submit(Generate(owner, prompt, (Sampling(key=2 * i), Sampling(key=2 * i + 1)), 12, ""))
+        while engine.busy:
+            for done in engine.step():
+                assert isinstance(done, Generated)
+                texts[done.work.owner, done.indices] = list(done.token_ids), done.log_probability
+                release(engine, done.sequence)
+                if len([owner for owner, _ in texts if owner == done.work.owner]) == 2:
+                    release(engine, prompts[done.work.owner])
+                    engine.admission.release(reserved[done.work.owner])
+        return texts, engine.stats()["generator"].preemptions
+
+    roomy, _ = run(256)
+    tight, preemptions = run(14)
+    assert preemptions
+    assert tight == roomy
+
+
+@pytest.mark.parametrize("kind", SAME_BITS)
 def test_generation_that_was_preempted_has_the_same_bits(
     kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
 ):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from espalier.engine.models.options import Quantization
 from espalier.experiments.bench.__main__ import app
+from espalier.experiments.bench.engine import model_paths, real_models
 from espalier.experiments.bench.report import Report
 from espalier.experiments.bench.searches import rate
 from espalier.experiments.cli.options import OptionError
@@ -213,6 +214,40 @@ def test_prefix_benchmark_compares_shared_reading_with_plain(bench, tmp_path, mo
     assert [row["shared tokens"] for row in document["rows"]] == [0, 40]
     assert all(row["tree-aware ms/step"] > 0 and row["plain ms/step"] > 0 for row in document["rows"])
     assert set(document["ratios"]) == {"prefix@0/plain", "prefix@40/plain"}
+
+
+def test_paths_of_a_decoder_are_timed_beside_generate(bench, tmp_path, monkeypatch):
+    small = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+    for name, value in {**small, "num_attention_heads": 2, "num_key_value_heads": 1}.items():
+        monkeypatch.setitem(model_paths.SHAPE, name, value)
+    file = tmp_path / "paths.json"
+    ran = bench(
+        *("model-paths", "--families", "qwen3", "--batches", "1,2", "--prompt-tokens", 4, "--new-tokens", 3),
+        *("--repeats", 1, "--json", file),
+    )
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    columns = [
+        f"{who}, {what}" for what in ("decode", "prefill") for who in ("transformers path", "native", "generate")
+    ]
+    assert [list(row) for row in document["rows"]] == [["model", "batch", *columns]] * 2
+    assert all(row[column] > 0 for row in document["rows"] for column in columns)
+    assert "decode qwen3@2/generate" in document["ratios"]
+    assert "'bert' is not one of llama" in bench("model-paths", "--families", "bert").output
+
+
+def test_a_real_checkpoint_is_compared_on_each_path(bench, tmp_path, tiny_checkpoints, monkeypatch):
+    monkeypatch.setattr(real_models, "_alone", lambda function, *args: function(*args))
+    file, threads = tmp_path / "real.json", torch.get_num_threads()
+    ran = bench("real-models", tiny_checkpoints["qwen2-tied"], "--new-tokens", 4, "--json", file)
+    torch.set_num_threads(threads)
+    assert ran.exit_code == 0, ran.output
+    rows = json.loads(file.read_text())["rows"]
+    paths = [("native", "float32"), ("native", "int8"), ("transformers", "float32"), ("transformers", "int8")]
+    assert [(row["path"], row["weights"]) for row in rows] == paths
+    for row in rows:
+        assert row["cosine of logits"] > (0.99 if row["weights"] == "int8" else 0.999999)
+        assert row["weights"] == "int8" or row["same tokens"] == "4 of 4"
 
 
 def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_path):

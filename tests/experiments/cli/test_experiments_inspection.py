@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from tiny_models import edit_json, edit_tensors
 from tokenizers import Tokenizer, models
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -111,6 +112,22 @@ def test_a_generators_weights_are_the_sum_of_its_tensors(name: str, tiny_checkpo
     with safe_open(tiny_checkpoints[name] / "model.safetensors", framework="pt") as tensors:
         assert found.weight_bytes == sum(tensors.get_tensor(key).nbytes for key in tensors.keys())  # noqa: SIM118
     assert (found.role, found.match, found.has_weights, found.readings) == ("generator", None, True, ())
+
+
+def test_an_adapter_is_named_beside_its_base(espalier, tiny_checkpoints: dict[str, Path], tmp_path: Path):
+    base, rows = tiny_checkpoints["qwen2-tied"], "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    shape = Outline(base).shape("model.layers.0.self_attn.q_proj.weight")
+    assert shape
+    told = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "base_model_name_or_path": str(base), "bias": "none"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(told))
+    tensors = {rows.format("A"): torch.zeros(2, shape[1]), rows.format("B"): torch.zeros(shape[0], 2)}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    for name in (f"{base}+{tmp_path}", str(tmp_path)):
+        (found,) = json.loads(espalier("models", "inspect", name, "--json").out)["checkpoints"]
+        assert (found["folder"], found["adapter"]) == (str(base), str(tmp_path))
+    shown = " ".join(espalier("models", "inspect", f"{base}+{tmp_path}").out.split())
+    assert f"{tmp_path.name}, merged as it loads" in shown
+    assert inspect_checkpoint(str(base), torch.float32).adapter is None
 
 
 def test_a_verifier_is_shown_with_its_family_and_where_it_is_read(tiny_checkpoints: dict[str, Path]):
