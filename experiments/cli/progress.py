@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -16,18 +15,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-if TYPE_CHECKING:
-    from espalier.experiments.runs.record import Sample
-
 _EVERY_SECONDS = 20.0
 """Between two lines where there is no terminal."""
-
-
-@contextmanager
-def sample_progress(total: int, done: int) -> Iterator[Callable[["Sample"], None]]:
-    """Show progress towards `total` samples, of which `done` exist; yields a callback for each new sample."""
-    with share_progress(total, done) as advance:
-        yield lambda sample: advance(sample.correct, 1)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import typer
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.experiments.cli.options import parse_field_map
-from espalier.experiments.cli.progress import sample_progress
+from espalier.experiments.cli.progress import share_progress
 from espalier.search.algorithms import needs_verifier, verifier_advice
 from espalier.search.request import SearchRequest
 
@@ -43,11 +43,11 @@ def searches_shown(total: int, done: int, runtime: "RuntimeSettings") -> Iterato
     an earlier command. Yields a callback for each new sample.
     """
     fresh: list[Sample] = []
-    with sample_progress(total, done) as advance:
+    with share_progress(total, done) as advance:
 
         def on_sample(sample: "Sample") -> None:
             fresh.append(sample)
-            advance(sample)
+            advance(sample.correct, 1)
 
         yield on_sample
     warned = [sample.warnings for sample in fresh if sample.warnings]

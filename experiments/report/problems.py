@@ -42,7 +42,8 @@ def problem_rows(runs: Sequence[Run], most: int) -> tuple[list[ProblemRow], int]
         EspalierError: a file of trees is damaged.
     """
     found = list(dict.fromkeys(name for run in runs for name in run.by_problem))
-    kept = sorted(found, key=lambda name: (not _disputed(runs, name), found.index(name)))[:most]
+    verdicts = {name: {sample.correct for run in runs for sample in run.by_problem.get(name, [])} for name in found}
+    kept = sorted(found, key=lambda name: len(verdicts[name]) == 1)[:most]
     attempts: dict[str, list[Attempt]] = {name: [] for name in kept}
     for number, run in enumerate(runs, start=1):
         trees = load_trees(run, attempts.keys())  # one run's trees at a time, as they may be large
@@ -62,10 +63,6 @@ def problem_rows(runs: Sequence[Run], most: int) -> tuple[list[ProblemRow], int]
         first = its[0].sample
         rows.append(ProblemRow(first, texts.get((name, first.gold), ""), solved, its))
     return rows, len(found)
-
-
-def _disputed(runs: Sequence[Run], name: str) -> bool:
-    return len({sample.correct for run in runs for sample in run.by_problem.get(name, [])}) > 1
 
 
 def _texts(runs: Sequence[Run]) -> dict[tuple[str, str], str]:

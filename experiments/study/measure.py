@@ -1,7 +1,7 @@
 """One cell of a study: searches one at a time, for their memory, and all at once, for throughput."""
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from time import perf_counter
@@ -13,7 +13,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.step_record import StepRecord
-from espalier.experiments.planning.closed_form import PathLengths, TreeShape, blocks_by_round
+from espalier.experiments.planning.closed_form import HeldBlocks, PathLengths, TreeShape, blocks_by_round
 from espalier.experiments.study.figures import PHASES
 from espalier.search.algorithms import algorithm_of
 from espalier.search.request import SearchRequest, SubmitOptions
@@ -175,16 +175,15 @@ def _estimate_of(orchestrator: Orchestrator, problem: str, result: SearchResult)
         scored = usage.verifier_tree_tokens - prompt
         lengths[VERIFIER] = PathLengths(prompt, scored / len(steps), varying=True)
     size = engine.settings.block_size
-    rows = {role: blocks_by_round(tree, its, size) for role, its in lengths.items()}
-    held: list[dict[str, float]] = [
-        {
-            "peak_kv_bytes": sum(
-                blocks.physical * engine.schedulers[role].pool.layout.block_bytes
-                for role, blocks in zip(rows, both, strict=True)
-            ),
-            "physical_blocks": sum(blocks.physical for blocks in both),
-            "logical_blocks": sum(blocks.logical for blocks in both),
-        }
-        for both in zip(*rows.values(), strict=True)
-    ]
-    return max(held, key=lambda row: row["peak_kv_bytes"])
+    block_bytes = [engine.schedulers[role].pool.layout.block_bytes for role in lengths]
+    rounds = zip(*(blocks_by_round(tree, its, size) for its in lengths.values()), strict=True)
+    fullest = max(rounds, key=lambda both: _held_bytes(both, block_bytes))
+    return {
+        "peak_kv_bytes": _held_bytes(fullest, block_bytes),
+        "physical_blocks": sum(blocks.physical for blocks in fullest),
+        "logical_blocks": sum(blocks.logical for blocks in fullest),
+    }
+
+
+def _held_bytes(blocks: Sequence[HeldBlocks], block_bytes: Sequence[int]) -> float:
+    return sum(each.physical * size for each, size in zip(blocks, block_bytes, strict=True))

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,62 +44,63 @@ def configuration_of(
     }
 
 
-def write_rollouts(
-    path: Path,
-    engine: Engine,
-    generator: Generator,
-    problems: Sequence[Problem],
-    settings: RolloutSettings,
-    grader: Grader,
-    in_flight: int,
-) -> Iterator[TreeRecord]:
-    """Sample the problems that the file `path` lacks; each is appended once it is whole, and then yielded."""
-    done = {tree.problem_id for tree in read_trees(path)}
-    missing = [problem for problem in problems if problem.unique_id not in done]
-    with open_lines(path) as stream:
-        for tree in sample_trees(engine, generator, missing, settings, grader, in_flight):
-            write_tree(stream, tree)
-            yield tree
+@dataclass(frozen=True, slots=True)
+class RolloutSampler:
+    """Samples the solutions of problems as trees; at most `in_flight` problems at once, where memory allows."""
 
+    engine: Engine
+    generator: Generator
+    settings: RolloutSettings
+    grader: Grader
+    in_flight: int
 
-def sample_trees(
-    engine: Engine,
-    generator: Generator,
-    problems: Sequence[Problem],
-    settings: RolloutSettings,
-    grader: Grader,
-    in_flight: int,
-) -> Iterator[TreeRecord]:
-    """Yield the tree of each problem, in the order in which they finish; a problem that cannot be sampled says why.
+    def write(self, path: Path, problems: Sequence[Problem]) -> Iterator[TreeRecord]:
+        """Sample the problems that the file `path` lacks; each is appended once it is whole, and then yielded."""
+        done = {tree.problem_id for tree in read_trees(path)}
+        with open_lines(path) as stream:
+            for tree in self.sample([problem for problem in problems if problem.unique_id not in done]):
+                write_tree(stream, tree)
+                yield tree
 
-    At most `in_flight` problems are sampled at once, where memory allows.
-    """
-    waiting = deque(problems)
-    running: dict[str, tuple[ProblemTree, Reservation]] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < in_flight:
-                problem = waiting[0]
-                try:
-                    blocks = _worst_case(engine, generator, problem, settings)
-                    if (reservation := engine.admission.try_reserve(blocks, problem.unique_id)) is None:
-                        break
-                    tree = ProblemTree(engine, generator, problem, settings, _checker(problem, grader))
-                    running[problem.unique_id] = tree, reservation
-                except (RequestTooLargeError, NoEmbeddingError, InvalidRequestError) as error:
-                    yield TreeRecord(problem.unique_id, problem.problem, problem.answer, refused=str(error))
-                waiting.popleft()
-            for done in engine.step():
-                assert isinstance(done, Generated)
-                running[str(done.work.owner)][0].handle(done)
-            for owner in [owner for owner, (tree, _) in running.items() if tree.finished]:
-                tree, reservation = running.pop(owner)
+    def sample(self, problems: Sequence[Problem]) -> Iterator[TreeRecord]:
+        """Yield the tree of each problem, in the order in which they finish; what cannot be sampled says why."""
+        waiting, engine = deque(problems), self.engine
+        running: dict[str, tuple[ProblemTree, Reservation]] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self.in_flight:
+                    problem = waiting[0]
+                    try:
+                        blocks = self._worst_case(problem)
+                        if (reservation := engine.admission.try_reserve(blocks, problem.unique_id)) is None:
+                            break
+                        is_right = _checker(problem, self.grader)
+                        tree = ProblemTree(engine, self.generator, problem, self.settings, is_right)
+                        running[problem.unique_id] = tree, reservation
+                    except (RequestTooLargeError, NoEmbeddingError, InvalidRequestError) as error:
+                        yield TreeRecord(problem.unique_id, problem.problem, problem.answer, refused=str(error))
+                    waiting.popleft()
+                for done in engine.step():
+                    assert isinstance(done, Generated)
+                    running[str(done.work.owner)][0].handle(done)
+                for owner in [owner for owner, (tree, _) in running.items() if tree.finished]:
+                    tree, reservation = running.pop(owner)
+                    engine.admission.release(reservation)
+                    yield tree.record()
+        finally:
+            for owner, (_, reservation) in running.items():
+                engine.abandon(owner)
                 engine.admission.release(reservation)
-                yield tree.record()
-    finally:
-        for owner, (_, reservation) in running.items():
-            engine.abandon(owner)
-            engine.admission.release(reservation)
+
+    def _worst_case(self, problem: Problem) -> dict[str, int]:
+        """Blocks that a problem can come to hold."""
+        settings, generator = self.settings, self.generator
+        prompt = len(generator.prompt_ids(problem.problem, problem.history))
+        most = min(settings.max_tokens, generator.model.config.max_positions - prompt)
+        valued = 0 if settings.labels is Labels.OUTCOME else VALUED_AT_ONCE * settings.continuations
+        estimate = MemoryEstimate(settings.solutions + valued)
+        limits = PathLimits(prompt, most, min(settings.max_step_tokens, most))
+        return {GENERATOR: worst_case_blocks([estimate], limits, self.engine.settings.block_size)}
 
 
 def _checker(problem: Problem, grader: Grader) -> Callable[[str], bool]:
@@ -117,13 +118,3 @@ def _checker(problem: Problem, grader: Grader) -> Callable[[str], bool]:
         return False
 
     return is_right
-
-
-def _worst_case(engine: Engine, generator: Generator, problem: Problem, settings: RolloutSettings) -> dict[str, int]:
-    """Blocks that a problem can come to hold."""
-    prompt = len(generator.prompt_ids(problem.problem, problem.history))
-    most = min(settings.max_tokens, generator.model.config.max_positions - prompt)
-    valued = 0 if settings.labels is Labels.OUTCOME else VALUED_AT_ONCE * settings.continuations
-    estimate = MemoryEstimate(settings.solutions + valued)
-    limits = PathLimits(prompt, most, min(settings.max_step_tokens, most))
-    return {GENERATOR: worst_case_blocks([estimate], limits, engine.settings.block_size)}

@@ -96,7 +96,8 @@ def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool 
         FamilySpecError: the spec file is invalid.
     """
     if family is not None:
-        return _named(family)
+        entry = _from_spec(read_spec(Path(family).expanduser())) if family.endswith(".toml") else _entry(family)
+        return FamilyMatch(entry, f"--verifier-family {family}")
     if reference:
         return FamilyMatch(_entry(eurus.INFO.name), "a reference model is given")
     for entry in entries():
@@ -174,12 +175,6 @@ def _require_layout_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:
             f"{checkpoint.folder} has no embedding for {name_tokens(error.tokens)}, which {family.name} adds to "
             "every path; is tokenizer.json the one that belongs to these weights?"
         ) from None
-
-
-def _named(family: str) -> FamilyMatch:
-    if family.endswith(".toml"):
-        return FamilyMatch(_from_spec(read_spec(Path(family).expanduser())), f"--verifier-family {family}")
-    return FamilyMatch(_entry(family), f"--verifier-family {family}")
 
 
 def _entry(name: str) -> Entry:

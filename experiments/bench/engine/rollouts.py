@@ -13,7 +13,7 @@ from espalier.engine.work import Generate, Generated, Sampling, Score, stream_ke
 from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.runs.benchmarks import load_benchmark
-from espalier.experiments.verifier_training.rollouts import sample_trees
+from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.search.grading.math_verify import Grader
@@ -54,7 +54,8 @@ def run(
     engine, generator = load_generator_alone(RuntimeSettings(kv_memory=2**30))
     settings = RolloutSettings(solutions=_SOLUTIONS, temperature=1.0)
     with Grader() as grader:
-        trees = list(sample_trees(engine, generator, load_benchmark("demo-training", limit), settings, grader, 16))
+        sampler = RolloutSampler(engine, generator, settings, grader, in_flight=16)
+        trees = list(sampler.sample(load_benchmark("demo-training", limit)))
     groups = [trees[i : i + _AT_ONCE] for i in range(0, len(trees), _AT_ONCE)]
     total = continuations * sum(step.end is None for tree in trees for step in tree.steps)
     rates: dict[str, list[float]] = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.experiments.bench.report import Show, nothing_shown
-from espalier.experiments.cli.progress import sample_progress
+from espalier.experiments.cli.progress import share_progress
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
@@ -57,11 +57,13 @@ def run(
     orchestrator = load_orchestrator(settings or RuntimeSettings(max_running=32))
     rows: list[dict[str, Any]] = []
     right: dict[str, list[bool]] = {}
-    progress = sample_progress(len(problems) * len(CONTESTANTS), 0)
-    with closing(orchestrator), Grader() as grader, progress as on_sample:
+    progress = share_progress(len(problems) * len(CONTESTANTS), 0)
+    with closing(orchestrator), Grader() as grader, progress as advance:
         for name, contestant in CONTESTANTS.items():
             request = replace(contestant, seed=seed)
-            evaluation = Evaluation(orchestrator, problems, grader, "demo", on_sample=on_sample)
+            evaluation = Evaluation(
+                orchestrator, problems, grader, "demo", on_sample=lambda sample: advance(sample.correct, 1)
+            )
             folder = RunFolder(out / name.replace(",", "").replace(" ", "-"), evaluation.configuration(request))
             summary = evaluation.run(request, folder)
             rows.append(_row(name, summary))

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from espalier.experiments.bench.report import Show, nothing_shown
-from espalier.experiments.cli.progress import sample_progress
+from espalier.experiments.cli.progress import share_progress
 from espalier.experiments.plots.figure import panels, save
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.experiments.runs.evaluate import Evaluation
@@ -75,9 +75,11 @@ def run(
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     reference: dict[int, dict[str, float]] = {}
-    progress = sample_progress(len(problems) * len(seeds) * len(cells), 0)
-    with closing(orchestrator), Grader() as grader, progress as on_sample:
-        evaluation = Evaluation(orchestrator, problems, grader, "demo", on_sample=on_sample)
+    progress = share_progress(len(problems) * len(seeds) * len(cells), 0)
+    with closing(orchestrator), Grader() as grader, progress as advance:
+        evaluation = Evaluation(
+            orchestrator, problems, grader, "demo", on_sample=lambda sample: advance(sample.correct, 1)
+        )
         for count, name, request in cells:
             samples: list[Sample] = []
             for seed in seeds:

@@ -66,7 +66,7 @@ def sample_rollouts(
     from espalier.experiments.cli.loading import bytes_progress
     from espalier.experiments.cli.progress import share_progress
     from espalier.experiments.runs.graders import make_grader
-    from espalier.experiments.verifier_training.rollouts import configuration_of, write_rollouts
+    from espalier.experiments.verifier_training.rollouts import RolloutSampler, configuration_of
     from espalier.experiments.verifier_training.tree_file import claim, read_trees
     from espalier.search.run.load import load_generator_alone
 
@@ -76,7 +76,7 @@ def sample_rollouts(
     asked = {problem.unique_id: place for place, problem in enumerate(problems)}
     done = sum(tree.problem_id in asked for tree in read_trees(out))
     with make_grader(grader, runtime.grader_memory) as checker, share_progress(len(asked), done) as advance:
-        for tree in write_rollouts(out, engine, generator, problems, rollouts, checker, runtime.max_running):
+        for tree in RolloutSampler(engine, generator, rollouts, checker, runtime.max_running).write(out, problems):
             advance(*tree.outcomes)
     trees = sorted(
         (tree for tree in read_trees(out) if tree.problem_id in asked), key=lambda tree: asked[tree.problem_id]

@@ -17,7 +17,7 @@ from espalier.engine.models.model import Model
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.verifier_training import training
 from espalier.experiments.verifier_training.features import HIDDEN, Features, take_features
-from espalier.experiments.verifier_training.rollouts import sample_trees
+from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.experiments.verifier_training.training import train_head
 from espalier.prm.scorers.trunk_head import add_trunk_head
@@ -38,7 +38,7 @@ def test_features_are_transformers_hidden_states_and_are_taken_once(
     model = replace(load_model("talker"), other_heads={HIDDEN: lambda hidden: hidden})
     engine = make_engine(model, kv_memory_bytes=2**23)
     problems = [Problem(str(i), f"Tom has {i} coins. How many?", "1", None) for i in range(60)]
-    unsorted = sample_trees(engine, Generator(engine, "", {}), problems, SETTINGS, grader, 8)
+    unsorted = RolloutSampler(engine, Generator(engine, "", {}), SETTINGS, grader, 8).sample(problems)
     trees = sorted(unsorted, key=lambda tree: int(tree.problem_id))
     before = engine.stats()["generator"].computed_tokens
     done: list[int] = []

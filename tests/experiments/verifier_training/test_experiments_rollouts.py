@@ -13,7 +13,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.experiments.runs.jsonl import open_lines
-from espalier.experiments.verifier_training.rollouts import sample_trees, write_rollouts
+from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeRecord, claim, read_trees, write_tree
 from espalier.search.grading.math_verify import Grader
@@ -34,7 +34,7 @@ def sample(make_engine: Callable[..., Engine], grader: Grader) -> Callable[..., 
     ) -> list[TreeRecord]:
         engine = make_engine("talker", **{"kv_memory_bytes": 2**23, **options})
         generator = Generator(engine, "", {"temperature": 1.0})
-        trees = list(sample_trees(engine, generator, problems, settings, grader, in_flight))
+        trees = list(RolloutSampler(engine, generator, settings, grader, in_flight).sample(problems))
         engine.check_drained()
         run.computed = engine.stats()["generator"].computed_tokens  # type: ignore[attr-defined]
         return sorted(trees, key=lambda tree: tree.problem_id)
@@ -148,7 +148,8 @@ class TestFile:
             engine = make_engine("talker", kv_memory_bytes=2**23)
             path = tmp_path / f"{name}.jsonl"
             claim(path, {"seed": 0, **configuration})
-            seen = list(write_rollouts(path, engine, Generator(engine, "", {}), problems, SETTINGS, grader, 2))
+            sampler = RolloutSampler(engine, Generator(engine, "", {}), SETTINGS, grader, 2)
+            seen = list(sampler.write(path, problems))
             run.seen = seen  # type: ignore[attr-defined]
             return path
 
