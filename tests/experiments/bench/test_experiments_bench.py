@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from espalier.experiments.bench.__main__ import app
 from espalier.experiments.bench.engine import model_paths, real_models
 from espalier.experiments.bench.report import Report
 from espalier.experiments.bench.searches import rate
+from espalier.experiments.cli.main import run_app
 from espalier.experiments.cli.options import OptionError
 from espalier.experiments.runs.evaluate import Evaluation
 from espalier.search.request import AlgorithmName
@@ -341,11 +341,12 @@ def test_no_file_is_written_unless_asked_for(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_benchmark_of_an_unknown_checkpoint_is_one_line():
-    command = [sys.executable, "-m", "espalier.experiments.bench", "engine", "--generator", "nope"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 2
-    (line,) = ran.stderr.splitlines()
+def test_benchmark_of_an_unknown_checkpoint_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "engine", "--generator", "nope"])
+    with pytest.raises(SystemExit) as ended:
+        run_app(app)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert "no checkpoint 'nope'" in line
 
 

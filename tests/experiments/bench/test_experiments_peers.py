@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from espalier.experiments.bench.baselines.vllm_process import (
     optional_vllm,
 )
 from espalier.experiments.bench.searches.peers import running_peers
+from espalier.experiments.cli.main import run_app
 from espalier.search.request import AlgorithmName
 
 GREEDY = Sampling(temperature=0.0)
@@ -335,15 +335,16 @@ def test_a_vllm_that_cannot_run_int8_leaves_its_row_out_and_says_why(stand_in, s
 
 
 @pytest.mark.parametrize("python", ["no-such-interpreter", "without"])
-def test_asking_for_vllm_where_it_is_not_is_one_line_that_names_the_option(python, tmp_path):
+def test_asking_for_vllm_where_it_is_not_is_one_line_that_names_the_option(python, tmp_path, monkeypatch, capsys):
     if python == "without":
         python = str(tmp_path / "python")  # one that sees no packages at all
         Path(python).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
         Path(python).chmod(0o755)
-    command = [sys.executable, "-m", "espalier.experiments.bench", "engine", "--vllm-python", python]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 2
-    (line,) = ran.stderr.splitlines()
+    monkeypatch.setattr(sys, "argv", ["bench", "engine", "--vllm-python", python])
+    with pytest.raises(SystemExit) as ended:
+        run_app(app)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert f"--vllm-python {python}" in line
 
 
