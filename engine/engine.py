@@ -190,6 +190,16 @@ class Engine:
         """
         return self._settled_table(sequence).token_ids(sequence)
 
+    def append(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
+        """Write tokens at the end of a sequence; they are computed with the next work on it or on a fork.
+
+        Raises:
+            NoEmbeddingError: when the model has no embedding for one of the tokens.
+            MisuseError: when the sequence was released, belongs to another engine, has work, or would go beyond the
+                model's context.
+        """
+        self._scheduler(sequence).append(sequence, token_ids)
+
     def release(self, sequence: KVSequence) -> None:
         """Release a sequence; blocks that no other sequence shares become free.
 

@@ -56,6 +56,25 @@ class StopCause(StrEnum):
     EOS = "eos"
     LENGTH = "length"  # its own token limit
     CONTEXT = "context"  # the model's longest context
+    MARK = "mark"  # one of `StepMarks`
+
+
+@dataclass(frozen=True, slots=True)
+class StepMarks:
+    """Marks that end a step whatever stands before them, and texts that a step is not cut in.
+
+    Attributes:
+        end_ids: tokens that end a step, also where they end a sequence elsewhere.
+        end_text: text that ends a step, for a mark of several tokens; empty for none.
+        unbroken: texts that a full step finishes, see `Generate.overrun`.
+    """
+
+    end_ids: tuple[int, ...] = ()
+    end_text: str = ""
+    unbroken: tuple[str, ...] = ()
+
+
+NO_MARKS = StepMarks()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +92,9 @@ class Generate:
         delimiter: text that ends a step once the step has other content; empty for no such stop.
         markers: words that end a step, once it has other content, where a sentence begins with one of them; with the
             character after it, which shows that the word is over.
+        marks: marks that end a step.
+        overrun: tokens beyond `max_tokens` by which a full step may finish a letter of several bytes, or one of the
+            marks' unbroken texts.
         in_place: extend the sequence itself instead of forking it; needs exactly one sampling.
         merge_equal: whether samplings that draw the same tokens are one child.
         head: one of the model's other heads, read at the state that each child's last token is drawn from, which costs
@@ -86,6 +108,8 @@ class Generate:
     max_tokens: int
     delimiter: str = "\n\n"
     markers: tuple[str, ...] = ()
+    marks: StepMarks = NO_MARKS
+    overrun: int = 0
     in_place: bool = False
     merge_equal: bool = True
     head: str = ""

@@ -137,6 +137,13 @@ class CommonFields:
             "last boxed answer counts."
         ),
     ] = True
+    thinking: Annotated[
+        str,
+        Option(
+            "Whether the generator thinks before it answers: auto, as its chat template has it; off; on; or at most so "
+            "many tokens, after which its thought is closed for it. Room for the answer is always kept."
+        ),
+    ] = "auto"
     max_steps: Annotated[
         int | None,
         Interval(ge=1, le=MAX_PATH_TOKENS),
@@ -153,7 +160,10 @@ class CommonFields:
     max_tokens: Annotated[
         int | None,
         Interval(ge=1, le=MAX_PATH_TOKENS),
-        Option(f"Maximum tokens of one path; default: {DEFAULT_MAX_TOKENS}, or what the context leaves."),
+        Option(
+            f"Maximum tokens of one path, thought and answer; default: {DEFAULT_MAX_TOKENS}, 16384 for generators that "
+            "think, or what the context leaves."
+        ),
     ] = None
     seed: Annotated[int, Interval(ge=0, le=2**63 - 1), Option("Seed of all sampling.")] = 0
     generator_budget: Annotated[

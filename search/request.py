@@ -18,6 +18,7 @@ from espalier.search.conversation import ChatMessage, conversation_text, history
 from espalier.search.fairness import Account
 from espalier.search.schema import CodeName, from_values, text_violations, violations
 from espalier.search.step_rule import read_step_rule
+from espalier.search.thoughts.mode import read_thinking
 
 EXACT_MATCH = "exact-match"
 """Name of comparing answers by their canonical text alone."""
@@ -92,6 +93,7 @@ class SearchFields(TypedDict, total=False):
     min_p: float | None
     step_rule: str
     end_at_box: bool
+    thinking: str
     max_steps: int | None
     max_step_tokens: int | None
     max_tokens: int | None
@@ -168,11 +170,12 @@ def validate(request: SearchRequest) -> None:
             found.append(Violation(field, description))
 
     of_fields = violations(request)
-    if "step_rule" not in {violation.field for violation in of_fields}:
-        try:
-            read_step_rule(request.step_rule)
-        except ValueError as error:
-            of_fields.append(Violation("step_rule", str(error)))
+    for name, read in (("step_rule", read_step_rule), ("thinking", read_thinking)):
+        if name not in {violation.field for violation in of_fields}:
+            try:
+                read(getattr(request, name))
+            except ValueError as error:
+                of_fields.append(Violation(name, str(error)))
     if not {"problem", "history"} & {violation.field for violation in of_fields}:
         found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
         require(bool(request.problem.strip()), "problem", "must not be empty")

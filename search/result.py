@@ -79,26 +79,46 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScoredStep:
-    """One step of a path: its text and the verifier's score in [0, 1]; None in searches without a verifier."""
+    """One step of a path: its text and the verifier's score in [0, 1]; None in searches without a verifier.
+
+    The first `thought_chars` characters of the text are thought; `appended` is what the host wrote behind it.
+    """
 
     text: str
     score: float | None
+    thought_chars: int = 0
+    appended: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A complete path: its answer, its aggregated score, and the number of sampled paths merged into it."""
+    """A complete path: its answer, its aggregated score, and the number of sampled paths merged into it.
+
+    `thought_tokens` are those that the model sampled for its thought, marks included.
+    """
 
     node_id: int
     answer: str
     score: float | None
     multiplicity: int
     steps: tuple[ScoredStep, ...]
+    thought_tokens: int = 0
 
     @property
     def text(self) -> str:
         """The generated text of the whole path."""
         return "".join(step.text for step in self.steps)
+
+    @property
+    def thought(self) -> str:
+        """What the model thought, without marks; empty if it did not."""
+        return "".join(step.text[: step.thought_chars] for step in self.steps).strip()
+
+    @property
+    def content(self) -> str:
+        """The text of the path without its thought."""
+        content = "".join(step.text[step.thought_chars :] for step in self.steps)
+        return content.lstrip() if any(step.thought_chars or step.appended for step in self.steps) else content
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +143,11 @@ class Usage:
     Tokens: `generator_tokens` and `verifier_tokens` are the tokens whose KV that model computed for this search,
     including the prompt. `*_tree_tokens` counts every token of the search tree once; siblings that share a prefix count
     it once. `prompt_tokens` is the length of the generator's prompt. `generated_tokens` counts sampled tokens,
-    including those of duplicates. `nodes` counts sampled steps; `duplicates` of them were merged into an equal sibling.
-    `*_saved_tokens` is how many more tokens would have been computed if every candidate had been computed from the
-    prompt on. `stopped_paths` is the number of paths that were not run to their end because the answer was decided
-    without them, and `stopped_tokens` an estimate of the tokens that they would still have sampled: if they had become
-    as long as the mean path that ended.
+    including those of duplicates, `appended_tokens` those that the host wrote. `nodes` counts sampled steps;
+    `duplicates` of them were merged into an equal sibling. `*_saved_tokens` is how many more tokens would have been
+    computed if every candidate had been computed from the prompt on. `stopped_paths` is the number of paths that were
+    not run to their end because the answer was decided without them, and `stopped_tokens` an estimate of the tokens
+    that they would still have sampled: if they had become as long as the mean path that ended.
 
     Memory, at the search's peak, for both models together: `physical_blocks` is the number of KV blocks held,
     `logical_blocks` the number that would be held if no two sequences shared any; bytes are given in total and per
@@ -158,6 +178,7 @@ class Usage:
     stopped_paths: int = 0
     stopped_tokens: int = 0
     prompt_tokens: int = 0
+    appended_tokens: int = 0
 
     @property
     def charged_tokens(self) -> int:

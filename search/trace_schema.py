@@ -62,8 +62,8 @@ def _in_nodes(trace: Any) -> Iterator[str]:
             yield f"{name}.parent_id: {node.parent_id} is no node before it at the path {list(node.path[:-1])}"
         if node.termination and node.termination not in list(Termination):
             yield f"{name}.termination: must be one of {', '.join(Termination)}, is {node.termination!r}"
-        if node.tokens < 0 or node.multiplicity < 0:
-            yield f"{name}: tokens and multiplicity must be at least 0"
+        if min(node.tokens, node.multiplicity, node.thought_chars) < 0:
+            yield f"{name}: tokens, multiplicity and thought_chars must be at least 0"
         if not all(math.isfinite(value) for value in (node.score, node.log_probability) if value is not None):
             yield f"{name}: score and log_probability must be finite"
         known[node.node_id] = node.path

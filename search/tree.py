@@ -9,10 +9,14 @@ from espalier.search.common_fields import Aggregation
 
 
 class Termination(StrEnum):
-    """Why a path ended at a node. Only `eos` and `boxed` are complete answers; only complete answers vote."""
+    """Why a path ended at a node. Only `eos` and `boxed` are complete answers; only complete answers vote.
+
+    A path is `unclosed` where the model ended it within its thought.
+    """
 
     EOS = "eos"
     BOXED = "boxed"
+    UNCLOSED = "unclosed"
     LENGTH = "length"
     BUDGET = "budget"
     DEGENERATE = "degenerate"
@@ -27,7 +31,8 @@ class NodeRecord:
 
     `path` holds the child indices from the root, `tokens` the number of tokens sampled for the node. `termination` is
     a `Termination`, empty for an inner node. `log_probability` is the sum over its tokens under the generator at
-    temperature 1; None if the server does not report it.
+    temperature 1; None if the server does not report it. The first `thought_chars` characters of its text are thought.
+    `appended` is what the host wrote behind it.
     """
 
     node_id: int
@@ -39,6 +44,8 @@ class NodeRecord:
     multiplicity: int
     tokens: int
     log_probability: float | None = None
+    thought_chars: int = 0
+    appended: str = ""
 
     @property
     def depth(self) -> int:
@@ -54,7 +61,10 @@ class Node:
         node_id: order of creation within the search, 0 for the root. Depends on timing: use `path` where order matters.
         parent: the parent node; None for the root, which holds no text.
         path: child indices from the root; does not depend on timing.
-        text: the step's text, including its delimiter.
+        text: the step's text as the model wrote it, including its delimiter; marks of thoughts are left out.
+        thought_chars: how many of its first characters are thought.
+        appended: text that the host wrote behind it.
+        appended_tokens: tokens of that text.
         num_tokens: tokens sampled for the step.
         own_tokens: how many of its last tokens are not shared with a sibling of a lower path.
         score: the verifier's score of this step in [0, 1], None without one.
@@ -84,6 +94,9 @@ class Node:
     num_children: int = field(default=0)
     draws: tuple[int, ...] = ()
     rollout: bool = False
+    thought_chars: int = 0
+    appended: str = ""
+    appended_tokens: int = 0
 
     @property
     def depth(self) -> int:
@@ -117,9 +130,13 @@ class Node:
         """The text of the whole path."""
         return "".join(node.text for node in self.lineage())
 
+    def answer_text(self) -> str:
+        """The text of the whole path without its thought."""
+        return "".join(node.text[node.thought_chars :] for node in self.lineage())
+
     def path_tokens(self) -> int:
-        """Tokens sampled along the path."""
-        return sum(node.num_tokens for node in self.lineage())
+        """Tokens of the path, sampled and appended."""
+        return sum(node.num_tokens + node.appended_tokens for node in self.lineage())
 
     def record(self) -> NodeRecord:
         """Return the node as plain data."""
@@ -133,16 +150,19 @@ class Node:
             multiplicity=self.multiplicity,
             tokens=self.num_tokens,
             log_probability=round(self.log_probability, 6),
+            thought_chars=self.thought_chars,
+            appended=self.appended,
         )
 
 
 def computed_once(nodes: Sequence[Node]) -> int:
     """Count the generator tokens of a tree below the prompt, counting shared prefixes of siblings once.
 
-    The KV of a node's last token is computed only when the node has children. The first of `nodes` is the root.
+    The KV of a node's last token, and of what is appended to it, is computed only when the node has children. The first
+    of `nodes` is the root.
     """
     parents = {node.parent for node in nodes}
-    return sum(node.own_tokens - (node not in parents) for node in nodes[1:])
+    return sum(node.own_tokens + node.appended_tokens if node in parents else node.own_tokens - 1 for node in nodes[1:])
 
 
 def aggregate(step_scores: list[float], how: Aggregation) -> float | None:

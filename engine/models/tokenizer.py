@@ -126,6 +126,11 @@ class TextTokenizer:
         return table
 
     @property
+    def added_tokens(self) -> list[str]:
+        """Tokens that are recognised in a text as they are written, special or not."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+
+    @property
     def has_chat_template(self) -> bool:
         """True if the checkpoint comes with a chat template."""
         return self._template is not None

@@ -79,7 +79,7 @@ class DecodeRows:
         limits: int64 `[branches]`, the length at which each sequence stops.
         apart: bool `[draws]`, draws that become branches of their own even if they are equal.
         heads: the heads that some branch reads besides its draws.
-        ends: the delimiters and markers at which some branch stops.
+        ends: the delimiters, markers and marks at which some branch stops.
     """
 
     def __init__(self, branches: list[RunningRequest]) -> None:
@@ -94,7 +94,7 @@ class DecodeRows:
         apart = [not b.work.merge_equal and len(b.indices) > 1 for b in branches]
         self.apart = np.array(apart, dtype=bool)[self.branch_of]
         self.heads = sorted({b.work.head for b in branches} - {""})
-        self.ends = frozenset((b.work.delimiter, b.work.markers) for b in branches)
+        self.ends = frozenset((b.work.delimiter, b.work.markers, b.work.marks) for b in branches)
 
     @property
     def samplings(self) -> list[Sampling]:

@@ -161,12 +161,18 @@ class RunningSamples:
 
     def _stop_cause(self, branch: RunningRequest, token_id: int, length: int, full: bool) -> StopCause | None:
         """Why a branch stops whose token `token_id` is its last of `length`; None if it goes on."""
+        tokens = self._table.tokens[branch.row, branch.start : length]
+        if self._ends.marked(branch.work.marks, tokens):
+            return StopCause.MARK
         if self._is_eos[token_id]:
             return StopCause.EOS
-        if self._ends.ended(branch.work, self._table.tokens[branch.row, branch.start : length]):
+        if self._ends.ended(branch.work, tokens):
             return StopCause.DELIMITER
-        if full:
-            return StopCause.CONTEXT if length >= self._context else StopCause.LENGTH
+        if length >= self._context:
+            return StopCause.CONTEXT
+        over = len(tokens) - branch.work.max_tokens
+        if full and not (over < branch.work.overrun and self._ends.cuts(branch.work.marks, tokens)):
+            return StopCause.LENGTH
         return None
 
     def _finish(self, branch: RunningRequest, cause: StopCause, values: np.ndarray | None) -> Generated:

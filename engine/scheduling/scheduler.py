@@ -1,6 +1,6 @@
 """The scheduler of one model: its waiting and running work, the plan of each step, and what becomes of its results."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -98,6 +98,18 @@ class Scheduler:
             raise MisuseError(f"work waits or runs on a {self.role} sequence that is released; cancel its owner first")
         self.table.release(sequence)
 
+    def append(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
+        """Write tokens at the end of a sequence; see `Engine.append`.
+
+        Raises:
+            NoEmbeddingError: when the model has no embedding for one of the tokens.
+            MisuseError: when the sequence takes no tokens now, or not as many.
+        """
+        self._require_free(sequence)
+        self._require_fits(int(self.table.lengths[sequence.row]) + len(token_ids))
+        self._model.require_embedded(self.role, token_ids)
+        self.table.append(sequence, list(token_ids))
+
     def works_on(self, sequence: KVSequence) -> bool:
         """True if work waits on a sequence, or runs in place on it."""
         return sequence.row in self._busy_rows
@@ -113,9 +125,7 @@ class Scheduler:
             _require_reads_in_order(work)
         elif not work.samplings or (work.in_place and len(work.samplings) != 1) or work.max_tokens < 1:
             raise MisuseError("Generate needs a sampling for each child, exactly one in place, and max_tokens >= 1")
-        self.table.require_live(work.sequence)
-        if work.sequence.row in self._busy_rows:
-            raise MisuseError("a sequence takes one piece of work at a time")
+        self._require_free(work.sequence)
         length = int(self.table.lengths[work.sequence.row])
         added = len(work.token_ids) if isinstance(work, Score) else 1  # at least
         if not length and not (isinstance(work, Score) and added):
@@ -240,6 +250,11 @@ class Scheduler:
             self._busy_rows -= {one.sequence.row for one in finished if one.work.in_place}
             done += finished
         return done
+
+    def _require_free(self, sequence: KVSequence) -> None:
+        self.table.require_live(sequence)
+        if sequence.row in self._busy_rows:
+            raise MisuseError("a sequence takes one piece of work at a time")
 
     def _require_fits(self, tokens: int) -> None:
         if tokens > (context := self._model.config.max_positions):

@@ -7,10 +7,14 @@ from functools import lru_cache
 import numpy as np
 
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.engine.work import Generate
+from espalier.engine.work import Generate, StepMarks
 
+Rule = tuple[str, tuple[str, ...], StepMarks]
+"""Delimiter, markers and marks of some work."""
 _WINDOW = 32
 """Last tokens of a step that are looked at for a marker, with what stands before and behind it."""
+_IN_LETTER = re.compile(rb"(?:[\xc2-\xf4]|[\xe0-\xf4][\x80-\xbf]|[\xf0-\xf4][\x80-\xbf]{2})\Z")
+"""The end of bytes that begin a letter of UTF-8 and do not finish it."""
 _WORD = re.compile(rb"\w*", re.ASCII)
 
 
@@ -23,13 +27,16 @@ class StepEnds:
         self._ids = ids
         self._of_byte: dict[int, np.ndarray] = {}
         self._after_word: np.ndarray | None = None
-        self._of_rules: dict[frozenset[tuple[str, tuple[str, ...]]], np.ndarray] = {}
+        self._of_rules: dict[frozenset[Rule], np.ndarray] = {}
 
-    def may_end(self, rules: frozenset[tuple[str, tuple[str, ...]]]) -> np.ndarray:
-        """Return which tokens can end a step under one of some delimiters and markers, bool `[ids]`."""
+    def may_end(self, rules: frozenset[Rule]) -> np.ndarray:
+        """Return which tokens can end a step under one of some rules, bool `[ids]`."""
         if (found := self._of_rules.get(rules)) is None:
             found = np.zeros(self._ids, dtype=bool)
-            for delimiter, markers in rules:
+            for delimiter, markers, marks in rules:
+                found[list(marks.end_ids)] = True
+                if marks.end_text:
+                    found |= self._with_byte(marks.end_text.encode()[-1])
                 if delimiter:
                     found |= self._with_byte(delimiter.encode()[-1])
                 if markers:
@@ -45,8 +52,25 @@ class StepEnds:
         if work.delimiter and self._with_byte(work.delimiter.encode()[-1])[token_ids[-1]]:
             return work.delimiter in self._tokenizer.decode(token_ids.tolist()).lstrip()[1:]
         if work.markers and self._beyond_words()[token_ids[-1]]:
-            return bool(_begun_by(work.markers).search(self._tokenizer.decode(token_ids[-_WINDOW:].tolist()).lstrip()))
+            return bool(_begun_by(work.markers).search(self._last(token_ids).lstrip()))
         return False
+
+    def marked(self, marks: StepMarks, token_ids: np.ndarray) -> bool:
+        """Return whether the last of a step's tokens is or completes a mark."""
+        if token_ids[-1] in marks.end_ids:
+            return True
+        text = marks.end_text
+        return bool(text and self._with_byte(text.encode()[-1])[token_ids[-1]]) and text in self._last(token_ids)
+
+    def cuts(self, marks: StepMarks, token_ids: np.ndarray) -> bool:
+        """Return whether a step that ended here would cut a letter of several bytes or an unbroken text."""
+        if _IN_LETTER.search(self._tokenizer.decode_bytes(token_ids[-_WINDOW:].tolist())):
+            return True
+        text = self._last(token_ids)
+        return any(text.endswith(part[:length]) for part in marks.unbroken for length in range(1, len(part)))
+
+    def _last(self, token_ids: np.ndarray) -> str:
+        return self._tokenizer.decode(token_ids[-_WINDOW:].tolist())
 
     def _with_byte(self, byte: int) -> np.ndarray:
         if byte not in self._of_byte:

@@ -91,7 +91,7 @@ class AdaptivePaths(SearchAlgorithm):
         complete = [node for node in nodes if node.complete]
         self._complete += complete
         for node in complete:
-            if answer := answers.extract_answer(node.path_text()):
+            if answer := answers.extract_answer(node.answer_text()):
                 self._answers[node] = answers.exact_match_key(answer)
         self._decided = self._is_decided()
 

@@ -12,6 +12,7 @@ from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOption
 from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
 from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
 from espalier.search.server_info import Occupancy
+from espalier.search.thoughts.budget import ThoughtPlan
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
 
@@ -109,6 +110,7 @@ class ResolvedRequest:
         generator_prompt: the generator's prompt, as token ids.
         verifier_prompt: the verifier's prompt; empty without `verifier_limits`.
         warnings: what the result will warn of, whole sentences.
+        thoughts: how its paths think; None for a generator that does not.
     """
 
     request: SearchRequest
@@ -118,6 +120,7 @@ class ResolvedRequest:
     generator_prompt: tuple[int, ...] = ()
     verifier_prompt: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+    thoughts: ThoughtPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

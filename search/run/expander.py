@@ -8,7 +8,7 @@ from espalier.engine.engine import Engine, Footprint
 from espalier.engine.errors import ScoreMismatchError
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
-from espalier.engine.work import Done, Generate, Generated, Sampling, StopCause, stream_key
+from espalier.engine.work import NO_MARKS, Done, Generate, Generated, Sampling, StopCause, stream_key
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore, steps_with_text
 from espalier.search.algorithms import needs_verifier, stops_early
 from espalier.search.algorithms.base import Expand, viable
@@ -18,6 +18,8 @@ from espalier.search.result import Candidate
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.step_rule import PARAGRAPH, read_step_rule
+from espalier.search.thoughts.budget import CLOSING_SENTENCE, overrun_of
+from espalier.search.thoughts.reading import IN_ANSWER, OPENED, Phase, Position, ThoughtReader
 from espalier.search.tree import Node, Termination
 from espalier.search.voting.decided import make_gate
 
@@ -29,13 +31,15 @@ class NodeState:
     """The generator sequence of a node, and how far it is.
 
     `to_end` is set for steps of independent paths. `scored` is False until the node's score is known, or that it has
-    none. `expected` is the number of children still being sampled.
+    none. `expected` is the number of children still being sampled, `position` where the path is between thought and
+    answer.
     """
 
     to_end: bool
     generator: KVSequence | None = None
     scored: bool = False
     expected: int = 0
+    position: Position = IN_ANSWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +92,16 @@ class TreeExpander:
         self._session = ScoreSession()
         self._meter = meter
         self._rule = read_step_rule(resolved.request.step_rule)
+        self._thoughts = resolved.thoughts
+        tokenizer = engine.model(GENERATOR).tokenizer if resolved.thoughts else None
+        self._reader = ThoughtReader(resolved.thoughts.marks, tokenizer) if resolved.thoughts and tokenizer else None
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, resolved.verifier_limits is not None)
         self._gate = make_gate(resolved.request, self._scorer is not None) if stops_early(resolved.request) else None
         self._unfinished = 0  # children requested in this round
         self._waiting: dict[Node, PendingExpansion] = {}  # paths that wait at the gate, by what sampled their last step
         self._states: dict[Node, NodeState] = {}
-        self._siblings: dict[tuple[Node, str, Termination | None], Node] = {}
+        self._siblings: dict[tuple[Node, str, Termination | None, Position, str], Node] = {}
 
     @property
     def outstanding(self) -> int:
@@ -103,7 +110,8 @@ class TreeExpander:
 
     def open(self) -> None:
         """Open the root's sequences, and queue the problem's verifier prefill if the budget covers it."""
-        root = self._states[self.root] = NodeState(to_end=False, scored=True)
+        start = OPENED if self._thoughts and self._thoughts.opened else Position() if self._thoughts else IN_ANSWER
+        root = self._states[self.root] = NodeState(to_end=False, scored=True, position=start)
         request, resolved, salt = self._request, self._resolved, self._salt
         root.generator = self._engine.open(GENERATOR, list(resolved.generator_prompt), salt, self._owner)
         self._meter.generator_tree_tokens += len(resolved.generator_prompt)
@@ -196,13 +204,19 @@ class TreeExpander:
             Sampling(*filters, key=stream_key(request.seed, request.problem, (*node.path, i)))
             for i in range(first, end)
         )
-        limits = self._resolved.generator_limits
-        left = min(
-            limits.step_tokens, limits.path_tokens - node.path_tokens(), self._budget.generator_left(node, round_root)
+        room = min(
+            self._resolved.generator_limits.path_tokens - node.path_tokens(),
+            self._budget.generator_left(node, round_root),
         )
+        left, marks = min(room, request.max_step_tokens or room), NO_MARKS
+        if self._thoughts and state.position.phase is not Phase.ANSWER:
+            marks, of_thought = self._thoughts.step_marks, self._thoughts.budget - node.path_tokens()
+            if of_thought > 0 or state.position.inside:
+                left = min(left, max(1, of_thought))
+        overrun = min(overrun_of(self._rule, self._thoughts), room - left)
         expansion = PendingExpansion(node, first, expand.to_end, expand.greedy, round_root)
         how = {"in_place": in_place, "merge_equal": request.merge_duplicates, "head": self._session.head}
-        how |= {"delimiter": self._rule.delimiter, "markers": self._rule.markers}
+        how |= {"delimiter": self._rule.delimiter, "markers": self._rule.markers, "marks": marks, "overrun": overrun}
         self._engine.submit(Generate(self._owner, state.generator, samplings, left, **how, tag=expansion))
 
     def _on_generated(self, done: Generated, expansion: PendingExpansion) -> None:
@@ -220,18 +234,22 @@ class TreeExpander:
         self._meter.duplicates += count - 1
         self._meter.generated_tokens += count * node.num_tokens
         state = NodeState(expansion.to_end, generator=done.sequence)
+        if self._reader:
+            reading = self._reader.read(done.token_ids, above.position)
+            node.text, node.thought_chars, state.position = reading.text, reading.thought_chars, reading.position
         above.expected -= count
         if done.work.in_place:
             above.generator = None
         self._states[node] = state
         node.termination = self._termination(node, done.cause, expansion)
+        self._close_thought(node, state, done.cause)
         to_score = self._has_score(node)
         if to_score:
             node.score = self._session.score_sampled(node, done)
         if not state.to_end:
             self._unfinished -= count - 1
             # Merge only equal terminations: the same text can be complete in one sample and cut off in another.
-            alike = parent, node.text, node.termination
+            alike = parent, node.text, node.termination, state.position, node.appended
             if self._request.merge_duplicates and (kept := self._siblings.setdefault(alike, node)) is not node:
                 self._merge(node, kept)
                 return
@@ -242,6 +260,23 @@ class TreeExpander:
         alone = state.to_end and above.to_end and parent.multiplicity == 1
         self._on_scores(self._session.want(node, alone) if to_score else self._session.skip(node))
         self._release_inner_node(parent)
+
+    def _close_thought(self, node: Node, state: NodeState, cause: StopCause) -> None:
+        """Close a thought that has used its budget up or goes round in circles; begin the answer's channel."""
+        plan = self._thoughts
+        if plan is None:
+            return
+        looping = node.termination is Termination.DEGENERATE
+        if state.position.inside and (looping or (node.open and node.path_tokens() >= plan.budget)):
+            ids, node.appended, node.termination = plan.closing, CLOSING_SENTENCE.strip(), None
+        elif node.open and cause is StopCause.MARK and not state.position.inside and plan.header:
+            ids, node.appended = plan.header, plan.marks.header
+        else:
+            return
+        assert state.generator is not None
+        self._engine.append(state.generator, ids)
+        node.appended_tokens, state.position = len(ids), Position()
+        self._meter.appended_tokens += node.multiplicity * len(ids)
 
     def _go_on(self, node: Node, expansion: PendingExpansion) -> None:
         """Sample the next step of independent paths that are one so far; `expansion` sampled their last."""
@@ -292,6 +327,8 @@ class TreeExpander:
 
     def _termination(self, node: Node, cause: StopCause, expansion: PendingExpansion) -> Termination | None:
         if cause is StopCause.EOS:
+            if self._states[node].position.inside:
+                return Termination.UNCLOSED
             # An empty last step still completes the text before it.
             return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
         if self._request.end_at_box and _ends_boxed(node):
@@ -304,6 +341,9 @@ class TreeExpander:
             return Termination.LENGTH
         if self._request.max_steps is not None and node.depth >= self._request.max_steps:
             return Termination.LENGTH
+        position = self._states[node].position
+        if cause is StopCause.MARK or (position.inside and position.blank):
+            return None  # blanks around marks are no step that says nothing
         return Termination.DEGENERATE if self._is_degenerate(node) else None
 
     def _is_degenerate(self, node: Node) -> bool:
@@ -371,10 +411,10 @@ class TreeExpander:
 
 def _ends_boxed(node: Node) -> bool:
     """Return whether a step ends the paragraph of a boxed answer, which may have begun in steps before it."""
-    text, step = node.text, node.parent
+    text, step = node.text[node.thought_chars :], node.parent
     if PARAGRAPH not in text:
         return False
-    while step and step.text and PARAGRAPH not in step.text.lstrip():
-        text, step = step.text + text, step.parent
+    while step and (before := step.text[step.thought_chars :]) and PARAGRAPH not in before.lstrip():
+        text, step = before + text, step.parent
     boxes = boxed(text)
     return bool(boxes.answer) and PARAGRAPH in text[boxes.last :]

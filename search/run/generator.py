@@ -1,6 +1,9 @@
 """The generator's side of a search: prompts and sampling defaults."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from espalier.engine.engine import Engine
@@ -20,8 +23,11 @@ from espalier.engine.models.tokenizer import SPECIAL_TOKENS, TextTokenizer
 from espalier.engine.roles import GENERATOR
 from espalier.search.completion import ChatPrompt, CompletionRequest, Prompt
 from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
+from espalier.search.run.caller_text import CallerText
 from espalier.search.run.executor import RequestDefaults
 from espalier.search.tokenization import Tokenization, TokenizationRequest
+from espalier.search.thoughts.marks import find_marks
+from espalier.search.thoughts.mode import ThinkingMode
 
 STEP_SYSTEM_PROMPT = (
     "Solve the following math problem step by step. For a short problem, use few steps. Start each step with "
@@ -44,19 +50,23 @@ def system_prompt_of(checkpoint: Checkpoint) -> str:
 
 
 def render_prompt(
-    tokenizer: TextTokenizer, system_prompt: str, problem: str, history: Sequence[ChatMessage] = ()
+    tokenizer: TextTokenizer,
+    system_prompt: str,
+    problem: str,
+    history: Sequence[ChatMessage] = (),
+    switches: Mapping[str, bool] = MappingProxyType({"enable_thinking": False}),
 ) -> str:
     """Render the prompt: through the chat template, or as plain text and a blank line without one.
 
     If the template rejects a system message (Mistral, Gemma), the system prompt is put before the first thing that the
-    user says. Thinking is disabled where the template supports it (Qwen3): the search scores solution steps, not
-    thoughts.
+    user says.
 
     Args:
         tokenizer: has the chat template.
         system_prompt: used unless `history` starts with a system message.
         problem: what the user says last.
         history: the messages before it.
+        switches: variables of the template that switch thinking on or off; see `SWITCHES`.
 
     Raises:
         TemplateLimitError: the template takes too much time or memory.
@@ -72,25 +82,52 @@ def render_prompt(
     if system_prompt:
         try:
             system = {"role": "system", "content": system_prompt}
-            return tokenizer.render_chat([system, *messages], enable_thinking=False)
+            return tokenizer.render_chat([system, *messages], **switches)
         except TemplateLimitError:
             raise
         except CheckpointError:  # it takes no system message; what else it has against them, it says again below
             pass
         first = next(message for message in messages if message["role"] == "user")
         first["content"] = before + first["content"]
-    return tokenizer.render_chat(messages, enable_thinking=False)
+    return tokenizer.render_chat(messages, **switches)
 
 
 Advice = Callable[[str], tuple[str, ...]]
 """Takes a problem's text and returns warnings, whole sentences for the caller; empty where there are none."""
+
+SWITCHES: Mapping[ThinkingMode, Mapping[str, bool]] = {
+    ThinkingMode.AUTO: {},
+    ThinkingMode.OFF: {"enable_thinking": False, "thinking": False},
+    ThinkingMode.ON: {"enable_thinking": True, "thinking": True},
+}
+"""Variables by which chat templates switch thinking on and off."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A generator's prompt for a search.
+
+    Attributes:
+        token_ids: its tokens.
+        opened: whether it opens a thought.
+        thinks: whether the model is expected to think.
+    """
+
+    token_ids: list[int]
+    opened: bool = False
+    thinks: bool = False
 
 
 class Generator:
     """Renders problems for one generator, and knows the defaults of its requests."""
 
     def __init__(
-        self, engine: Engine, system_prompt: str, defaults: dict[str, Any], advice: Advice = lambda _: ()
+        self,
+        engine: Engine,
+        system_prompt: str,
+        defaults: dict[str, Any],
+        advice: Advice = lambda _: (),
+        thought_marks: str | None = None,
     ) -> None:
         """Create a generator.
 
@@ -99,14 +136,17 @@ class Generator:
             system_prompt: text of the system message; empty for none.
             defaults: the checkpoint's `generation_config.json`.
             advice: warns of problems that it was not made for.
+            thought_marks: see `find_marks`.
 
         Raises:
-            CheckpointError: one of the values used is not a number or is out of range, or the model has no embedding
-                for a token of every prompt.
+            CheckpointError: `thought_marks` are none, one of the values used is not a number or is out of range, or the
+                model has no embedding for a token of every prompt.
         """
         self._engine = engine
         self.system_prompt = system_prompt
         self.advice = advice
+        self.marks = find_marks(self.model.tokenizer, thought_marks)
+        self._caller_text = CallerText(self.model.tokenizer)
         try:
             self.prompt_ids("2")
         except NoEmbeddingError as error:
@@ -130,22 +170,67 @@ class Generator:
         return self._engine.model(GENERATOR)
 
     def prompt_ids(self, problem: str, history: Sequence[ChatMessage] = ()) -> list[int]:
-        """Return the prompt's token ids; see `render_prompt`.
+        """Return the token ids of `prompt`."""
+        return self.prompt(problem, history).token_ids
+
+    def prompt(
+        self, problem: str, history: Sequence[ChatMessage] = (), mode: ThinkingMode = ThinkingMode.AUTO
+    ) -> RenderedPrompt:
+        """Return the prompt; see `render_prompt`. What callers write is text, whatever tokens look like it.
 
         Raises:
-            InvalidRequestError: the chat template rejects the conversation.
+            InvalidRequestError: the chat template rejects the conversation, or the generator cannot think.
             NoEmbeddingError: the prompt has tokens without an embedding in the model.
             RequestTooLargeError: the prompt leaves no room for an answer.
         """
-        tokenizer = self.model.tokenizer
+        if mode is ThinkingMode.ON and self.marks is None:
+            why = (
+                "the generator does not think: neither its chat template nor its tokenizer has marks of thoughts; "
+                "--thought-marks names those of others"
+            )
+            raise InvalidRequestError([Violation("thinking", why)])
+        problem, tags = self._caller_text.protect(problem, [])
+        history = [replace(each, content=self._caller_text.protect(each.content, tags)[0]) for each in history]
+        text, opened, thinks = self._rendered(problem, history, mode)
+        ids = self._caller_text.encode(text, tags)
+        return RenderedPrompt(self._require_room(ids, 1), opened, thinks)
+
+    def _rendered(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> tuple[str, bool, bool]:
+        """The prompt's text, whether it opens a thought, and whether the model is expected to think."""
+        marks = self.marks
+        text = self._render(problem, history, mode if marks else ThinkingMode.OFF)
+        if marks is None:
+            return text, False, False
+        off, opening, closing = mode is ThinkingMode.OFF, marks.opening.text, marks.closing.text
+        if marks.header:  # written for the model, which writes some of them wrongly
+            header = marks.header[marks.header.index(opening) :]
+            return text + (header if off else f"{opening}{marks.label}"), not off, not off
+        end = text.rstrip()
+        opened = end.endswith((opening, f"{opening}{marks.label}".rstrip()))
+        closed = end.endswith(closing)
+        if off and opened:
+            return f"{end}\n\n{closing}\n\n", False, False
+        if off and not closed and marks.in_template and not self._has_switch:
+            return f"{text}{opening}\n\n{closing}\n\n", False, False
+        if mode is ThinkingMode.ON and closed:
+            raise InvalidRequestError(
+                [Violation("thinking", "the generator's chat template closes the thought itself")]
+            )
+        return text, opened, not off and not closed and (opened or marks.in_template or mode is ThinkingMode.ON)
+
+    @cached_property
+    def _has_switch(self) -> bool:
+        """Whether the chat template can switch thinking off."""
+        return self._render("2", (), ThinkingMode.ON) != self._render("2", (), ThinkingMode.OFF)
+
+    def _render(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> str:
         try:
-            text = render_prompt(tokenizer, self.system_prompt, problem, history)
+            return render_prompt(self.model.tokenizer, self.system_prompt, problem, history, SWITCHES[mode])
         except CheckpointError as error:
             if not history:
                 raise
             why = f"is rejected by the generator's chat template: {error.__cause__}"
             raise InvalidRequestError([Violation("history", why)]) from error
-        return self._require_room(tokenizer.encode(text), 1)
 
     def completion_ids(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
         """Return the token ids of a prompt that is continued as it is: a conversation through the chat template alone.

@@ -144,6 +144,13 @@ class RuntimeSettings:
         str | None,
         Option("The generator's system prompt; default: the checkpoint's, else one that asks for steps."),
     ] = None
+    thought_marks: Annotated[
+        str | None,
+        Option(
+            "Marks between which the generator thinks, with a blank between them, like '<think> </think>', or none; "
+            "default: found in its chat template and its tokens."
+        ),
+    ] = None
     threads: Annotated[int | None, Interval(ge=1), Option("CPU threads; default: all cores.")] = None
     answer_equivalence: Annotated[
         AnswerEquivalence,
@@ -183,6 +190,7 @@ class SolverSettings(TypedDict, total=False):
     launch_ahead: bool
     batch_invariant: bool
     system_prompt: str | None
+    thought_marks: str | None
     threads: int | None
     answer_equivalence: AnswerEquivalence | str
     grader_memory: int | str
@@ -346,7 +354,7 @@ def _make_generator(settings: RuntimeSettings, engine: Engine, checkpoint: Check
     defaults = checkpoint.optional_json("generation_config.json")
     # A bundled generator warns of problems that it was not made for.
     advice: list[Advice] = [each.load() for each in entry_points(group="espalier.advice", name=settings.generator)]
-    return Generator(engine, system_prompt, defaults, *advice[:1])
+    return Generator(engine, system_prompt, defaults, *advice[:1], thought_marks=settings.thought_marks)
 
 
 def load_verifier_alone(

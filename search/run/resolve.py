@@ -22,6 +22,9 @@ from espalier.search.request import SearchRequest, validate
 from espalier.search.run.executor import ResolvedCompletion, ResolvedRequest, ResolvedScores
 from espalier.search.run.generator import Generator
 from espalier.search.scores import ScoreRequest
+from espalier.search.step_rule import read_step_rule
+from espalier.search.thoughts.budget import DEFAULT_MAX_TOKENS, overrun_of, plan_thoughts
+from espalier.search.thoughts.mode import read_thinking
 
 _STEP_TOKENS = 50
 """Mean length of steps for bounds on the verifier's tokens where the number of steps has no limit."""
@@ -50,11 +53,22 @@ class Resolver:
         validate(request)
         effective = self._generator.defaults.fill(request)
         scorer = self._scorer_of(effective)
-        prompt = tuple(self._generator.prompt_ids(request.problem, request.history))
-        assert effective.max_tokens is not None
-        path_tokens = min(effective.max_tokens, self._generator.model.config.max_positions - len(prompt))
+        thinking = read_thinking(request.thinking)
+        prompted = self._generator.prompt(request.problem, request.history, thinking.mode)
+        prompt = tuple(prompted.token_ids)
+        most = effective.max_tokens if request.max_tokens or not prompted.thinks else DEFAULT_MAX_TOKENS
+        path_tokens = min(most or 1, self._generator.model.config.max_positions - len(prompt))
         effective = replace(effective, max_tokens=path_tokens)
-        limits = PathLimits(len(prompt), path_tokens, min(effective.max_step_tokens or path_tokens, path_tokens))
+        thoughts = None
+        if marks := self._generator.marks:
+            thoughts = plan_thoughts(marks, self._generator.model.tokenizer, thinking, prompted.opened, path_tokens)
+        if prompted.thinks and effective.max_steps and request.max_steps is None:
+            effective = replace(effective, max_steps=max(effective.max_steps, path_tokens // _STEP_TOKENS))
+        step_tokens = path_tokens
+        if effective.max_step_tokens:
+            overrun = overrun_of(read_step_rule(effective.step_rule), thoughts)
+            step_tokens = min(effective.max_step_tokens + overrun, path_tokens)
+        limits = PathLimits(len(prompt), path_tokens, step_tokens)
         verifier_prompt, verifier_limits = (), None
         if scorer:
             tokenizer = self._generator.model.tokenizer
@@ -64,7 +78,7 @@ class Resolver:
         blocks = self._worst_case(effective, limits, verifier_limits)
         self._engine.admission.require_fits_alone(blocks)
         warnings = self._generator.advice(request.problem)
-        return ResolvedRequest(effective, limits, verifier_limits, blocks, prompt, verifier_prompt, warnings)
+        return ResolvedRequest(effective, limits, verifier_limits, blocks, prompt, verifier_prompt, warnings, thoughts)
 
     def resolve_completion(self, request: CompletionRequest) -> ResolvedCompletion:
         """Validate a completion request and work out what follows from it.

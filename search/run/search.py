@@ -232,7 +232,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
     def _unshared(self, node: Node, tokens: str) -> int:
         """Tokens that one model computes for the candidate alone, prompt and path; 0 if it does not read the path."""
         limits = self.resolved.generator_limits if tokens == "num_tokens" else self.resolved.verifier_limits
-        path = sum(getattr(step, tokens) for step in node.lineage())
+        path = node.path_tokens() if tokens == "num_tokens" else sum(n.verifier_tokens for n in node.lineage())
         return limits.prompt_tokens + path if limits and path else 0
 
     def _candidates(self) -> list[Candidate]:
@@ -289,10 +289,11 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         """Extract the answer of a path that has just become complete."""
         found = self._found[node] = Candidate(
             node_id=node.node_id,
-            answer=extract_answer(node.path_text()),
+            answer=extract_answer(node.answer_text()),
             score=aggregate(node.step_scores(), self.request.aggregation),
             multiplicity=node.multiplicity,
-            steps=tuple(ScoredStep(n.text, n.score) for n in node.lineage()),
+            steps=tuple(ScoredStep(n.text, n.score, n.thought_chars, n.appended) for n in node.lineage()),
+            thought_tokens=sum(n.num_tokens for n in node.lineage() if n.thought_chars),
         )
         self._on_event(CandidateDone(self.search_id, found))
         return found

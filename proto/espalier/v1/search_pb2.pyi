@@ -65,6 +65,7 @@ class Termination(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TERMINATION_DUPLICATE: _ClassVar[Termination]
     TERMINATION_PRUNED: _ClassVar[Termination]
     TERMINATION_CANCELLED: _ClassVar[Termination]
+    TERMINATION_UNCLOSED: _ClassVar[Termination]
 
 class ChatRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -113,13 +114,14 @@ TERMINATION_DEGENERATE: Termination
 TERMINATION_DUPLICATE: Termination
 TERMINATION_PRUNED: Termination
 TERMINATION_CANCELLED: Termination
+TERMINATION_UNCLOSED: Termination
 CHAT_ROLE_UNSPECIFIED: ChatRole
 CHAT_ROLE_SYSTEM: ChatRole
 CHAT_ROLE_USER: ChatRole
 CHAT_ROLE_ASSISTANT: ChatRole
 
 class SolveProblemRequest(_message.Message):
-    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence", "generator_budget", "verifier_budget", "time_limit", "priority", "merge_duplicates", "early_stop", "history", "step_rule", "end_at_box")
+    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence", "generator_budget", "verifier_budget", "time_limit", "priority", "merge_duplicates", "early_stop", "history", "step_rule", "end_at_box", "thinking")
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     BEAM_WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +152,7 @@ class SolveProblemRequest(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     STEP_RULE_FIELD_NUMBER: _ClassVar[int]
     END_AT_BOX_FIELD_NUMBER: _ClassVar[int]
+    THINKING_FIELD_NUMBER: _ClassVar[int]
     problem: str
     algorithm: Algorithm
     beam_width: int
@@ -180,7 +183,8 @@ class SolveProblemRequest(_message.Message):
     history: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     step_rule: str
     end_at_box: bool
-    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ..., generator_budget: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ..., merge_duplicates: bool = ..., early_stop: _Optional[_Union[EarlyStop, str]] = ..., history: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., step_rule: _Optional[str] = ..., end_at_box: bool = ...) -> None: ...
+    thinking: str
+    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ..., generator_budget: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ..., merge_duplicates: bool = ..., early_stop: _Optional[_Union[EarlyStop, str]] = ..., history: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., step_rule: _Optional[str] = ..., end_at_box: bool = ..., thinking: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -323,29 +327,35 @@ class CandidateDone(_message.Message):
     def __init__(self, search_id: _Optional[str] = ..., candidate: _Optional[_Union[Candidate, _Mapping]] = ...) -> None: ...
 
 class ScoredStep(_message.Message):
-    __slots__ = ("text", "score")
+    __slots__ = ("text", "score", "thought_chars", "appended")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
+    THOUGHT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    APPENDED_FIELD_NUMBER: _ClassVar[int]
     text: str
     score: float
-    def __init__(self, text: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+    thought_chars: int
+    appended: str
+    def __init__(self, text: _Optional[str] = ..., score: _Optional[float] = ..., thought_chars: _Optional[int] = ..., appended: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("node_id", "answer", "score", "multiplicity", "steps")
+    __slots__ = ("node_id", "answer", "score", "multiplicity", "steps", "thought_tokens")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     MULTIPLICITY_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    THOUGHT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     answer: str
     score: float
     multiplicity: int
     steps: _containers.RepeatedCompositeFieldContainer[ScoredStep]
-    def __init__(self, node_id: _Optional[int] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., multiplicity: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ScoredStep, _Mapping]]] = ...) -> None: ...
+    thought_tokens: int
+    def __init__(self, node_id: _Optional[int] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., multiplicity: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ScoredStep, _Mapping]]] = ..., thought_tokens: _Optional[int] = ...) -> None: ...
 
 class SearchNode(_message.Message):
-    __slots__ = ("node_id", "parent_id", "depth", "text", "score", "termination", "multiplicity", "path", "tokens", "log_probability")
+    __slots__ = ("node_id", "parent_id", "depth", "text", "score", "termination", "multiplicity", "path", "tokens", "log_probability", "thought_chars", "appended")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +366,8 @@ class SearchNode(_message.Message):
     PATH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    THOUGHT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    APPENDED_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     parent_id: int
     depth: int
@@ -366,10 +378,12 @@ class SearchNode(_message.Message):
     path: _containers.RepeatedScalarFieldContainer[int]
     tokens: int
     log_probability: float
-    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., depth: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., termination: _Optional[_Union[Termination, str]] = ..., multiplicity: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., log_probability: _Optional[float] = ...) -> None: ...
+    thought_chars: int
+    appended: str
+    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., depth: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., termination: _Optional[_Union[Termination, str]] = ..., multiplicity: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., log_probability: _Optional[float] = ..., thought_chars: _Optional[int] = ..., appended: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("generator_tokens", "generator_tree_tokens", "generated_tokens", "verifier_tokens", "verifier_tree_tokens", "nodes", "pruned", "duplicates", "peak_kv_bytes", "logical_blocks", "physical_blocks", "queue_duration", "search_duration", "generator_saved_tokens", "verifier_saved_tokens", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "first_step_duration", "stopped_paths", "stopped_tokens", "prompt_tokens")
+    __slots__ = ("generator_tokens", "generator_tree_tokens", "generated_tokens", "verifier_tokens", "verifier_tree_tokens", "nodes", "pruned", "duplicates", "peak_kv_bytes", "logical_blocks", "physical_blocks", "queue_duration", "search_duration", "generator_saved_tokens", "verifier_saved_tokens", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "first_step_duration", "stopped_paths", "stopped_tokens", "prompt_tokens", "appended_tokens")
     GENERATOR_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATOR_TREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -391,6 +405,7 @@ class Usage(_message.Message):
     STOPPED_PATHS_FIELD_NUMBER: _ClassVar[int]
     STOPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    APPENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     generator_tokens: int
     generator_tree_tokens: int
     generated_tokens: int
@@ -412,7 +427,8 @@ class Usage(_message.Message):
     stopped_paths: int
     stopped_tokens: int
     prompt_tokens: int
-    def __init__(self, generator_tokens: _Optional[int] = ..., generator_tree_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., verifier_tokens: _Optional[int] = ..., verifier_tree_tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., pruned: _Optional[int] = ..., duplicates: _Optional[int] = ..., peak_kv_bytes: _Optional[int] = ..., logical_blocks: _Optional[int] = ..., physical_blocks: _Optional[int] = ..., queue_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., search_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., generator_saved_tokens: _Optional[int] = ..., verifier_saved_tokens: _Optional[int] = ..., generator_peak_kv_bytes: _Optional[int] = ..., verifier_peak_kv_bytes: _Optional[int] = ..., first_step_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., stopped_paths: _Optional[int] = ..., stopped_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    appended_tokens: int
+    def __init__(self, generator_tokens: _Optional[int] = ..., generator_tree_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., verifier_tokens: _Optional[int] = ..., verifier_tree_tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., pruned: _Optional[int] = ..., duplicates: _Optional[int] = ..., peak_kv_bytes: _Optional[int] = ..., logical_blocks: _Optional[int] = ..., physical_blocks: _Optional[int] = ..., queue_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., search_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., generator_saved_tokens: _Optional[int] = ..., verifier_saved_tokens: _Optional[int] = ..., generator_peak_kv_bytes: _Optional[int] = ..., verifier_peak_kv_bytes: _Optional[int] = ..., first_step_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., stopped_paths: _Optional[int] = ..., stopped_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., appended_tokens: _Optional[int] = ...) -> None: ...
 
 class SearchResult(_message.Message):
     __slots__ = ("search_id", "answer", "score", "stop_reason", "best", "candidates", "nodes", "usage", "configuration", "digests", "omitted_candidates", "omitted_nodes", "grader", "warnings")

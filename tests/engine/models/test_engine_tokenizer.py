@@ -15,6 +15,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.scheduling.step_ends import StepEnds
+from espalier.engine.work import NO_MARKS
 
 MESSAGES = [
     [{"role": "user", "content": "How many coins?"}],
@@ -104,7 +105,7 @@ def test_a_metaspace_tokenizer_with_byte_fallback_decodes_to_its_text(tmp_path: 
     mine = TextTokenizer(Checkpoint(folder))
     euro = [4 + byte for byte in "€".encode()]
     assert mine.decode([1, 2, *euro, 3]) == " Tom has€\n"
-    may_end = StepEnds(mine, mine.vocab_size).may_end(frozenset({("\n\n", ())}))
+    may_end = StepEnds(mine, mine.vocab_size).may_end(frozenset({("\n\n", (), NO_MARKS)}))
     assert np.flatnonzero(may_end).tolist() == [3, 4 + 10]
 
 

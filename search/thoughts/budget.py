@@ -1,0 +1,86 @@
+"""How long a path may think, and what the host writes to close its thought."""
+
+from dataclasses import dataclass
+
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.engine.work import StepMarks
+from espalier.search.step_rule import PARAGRAPH, StepRule
+from espalier.search.thoughts.marks import ThoughtMarks
+from espalier.search.thoughts.mode import Thinking
+
+CLOSING_SENTENCE = (
+    "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly now.\n"
+)
+"""What the host writes before the closing mark. A bare mark makes models go on thinking in their answers."""
+ANSWER_TOKENS = 512
+"""Tokens kept for the answer behind the longest thought, or a quarter of a path shorter than four times as many."""
+OVERRUN = 8
+"""Tokens by which a step may exceed its length to finish a letter of several bytes, or a mark that is not one token."""
+DEFAULT_MAX_TOKENS = 16_384
+"""Default limit on the tokens of a path that thinks."""
+_BLANK_LINE = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtPlan:
+    """The thoughts of one search.
+
+    Attributes:
+        marks: the checkpoint's.
+        opened: whether the prompt opens the thought.
+        budget: tokens of a path after which its thought is closed.
+        closing: token ids that the host writes to close a thought.
+        header: those that it writes where the model has closed it.
+    """
+
+    marks: ThoughtMarks
+    opened: bool
+    budget: int
+    closing: tuple[int, ...]
+    header: tuple[int, ...] = ()
+
+    @property
+    def step_marks(self) -> StepMarks:
+        """The marks, for the sampling of steps."""
+        opening, closing = self.marks.opening, self.marks.closing
+        if closing.token_id is not None:
+            return StepMarks(end_ids=(closing.token_id,))
+        return StepMarks(end_text=closing.text, unbroken=(opening.text, closing.text))
+
+
+def overrun_of(rule: StepRule, plan: ThoughtPlan | None) -> int:
+    """Tokens by which a full step may go on, see `OVERRUN`; none where steps end with paragraphs of an answer."""
+    return OVERRUN if plan or rule.delimiter != PARAGRAPH else 0
+
+
+def plan_thoughts(
+    marks: ThoughtMarks, tokenizer: TextTokenizer, thinking: Thinking, opened: bool, path_tokens: int
+) -> ThoughtPlan:
+    """Work out the budget of the thoughts of a search.
+
+    Args:
+        marks: the generator's.
+        tokenizer: the generator's.
+        thinking: what the request asks for.
+        opened: whether the prompt opens the thought.
+        path_tokens: most tokens of one path.
+
+    Raises:
+        InvalidRequestError: a path has no room for the thought and an answer.
+    """
+    closing = tuple(tokenizer.encode(f"{CLOSING_SENTENCE}{marks.closing.text}{marks.header or _BLANK_LINE}"))
+    header = tuple(tokenizer.encode(marks.header))
+    answer = min(ANSWER_TOKENS, path_tokens // 4)
+    room = path_tokens - len(closing) - answer - OVERRUN
+    if thinking.budget is None and room < 1 and not opened:
+        return ThoughtPlan(marks, opened, path_tokens, closing, header)  # it may not think at all
+    if (budget := thinking.budget or 1) > room:
+        why = (
+            f"a thought of {budget} tokens, the {len(closing)} that close it and an answer of {answer} do not fit into "
+            f"the {path_tokens} tokens of a path; raise max_tokens to {budget + path_tokens - room} or more where the "
+            "context has room"
+        )
+        lower = f", or lower thinking to at most {room}" if room >= 1 else ", or switch thinking off"
+        raise InvalidRequestError([Violation("thinking", why + lower)])
+    return ThoughtPlan(marks, opened, thinking.budget or room, closing, header)

@@ -1,0 +1,42 @@
+"""Whether a model is to think, and for how long: the `thinking` of a request, read from its text."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+MAX_THINKING = 2**20
+
+
+class ThinkingMode(StrEnum):
+    """Whether a model thinks: as its chat template has it, never, or always."""
+
+    AUTO = "auto"
+    OFF = "off"
+    ON = "on"
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """The `thinking` of a request.
+
+    Attributes:
+        mode: whether the model is to think.
+        budget: most tokens of a thought; None for as many as a path has room for.
+    """
+
+    mode: ThinkingMode
+    budget: int | None = None
+
+
+def read_thinking(text: str) -> Thinking:
+    """Read `auto`, `off`, `on` or a number of tokens.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if re.fullmatch(r"[1-9]\d{0,6}", text, re.ASCII) and int(text) <= MAX_THINKING:
+        return Thinking(ThinkingMode.ON, int(text))
+    if text not in list(ThinkingMode):
+        modes = ", ".join(ThinkingMode)
+        raise ValueError(f"must be {modes} or a number of tokens from 1 to {MAX_THINKING}, is {text[:40]!r}")
+    return Thinking(ThinkingMode(text))

@@ -1,0 +1,365 @@
+"""Models that think: their marks, the reading of their paths, and the budget of their thoughts."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_runs import BEAM, GREEDY, MAJORITY, run
+from thinkers import SHAPES, thinker, write_thinker
+
+from espalier.engine.errors import InvalidRequestError
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.search.request import SearchRequest, validate
+from espalier.search.result import SearchResult
+from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.thoughts.budget import CLOSING_SENTENCE, plan_thoughts
+from espalier.search.thoughts.marks import Mark, find_marks
+from espalier.search.thoughts.mode import Thinking, ThinkingMode, read_thinking
+from espalier.search.thoughts.reading import OPENED, Position, ThoughtReader
+from espalier.search.trace import replay, trace_of
+
+PATH = replace(GREEDY, max_steps=None, max_step_tokens=None, max_tokens=400)
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> Callable[[str], Checkpoint]:
+    def write(shape: str) -> Checkpoint:
+        folder = tmp_path / shape.replace(" ", "-")
+        return (
+            Checkpoint(folder) if folder.exists() else write_thinker(tiny_checkpoints["talker"], folder, SHAPES[shape])
+        )
+
+    return write
+
+
+@pytest.fixture
+def think(
+    checkpoint: Callable[[str], Checkpoint], make_orchestrator: Callable[..., Orchestrator]
+) -> Callable[..., Any]:
+    """Runs a search on a generator of a shape that says the given texts, and then ends."""
+
+    def search(shape: str, *script: str, request: SearchRequest = PATH, **changes: object) -> SearchResult:
+        orchestrator = make_orchestrator(thinker(checkpoint(shape), *script), "classifier", kv_memory_bytes=2**23)
+        result = run(orchestrator, replace(request, **changes)).only
+        orchestrator.engine.check_drained()
+        assert replay(trace_of(result)) == len(result.rounds)
+        return result
+
+    return search
+
+
+# ---- marks
+
+
+@pytest.mark.parametrize(
+    ("shape", "opening", "closing"),
+    [
+        ("opened by the model", "<think>", "</think>"),
+        ("opened by the prompt", "<think>", "</think>"),
+        ("no switch", "[THINK]", "[/THINK]"),
+        ("text", "<think>", "</think>"),
+        ("harmony", "<|channel|>", "<|end|>"),
+        ("channel", "<|channel>", "<channel|>"),
+    ],
+)
+def test_marks_are_found_by_their_shape(
+    shape: str, opening: str, closing: str, checkpoint: Callable[[str], Checkpoint]
+):
+    tokenizer = TextTokenizer(checkpoint(shape))
+    marks = find_marks(tokenizer)
+    assert marks is not None
+    assert marks.opening == Mark(opening, tokenizer.token_id(opening))
+    assert marks.closing == Mark(closing, tokenizer.token_id(closing))
+    assert (marks.closing.token_id is None) == (shape == "text")
+
+
+def test_a_checkpoint_without_marks_has_none_and_marks_may_be_given(checkpoint: Callable[[str], Checkpoint]):
+    tokenizer = TextTokenizer(checkpoint("none"))
+    assert find_marks(tokenizer) is None
+    marks = find_marks(tokenizer, "<a> </a>")
+    assert marks is not None
+    assert (marks.opening.text, marks.closing.text) == ("<a>", "</a>")
+    assert find_marks(TextTokenizer(checkpoint("text")), "none") is None
+
+
+@pytest.mark.parametrize("text", ["", "yes", "0", "-1", "1.5", "²", "9999999"])
+def test_another_word_for_thinking_is_refused(text: str):
+    with pytest.raises(InvalidRequestError, match="thinking: must be auto, off, on or a number of tokens"):
+        validate(SearchRequest("1+1?", thinking=text))
+
+
+def test_thinking_is_a_mode_or_a_number_of_tokens():
+    assert read_thinking("off") == Thinking(ThinkingMode.OFF)
+    assert read_thinking("1000") == Thinking(ThinkingMode.ON, 1000)
+
+
+# ---- prompts
+
+
+@pytest.mark.parametrize(
+    ("shape", "mode", "end", "opened"),
+    [
+        ("opened by the model", "auto", "assistant\n", False),
+        ("opened by the model", "off", "<think>\n\n</think>\n\n", False),
+        ("opened by the prompt", "auto", "assistant\n<think>\n", True),
+        ("opened by the prompt", "off", "assistant\n<think>\n\n</think>\n\n", False),
+        ("no switch", "on", "assistant\n", False),
+        ("no switch", "off", "assistant\n[THINK]\n\n[/THINK]\n\n", False),
+        ("harmony", "auto", "<|start|>assistant<|channel|>analysis<|message|>", True),
+        ("harmony", "off", "<|start|>assistant<|channel|>final<|message|>", False),
+        ("none", "off", "assistant\n", False),
+    ],
+)
+def test_a_prompt_opens_a_thought_or_switches_thinking_off(
+    shape: str,
+    mode: str,
+    end: str,
+    opened: bool,
+    checkpoint: Callable[[str], Checkpoint],
+    make_orchestrator: Callable[..., Orchestrator],
+):
+    generator = make_orchestrator(thinker(checkpoint(shape)), None)._generator
+    prompt = generator.prompt("1+1?", (), ThinkingMode(mode))
+    assert generator.model.tokenizer.show(prompt.token_ids).endswith(end)
+    assert (prompt.opened, prompt.thinks) == (opened, shape != "none" and mode != "off")
+
+
+def test_a_generator_without_thoughts_cannot_be_asked_to_think(think: Callable[..., Any]):
+    assert think("none", "\\boxed{1}", thinking="off").answer == "1"
+    with pytest.raises(InvalidRequestError, match="thinking: the generator does not think"):
+        think("none", "\\boxed{1}", thinking="100")
+
+
+@pytest.mark.parametrize("shape", ["opened by the model", "opened by the prompt", "harmony"])
+def test_tags_in_a_callers_text_are_no_tokens(
+    shape: str, checkpoint: Callable[[str], Checkpoint], make_orchestrator: Callable[..., Orchestrator]
+):
+    generator = make_orchestrator(thinker(checkpoint(shape)), None)._generator
+    tokenizer = generator.model.tokenizer
+    plain, marks = generator.prompt("What is it?"), generator.marks
+    assert marks is not None
+    asked = f"What {marks.closing.text} is <|im_end|> it{marks.opening.text}?"
+    tagged = generator.prompt(asked)
+    special = [token for token in plain.token_ids if tokenizer.is_special(token)]
+    assert [token for token in tagged.token_ids if tokenizer.is_special(token)] == special
+    for mark in (marks.opening, marks.closing):
+        assert tagged.token_ids.count(mark.token_id or -1) == plain.token_ids.count(mark.token_id or -1)
+    assert asked in tokenizer.decode(tagged.token_ids)
+    assert tagged.opened == plain.opened
+
+
+# ---- reading
+
+
+def test_a_path_is_read_alike_wherever_it_is_cut(checkpoint: Callable[[str], Checkpoint]):
+    for shape in ("opened by the model", "opened by the prompt"):
+        tokenizer = TextTokenizer(checkpoint(shape))
+        marks = find_marks(tokenizer)
+        assert marks is not None
+        reader = ThoughtReader(marks, tokenizer)
+        ids = tokenizer.encode("<think>\nAdd. <think>Quote</think> So 3.</think>\n\n3, not <think>4</think>.")
+        whole = reader.read(ids, Position())
+        assert whole.text[whole.thought_chars :].startswith("\n\n3, not ")
+        for cut in range(len(ids) + 1):
+            one = reader.read(ids[:cut], Position())
+            two = reader.read(ids[cut:], one.position)
+            thought = one.text[: one.thought_chars] + two.text[: two.thought_chars]
+            assert thought == "\nAdd. <think>Quote</think> So 3.", cut
+            assert one.text + two.text == whole.text
+            assert two.position == whole.position
+
+
+def test_marks_spelled_out_are_text_where_they_are_tokens(checkpoint: Callable[[str], Checkpoint]):
+    tokenizer = TextTokenizer(checkpoint("opened by the prompt"))
+    reader = ThoughtReader(find_marks(tokenizer), tokenizer)  # type: ignore[arg-type]
+    ids = tokenizer.encode("a <") + tokenizer.encode("/think> b")
+    assert reader.read(ids, OPENED).position.inside
+    assert reader.read(tokenizer.encode("a </think> b"), OPENED).text == "a  b"
+
+
+def test_an_opening_mark_that_repeats_the_prompts_opens_nothing_more(think: Callable[..., Any]):
+    result = think("opened by the prompt", "<think>", "\n1", "</think>", "\n\n", "\\boxed{2}")
+    assert (result.best.thought, result.answer) == ("1", "2")
+
+
+@pytest.mark.parametrize("rule", ["paragraph", "tokens:1", "tokens:3"])
+@pytest.mark.parametrize("shape", ["opened by the model", "opened by the prompt", "no switch", "channel", "text"])
+def test_a_box_in_a_thought_is_no_answer_whatever_the_steps(shape: str, rule: str, think: Callable[..., Any]):
+    opening, closing = {"no switch": ("[THINK]", "[/THINK]"), "channel": ("<|channel>thought\n", "<channel|>")}.get(
+        shape, ("<think>", "</think>")
+    )
+    opening = "" if shape == "opened by the prompt" else opening
+    script = [opening, "\nFirst \\boxed{7}", "\n\n", "wrong.\n", closing, "\n\n", "So", "\n\n", "\\boxed{12}"]
+    result = think(shape, *script, step_rule=rule)
+    assert result.best is not None
+    assert result.best.thought == "First \\boxed{7}\n\nwrong."
+    assert result.best.content == "So\n\n\\boxed{12}"
+    assert (result.answer, result.usage.appended_tokens) == ("12", 0)
+
+
+REPORTED = {
+    "the opening mark is in the prompt alone": (
+        "opened by the prompt",
+        [
+            "A first guess would be \\boxed{7}, yet 3*4 is 12.",
+            "\n",
+            "</think>",
+            "\n\nThree rows make 12.\n\n\\boxed{12}",
+        ],
+        ("A first guess would be \\boxed{7}, yet 3*4 is 12.", "Three rows make 12.\n\n\\boxed{12}", "12"),
+    ),
+    "marks are split over several tokens": (
+        "text",
+        [
+            "<th",
+            "ink>",
+            "\nAdd 8 and 5; a </th",
+            "in> strip is no mark",
+            ": 13.</",
+            "think",
+            ">",
+            "\n\nIt is \\box",
+            "ed{13}.",
+        ],
+        ("Add 8 and 5; a </thin> strip is no mark: 13.", "It is \\boxed{13}.", "13"),
+    ),
+    "the last box of the answer is another one": (
+        "opened by the prompt",
+        ["Maybe \\boxed{5}. The sign matters.\n", "</think>", "\n\nMine was \\boxed{5}. Corrected: \\boxed{-5}."],
+        ("Maybe \\boxed{5}. The sign matters.", "Mine was \\boxed{5}. Corrected: \\boxed{-5}.", "-5"),
+    ),
+    "the thought is in another language": (
+        "opened by the prompt",
+        ["先试一下，答案是 \\boxed{8}。不对。\n", "</think>", "\n\nThe next value is \\boxed{9}."],
+        ("先试一下，答案是 \\boxed{8}。不对。", "The next value is \\boxed{9}.", "9"),
+    ),
+    "a thought is in a thought": (
+        "opened by the model",
+        ["<think>Outer. <think>inner check: 20</think> still outer, so 21.</think>The count is \\boxed{21}."],
+        ("Outer. <think>inner check: 20</think> still outer, so 21.", "The count is \\boxed{21}.", "21"),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", ["paragraph", "tokens:1", "tokens:2", "tokens:5"])
+@pytest.mark.parametrize("name", REPORTED)
+def test_paths_that_parsers_have_stumbled_over_are_read(name: str, rule: str, think: Callable[..., Any]):
+    shape, script, (thought, content, answer) = REPORTED[name]
+    result = think(shape, *script, step_rule=rule, end_at_box=False)
+    assert result.best is not None
+    assert (result.best.thought, result.best.content, result.answer) == (thought, content, answer)
+
+
+def test_the_answers_channel_is_begun_for_the_model(think: Callable[..., Any]):
+    result = think("harmony", "Add: \\boxed{7}.", "<|end|>", "It is \\boxed{8}.")
+    assert (result.best.thought, result.best.content, result.answer) == ("Add: \\boxed{7}.", "It is \\boxed{8}.", "8")
+    assert result.usage.appended_tokens > 4
+
+
+def test_a_model_that_thinks_though_it_is_switched_off_is_read_as_thinking(think: Callable[..., Any]):
+    result = think("opened by the model", "<think>", "\\boxed{1}", "</think>", "\\boxed{2}", thinking="off")
+    assert (result.best.thought, result.answer) == ("\\boxed{1}", "2")
+
+
+def test_a_model_that_answers_at_once_has_no_thought(think: Callable[..., Any]):
+    result = think("opened by the model", "It is \\boxed{1}", "\n\n", "<think>", "x")
+    assert (result.best.thought, result.best.content) == ("", "It is \\boxed{1}\n\n")
+
+
+def test_a_path_that_ends_in_its_thought_has_no_answer_and_no_vote(think: Callable[..., Any]):
+    result = think("opened by the prompt", "17 times 23 is 391.", " The answer is 391.")
+    assert (result.answer, result.candidates) == ("", ())
+    assert result.nodes[-1].termination == "unclosed"
+    assert result.nodes[-1].thought_chars == len(result.nodes[-1].text)
+
+
+# ---- budgets
+
+
+@pytest.mark.parametrize(
+    ("shape", "budget"),
+    [
+        *(("opened by the prompt", budget) for budget in range(9, 16)),
+        ("opened by the model", 12),
+        ("text", 12),
+        ("harmony", 12),
+    ],
+)
+def test_a_thought_is_closed_at_its_budget_and_the_path_answers(shape: str, budget: int, think: Callable[..., Any]):
+    """A letter of three tokens is at 11 to 13; the script goes on wherever the thought is cut."""
+    opening = {"opened by the model": "<think>", "text": "<think>"}.get(shape, "")
+    thought = [opening, *"Try 6*7. So € \\boxed{42"]
+    result = think(shape, *thought, *"x" * 40, thinking=str(budget), request=replace(PATH, max_tokens=300))
+    closed = [node for node in result.nodes if node.appended]
+    assert closed[0].appended == CLOSING_SENTENCE.strip()
+    spent = sum(node.tokens for node in result.nodes[1:] if node.thought_chars or node.node_id <= closed[0].node_id)
+    assert budget <= spent <= budget + 8
+    assert "\ufffd" not in "".join(node.text for node in result.nodes)
+    assert result.answer == ""  # half a box in a thought is never read
+    assert result.nodes[-1].termination == "eos"
+
+
+def test_what_comes_after_the_close_is_the_answer_and_a_second_close_is_no_text(think: Callable[..., Any]):
+    script = *"Try 6*7.", "</think>", "\n\n", "It is 42", "\n\n", "\\boxed{2}"
+    result = think("opened by the prompt", *script, thinking="8")
+    assert [node.appended != "" for node in result.nodes[1:]] == [True, False, False, False]
+    assert (result.best.thought, result.best.content) == ("Try 6*7.", "It is 42\n\n\\boxed{2}")
+    assert result.answer == "2"
+
+
+def test_a_thought_that_goes_round_in_circles_is_closed(think: Callable[..., Any]):
+    loop = ["1+2 is not 4 but 3 and so on.", "\n\n"] * 3
+    result = think("opened by the prompt", *loop, "It is \\boxed{3}", "\n\n")
+    assert result.answer == "3"
+    assert [node.appended != "" for node in result.nodes[1:]] == [False, False, True, False]
+
+
+def test_the_answers_tokens_are_kept_without_a_budget(think: Callable[..., Any]):
+    words = [f"{i}+{i * i % 83} " for i in range(200)]
+    result = think("opened by the prompt", *words, max_tokens=300)
+    closed = next(node for node in result.nodes if node.appended)
+    answer = [node for node in result.nodes if node.node_id > closed.node_id]
+    assert answer
+    assert sum(node.tokens for node in answer) >= 75
+
+
+def test_a_budget_that_cannot_be_kept_is_an_error(think: Callable[..., Any]):
+    with pytest.raises(InvalidRequestError, match=r"thinking: a thought of 390 tokens, .* do not fit into"):
+        think("opened by the prompt", "x", thinking="390")
+    with pytest.raises(InvalidRequestError, match="or switch thinking off"):
+        think("opened by the prompt", "x", max_tokens=20)
+
+
+def test_the_closing_mark_is_the_special_token(checkpoint: Callable[[str], Checkpoint]):
+    tokenizer = TextTokenizer(checkpoint("opened by the prompt"))
+    marks = find_marks(tokenizer)
+    assert marks is not None
+    plan = plan_thoughts(marks, tokenizer, Thinking(ThinkingMode.ON), True, 400)
+    assert plan.closing.count(marks.closing.token_id) == 1
+
+
+@pytest.mark.parametrize("request_", [MAJORITY, BEAM])
+def test_every_path_of_a_search_with_a_budget_comes_to_an_end(request_: SearchRequest, think: Callable[..., Any]):
+    """All paths share the script's tokens step by step, as the generator says the same in each."""
+    request = replace(request_, max_steps=None, max_step_tokens=None, max_tokens=300, temperature=0.0)
+    result = think("opened by the prompt", *"Is it 5", request=request, thinking="5")
+    assert result.usage.appended_tokens > 0
+    assert result.candidates
+
+
+def test_accounts_add_up_where_the_host_has_written(
+    checkpoint: Callable[[str], Checkpoint], make_orchestrator: Callable[..., Orchestrator]
+):
+    orchestrator = make_orchestrator(thinker(checkpoint("opened by the prompt"), *"Is it 5"), None)
+    usage = run(orchestrator, replace(PATH, thinking="5")).only.usage
+    assert usage.generator_tokens == usage.generator_tree_tokens
+    assert usage.generated_tokens + usage.appended_tokens + usage.prompt_tokens == usage.generator_tokens + 1
+
+
+def test_a_trace_says_what_the_host_wrote(think: Callable[..., Any]):
+    trace = json.loads(json.dumps(trace_of(think("opened by the prompt", *"Is it 5", thinking="5"))))
+    assert [node["appended"] for node in trace["nodes"] if node["appended"]] == [CLOSING_SENTENCE.strip()]
