@@ -25,9 +25,9 @@ from espalier.search.completion import ChatPrompt, CompletionRequest, Prompt
 from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
 from espalier.search.run.caller_text import CallerText
 from espalier.search.run.executor import RequestDefaults
-from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.thoughts.marks import find_marks
 from espalier.search.thoughts.mode import ThinkingMode
+from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 STEP_SYSTEM_PROMPT = (
     "Solve the following math problem step by step. For a short problem, use few steps. Start each step with "

@@ -23,7 +23,7 @@ from espalier.search.run.executor import ResolvedCompletion, ResolvedRequest, Re
 from espalier.search.run.generator import Generator
 from espalier.search.scores import ScoreRequest
 from espalier.search.step_rule import read_step_rule
-from espalier.search.thoughts.budget import DEFAULT_MAX_TOKENS, overrun_of, plan_thoughts
+from espalier.search.thoughts.budget import THINKING_MAX_TOKENS, overrun_of, plan_thoughts
 from espalier.search.thoughts.mode import read_thinking
 
 _STEP_TOKENS = 50
@@ -56,7 +56,7 @@ class Resolver:
         thinking = read_thinking(request.thinking)
         prompted = self._generator.prompt(request.problem, request.history, thinking.mode)
         prompt = tuple(prompted.token_ids)
-        most = effective.max_tokens if request.max_tokens or not prompted.thinks else DEFAULT_MAX_TOKENS
+        most = effective.max_tokens if request.max_tokens or not prompted.thinks else THINKING_MAX_TOKENS
         path_tokens = min(most or 1, self._generator.model.config.max_positions - len(prompt))
         effective = replace(effective, max_tokens=path_tokens)
         thoughts = None

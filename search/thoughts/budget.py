@@ -17,7 +17,7 @@ ANSWER_TOKENS = 512
 """Tokens kept for the answer behind the longest thought, or a quarter of a path shorter than four times as many."""
 OVERRUN = 8
 """Tokens by which a step may exceed its length to finish a letter of several bytes, or a mark that is not one token."""
-DEFAULT_MAX_TOKENS = 16_384
+THINKING_MAX_TOKENS = 16_384
 """Default limit on the tokens of a path that thinks."""
 _BLANK_LINE = "\n\n"
 

@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Literal
 
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.thoughts.marks import Mark, ThoughtMarks
 
-_Kind = Literal["text", "opening", "closing"]
+_Kind = str
+"""`text`, `opening` or `closing`."""
 
 
 class Phase(Enum):
@@ -125,7 +125,7 @@ class ThoughtReader:
         start = 0
         for found in self._of_text.finditer(text) if self._of_text else ():
             yield "text", text[start : found.start()]
-            yield found.lastgroup, found[0]  # type: ignore[misc] - its groups are kinds
+            yield found.lastgroup or "", found[0]
             start = found.end()
         yield "text", text[start:]
 
