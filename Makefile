@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 MODULES := $(shell find proto kernels engine prm search experiments -name '*.py' | sort | cksum | cut -d' ' -f1)
 STAMP  := $(VENV)/.installed-$(MODULES)
 
-.PHONY: help demo test test-slow test-gpu test-browser lint proto install clean
+.PHONY: help demo test test-slow test-gpu test-browser test-tools lint proto install clean
 .DEFAULT_GOAL := demo
 
 help:  ## what there is to make
@@ -37,8 +37,8 @@ WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1
 # A test that hangs prints the stacks of its threads, then ends its process and fails by name.
 HANGS := -o faulthandler_timeout=240 --timeout 300 --timeout-method thread
 
-test: $(VENV)/.tests  ## the suite but the markers slow and browser, on up to four cores; ROOM=search/voting for one room
-	$(BIN)/python -m pytest $(ROOM:%=tests/%) -m "not slow and not browser" $(HANGS) --numprocesses $(WORKERS) --dist worksteal
+test: $(VENV)/.tests  ## the suite but the markers slow, browser and tools, on up to four cores; ROOM=search/voting for one room
+	$(BIN)/python -m pytest $(ROOM:%=tests/%) -m "not slow and not browser and not tools" $(HANGS) --numprocesses $(WORKERS) --dist worksteal
 
 test-slow: $(VENV)/.tests  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow
@@ -49,6 +49,19 @@ test-gpu:  ## what needs a GPU: tests and figures, with the machine's own Python
 test-browser: $(VENV)/.tests  ## the page, in a headless Chromium (Debian: chromium, chromium-driver)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r tests/search/service/page/requirements.txt
 	$(BIN)/python -m pytest -m browser $(HANGS)
+
+# Environments of their own, which also see the packages of $(VENV), so that torch is there once.
+TOOLS := build/tools
+$(TOOLS)/%/.installed: $(VENV)/.tests
+	$(PYTHON) -m venv $(TOOLS)/$*
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		$$($(TOOLS)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_shared.pth
+	$(TOOLS)/$*/bin/python -m pip install --disable-pip-version-check --quiet $(TOOL_PACKAGES)
+	touch $@
+$(TOOLS)/lm_eval/.installed: TOOL_PACKAGES := 'lm_eval[api]==0.4.13' accelerate
+
+test-tools: $(TOOLS)/lm_eval/.installed  ## tools of others that call the server, such as lm_eval
+	$(BIN)/python -m pytest -m tools $(HANGS)
 
 lint: $(VENV)/.tests  ## style, types, layers
 	$(BIN)/ruff check .

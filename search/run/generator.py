@@ -273,8 +273,16 @@ class Generator:
         return tokenizer.encode(self._render_chat(prompt))
 
     def _render_chat(self, prompt: ChatPrompt) -> str:
-        """A conversation as text, by the chat template alone."""
+        """A conversation as text: by the chat template alone, or as plain text and a blank line without one."""
         messages = [dict(message) for message in prompt.messages]
+        if not self.model.tokenizer.has_chat_template:
+            continued = messages.pop()["content"] if prompt.continue_last else ""
+            turns = [ChatMessage(ChatRole(message["role"]), message["content"]) for message in messages]
+            if not turns or turns[-1].role != ChatRole.USER:
+                raise InvalidRequestError([Violation("prompts", "must end with the user's message: no chat template")])
+            system = "".join(f"{turn.content}\n\n" for turn in turns if turn.role == ChatRole.SYSTEM)
+            conversation = conversation_text(turns[-1].content, turns[:-1])
+            return f"{self.model.tokenizer.begin}{system}{conversation}\n\n{continued}"
         try:
             text = self.model.tokenizer.render_chat(messages, not prompt.continue_last, **prompt.variables)
         except CheckpointError as error:

@@ -1,5 +1,6 @@
 """The first page is short, every command and example in it runs, and no README links to what is not there."""
 
+import json
 import os
 import re
 import shutil
@@ -156,8 +157,14 @@ def test_every_call_of_the_server_from_a_shell_is_answered(
     call = at_server(blocks(page, "sh")[number])
     ran = subprocess.run(["sh", "-c", call], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    assert '"answer":"73"' in ran.stdout, "38 + 47 - 12, as all of them ask"
-    assert '"warnings":[]' in ran.stdout
+    if "/v1/completions" in call:
+        assert [choice["index"] for choice in json.loads(ran.stdout)["choices"]] == [0, 1, 2, 3]
+    elif "/v1/score" in call:
+        right, wrong = (entry["score"] for entry in json.loads(ran.stdout)["data"])
+        assert right > wrong
+    else:
+        assert '"answer":"73"' in ran.stdout, "38 + 47 - 12, as all of them ask"
+        assert '"warnings":[]' in ran.stdout
 
 
 @pytest.mark.parametrize("page", pages())

@@ -32,6 +32,7 @@ _MAX_MESSAGES = _MAX_PARTS = 512
 _PARAMETERS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")},
     "max_completion_tokens": "max_tokens",
+    "budget": "beam_width",
 }
 """Fields of a search by the parameters that set them."""
 _FIELDS = {f.name for f in fields(SearchRequest)}
@@ -84,9 +85,12 @@ class ChatBody(Conversation, extra="allow"):
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool | None = None
     return_tokens_as_token_ids: StrictBool | None = None
+    budget: Annotated[int, Strict(), Field(ge=1, le=1000)] | None = None
+    return_response_only: StrictBool | None = None
     espalier: dict[str, Any] | None = None
 
 
+ITS_BUDGET = "x-its-budget"
 _KNOWN = {*ChatBody.model_fields, *PLAIN_PARAMETERS, "stop"}
 _PLAIN_ALONE = ("logprobs", "return_token_ids", "return_tokens_as_token_ids", "continue_final_message")
 """Parameters, true or false, that a search cannot honour."""
@@ -104,6 +108,7 @@ class ChatCall:
         choices: candidates to return, the selected one first.
         stop: texts at which what is shown of a candidate is cut.
         include_stop: whether they are shown.
+        metadata: whether all candidates are told as its_hub tells them.
     """
 
     model: str
@@ -113,6 +118,20 @@ class ChatCall:
     choices: int = 1
     stop: tuple[str, ...] = ()
     include_stop: bool = False
+    metadata: bool = False
+
+
+def budget_of(header: str | None) -> dict[str, Any]:
+    """The `budget` of its_hub's header, which wins over the body's; none without the header.
+
+    Raises:
+        InvalidRequestError: it is no number.
+    """
+    if header is None:
+        return {}
+    if not (header.isascii() and header.isdigit() and len(header) <= 4):
+        raise InvalidRequestError([Violation(ITS_BUDGET, "must be a whole number between 1 and 1000")])
+    return {"budget": int(header)}
 
 
 def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
@@ -151,13 +170,15 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
         violations.append(Violation("n", f"must be at most {most}, the candidates of this search"))
     include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
     call = SearchCall(search.request, search.priority or 0, bool(chat.stream), violations=violations)
-    shown = chat.n or 1, stop, bool(chat.include_stop_str_in_output)
+    shown = chat.n or 1, stop, bool(chat.include_stop_str_in_output), chat.return_response_only is False
     return ChatCall(chat.model, call, include_usage, {"priority": "espalier.priority", **places}, *shown)
 
 
 def _read_plain(chat: ChatBody, body: dict[str, Any]) -> PlainCall:
     values, places, found = plain_fields(body)
     found += not_honoured(body, _KNOWN)
+    if chat.budget is not None:
+        found.append(Violation("budget", "is of a search, and this is none"))
     top = chat.top_logprobs
     if top and not chat.logprobs:
         found.append(Violation("top_logprobs", "needs `logprobs`"))

@@ -1,5 +1,6 @@
 """Results of searches as chat completions: whole, or in chunks."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -96,6 +97,7 @@ class Completion:
         choices: candidates that are shown, the selected one first.
         stop: texts at which each of them is cut.
         include_stop: whether they are shown.
+        metadata: whether all candidates are told as its_hub tells them.
     """
 
     search_id: str
@@ -105,6 +107,7 @@ class Completion:
     choices: int = 1
     stop: tuple[str, ...] = ()
     include_stop: bool = False
+    metadata: bool = False
 
     def whole(self, result: SearchResult) -> dict[str, Any]:
         """The completion of a search that has ended."""
@@ -123,6 +126,7 @@ class Completion:
             "choices": choices,
             "usage": usage_of(result, paths),
             "espalier": espalier_of(result, self.choices),
+            **({"metadata": metadata_of(result)} if self.metadata else {}),
         }
 
     def _paths(self, result: SearchResult) -> list[Shown]:
@@ -187,6 +191,20 @@ def espalier_of(result: SearchResult, choices: int) -> dict[str, Any]:
         "warnings": result.warnings,
         "usage": asdict(result.usage),
         "configuration": configuration,
+    }
+
+
+def metadata_of(result: SearchResult) -> dict[str, Any]:
+    """All candidates by the names that clients of its_hub read, the selected one first."""
+    candidates = candidates_shown(result, len(result.candidates))
+    counts = Counter[str]()
+    for candidate in candidates:
+        counts[candidate.answer] += candidate.multiplicity
+    return {
+        "algorithm": result.configuration.algorithm,
+        "all_responses": [{"role": "assistant", "content": candidate.text} for candidate in candidates],
+        "response_counts": counts,
+        "selected_index": 0 if candidates else None,
     }
 
 

@@ -16,7 +16,7 @@ from espalier.search.run.executor import AnyEvent
 from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.body import read_json
 from espalier.search.service.http_api.event_stream import ServerSentEvent, answer
-from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
+from espalier.search.service.http_api.openai.chat_request import ITS_BUDGET, ChatCall, budget_of, read_chat
 from espalier.search.service.http_api.openai.completion import Completion, progress_line
 from espalier.search.service.http_api.openai.completion_request import read_completion
 from espalier.search.service.http_api.openai.model_names import ModelNames
@@ -43,7 +43,8 @@ class OpenAiEndpoints:
 
     async def create_chat_completion(self, request: Request) -> Response | ASGIApp:
         """Answer the last message of a conversation, by a search or by plain sampling."""
-        asked = await read_json(request, self._session, lambda body: read_chat(body, self._names))
+        budget = budget_of(request.headers.get(ITS_BUDGET))
+        asked = await read_json(request, self._session, lambda body: read_chat({**body, **budget}, self._names))
         if isinstance(asked, PlainCall):
             return await self._sample(request.state.call, asked, chat=True)
         return await self._search(request.state.call, asked)
@@ -55,7 +56,7 @@ class OpenAiEndpoints:
 
     async def _search(self, call: Call, chat: ChatCall) -> Response | ASGIApp:
         created = int(time.time())
-        shown = chat.include_usage, chat.choices, chat.stop, chat.include_stop
+        shown = chat.include_usage, chat.choices, chat.stop, chat.include_stop, chat.metadata
 
         async def whole(end: Finished) -> dict[str, Any]:
             return Completion(end.search_id, chat.model, created, *shown).whole(end.result)

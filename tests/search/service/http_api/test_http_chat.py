@@ -5,6 +5,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -19,6 +20,7 @@ from espalier.search.result import Candidate, Finished, NodeRecord, ScoredStep, 
 from espalier.search.service.http_api.openai.completion import shown
 from espalier.search.service.http_api.openai.model_names import ModelNames
 
+BODIES = Path(__file__).with_name("bodies")
 TEXT = "".join(step.text for step in STEPS)
 
 
@@ -205,6 +207,29 @@ def test_the_candidates_of_a_search_are_its_choices_the_selected_one_first(serve
     for choice in completion.choices:
         deltas = [c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].index == choice.index]
         assert "".join(filter(None, deltas)) == choice.message.content
+
+
+def test_a_client_of_its_hub_sets_the_number_of_paths_and_is_told_of_all_candidates(serve, http, fake):
+    """its_hub's own service is asked so; its header wins over the body."""
+    sent = json.loads((BODIES / "its_hub_front_chat.json").read_text()) | {"model": "espalier@best-of-n"}
+    client = http(serve(load=lambda: fake))
+    answer = client.post("/v1/chat/completions", json=sent).json()
+    assert (asked(fake).algorithm, asked(fake).beam_width, asked(fake).max_tokens) == ("best-of-n", 8, 256)
+    assert answer["metadata"] == {
+        "algorithm": "best-of-n",
+        "all_responses": [{"role": "assistant", "content": TEXT}],
+        "response_counts": {"42": 3},
+        "selected_index": 0,
+    }
+    alone = client.post("/v1/chat/completions", json={**sent, "return_response_only": True})
+    assert "metadata" not in alone.json()
+    client.post("/v1/chat/completions", json=sent, headers={"X-ITS-Budget": "5"})
+    assert asked(fake).beam_width == 5
+    for budget in (0, 1001, "8", 300):
+        assert client.post("/v1/chat/completions", json={**sent, "budget": budget}).status_code == 400
+    for header in ("0", "x", "-1", "99999"):
+        refused = client.post("/v1/chat/completions", json=sent, headers={"X-ITS-Budget": header})
+        assert refused.status_code == 400
 
 
 @pytest.mark.parametrize(
