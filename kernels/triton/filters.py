@@ -2,7 +2,7 @@
 
 Tokens are kept from the most likely one on, so that a filter is a limit: the last logit that is kept, and how many of
 the tokens that have it. It is searched digit by digit, in base 16: among few candidates, which are all tokens that are
-not less likely than the 256th of the largest of each group of tokens, or among all where these do not suffice.
+not less likely than the 1024th of the largest of each group of tokens, or among all where these do not suffice.
 """
 
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
@@ -15,11 +15,12 @@ import triton.language as tl
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
 
 SEGMENT = 4096
-GROUPS = 1024
+GROUPS = 2048
 """Groups of a row at most: of neighbouring tokens, as many in each."""
-ENOUGH_GROUPS = 256
-CANDIDATES = 1024
-SEARCHED_PORTION = 512
+ENOUGH_GROUPS = 1024
+CANDIDATES = 4096
+SEARCHED_PORTION = 2048
+SEARCH_OPTIONS = {"num_warps": 16}
 
 
 def filter_logits(
@@ -67,25 +68,39 @@ def filter_logits(
         PADDED_SEGMENTS=triton.next_power_of_2(segments),
         PORTION=SEARCHED_PORTION,
         LEAST_TEMPERATURE=LEAST_TEMPERATURE,
+        **SEARCH_OPTIONS,
     )
     collect_candidates[rows, segments](
         logits, floors, counts, candidates, vocabulary, SEGMENT=SEGMENT, CANDIDATES=CANDIDATES
     )
-    filter_rows[(rows,)](
+    thresholds, ties = of_rows(dtype=torch.int64), of_rows(dtype=torch.int64)
+    find_limits[(rows,)](
         logits,
         temperatures,
         top_ks,
         top_ps,
-        min_ps,
         tops,
         totals,
         counts,
         candidates,
-        output,
+        thresholds,
+        ties,
         vocabulary,
         CANDIDATES=CANDIDATES,
-        PORTION=SEGMENT,
-        SEARCHED_PORTION=SEARCHED_PORTION,
+        PORTION=SEARCHED_PORTION,
+        LEAST_TEMPERATURE=LEAST_TEMPERATURE,
+        **SEARCH_OPTIONS,
+    )
+    filter_rows[rows, segments](
+        logits,
+        temperatures,
+        min_ps,
+        tops,
+        thresholds,
+        ties,
+        output,
+        vocabulary,
+        SEGMENT=SEGMENT,
         FILTERED=FILTERED,
         LEAST_TEMPERATURE=LEAST_TEMPERATURE,
     )
@@ -204,47 +219,42 @@ def collect_candidates(logits, floors, counts, candidates, vocabulary, SEGMENT: 
 
 
 @triton.jit
-def filter_rows(
+def find_limits(
     logits,
     temperatures,
     top_ks,
     top_ps,
-    min_ps,
     tops,
     totals,
     counts,
     candidates,
-    output,
+    thresholds,
+    ties,
     vocabulary,
     CANDIDATES: tl.constexpr,
     PORTION: tl.constexpr,
-    SEARCHED_PORTION: tl.constexpr,
-    FILTERED: tl.constexpr,
     LEAST_TEMPERATURE: tl.constexpr,
 ):
-    """Top-k, top-p of what it left, and min-p; the grid is `[B]`.
+    """The limit of top-k, and of top-p of what that left; the grid is `[B]`.
 
-    Each keeps a prefix of the tokens in the order of their logits, equal ones in that of their ids; so all three keep
-    the shortest of three prefixes.
+    Both keep a prefix of the tokens in the order of their logits, equal ones in that of their ids.
 
     Args:
         logits: float32 `[B, vocabulary]`.
         temperatures: float32 `[B]`.
         top_ks: int64 `[B]`; 0 keeps all.
         top_ps: float32 `[B]`.
-        min_ps: float32 `[B]`.
         tops: float32 `[B]`, the largest logits.
         totals: float64 `[B]`, the sums of `exp((logits - top) / temperature)`.
         counts: int32 `[B]`, numbers of candidates.
         candidates: float32 `[B, CANDIDATES]`, the largest logits if there are no more, in any order.
-        output: float32 `[B, vocabulary]`, written: `logits`, or `FILTERED` for a token that is removed.
+        thresholds: int64 `[B]`, the last logit that is kept, as `_ordered` makes it, written.
+        ties: int64 `[B]`, how many of the tokens that have it are kept, written.
         vocabulary: its size.
     """
     row = tl.program_id(0).to(tl.int64)
-    row_at, output_at = logits + row * vocabulary, output + row * vocabulary
     temperature = tl.maximum(tl.load(temperatures + row), LEAST_TEMPERATURE)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row).to(tl.float64)
-    min_p = tl.load(min_ps + row).to(tl.float64)
     top, total = tl.load(tops + row), tl.load(totals + row)
 
     count = tl.load(counts + row)
@@ -253,24 +263,59 @@ def filter_rows(
     weight = tl.where(held < count, tl.exp((candidate - top) / temperature), 0.0).to(tl.float64)
     by_rank = (top_k > 0) & (top_k < vocabulary)
     suffice = tl.where(by_rank, top_k <= count, (top_p * total <= tl.sum(weight, 0)) | (count == vocabulary))
-    searched_at, searched = row_at, vocabulary
+    searched_at, searched = logits + row * vocabulary, vocabulary
     if suffice & (count <= CANDIDATES):
         searched_at, searched = candidates + row * CANDIDATES, count
-    threshold, ties = _limit(searched_at, by_rank, top_k, top_p, top, total, temperature, searched, SEARCHED_PORTION)
-    ties = tl.maximum(ties, 1)
+    threshold, kept_ties = _limit(searched_at, by_rank, top_k, top_p, top, total, temperature, searched, PORTION)
+    tl.store(thresholds + row, threshold)
+    tl.store(ties + row, tl.maximum(kept_ties, 1))
 
-    seen = tl.zeros([], tl.int64)
-    for begin in range(0, vocabulary, PORTION):
-        token = begin + tl.arange(0, PORTION)
-        mask = token < vocabulary
-        logit = tl.load(row_at + token, mask=mask, other=float("-inf"))
-        order = _ordered(logit)
-        is_tie = (mask & (order == threshold)).to(tl.int32)
-        number = seen + tl.cumsum(is_tie, 0)
-        share = tl.exp((logit - top) / temperature).to(tl.float64)
-        kept = ((order > threshold) | ((is_tie > 0) & (number <= ties))) & (share > 0) & (share >= min_p)
-        tl.store(output_at + token, tl.where(kept, logit, FILTERED), mask=mask)
-        seen += tl.sum(is_tie, 0)
+
+@triton.jit
+def filter_rows(
+    logits,
+    temperatures,
+    min_ps,
+    tops,
+    thresholds,
+    ties,
+    output,
+    vocabulary,
+    SEGMENT: tl.constexpr,
+    FILTERED: tl.constexpr,
+    LEAST_TEMPERATURE: tl.constexpr,
+):
+    """Remove the tokens of a segment that are beyond the limit, or below min-p; the grid is `[B, segments]`.
+
+    Args:
+        logits: float32 `[B, vocabulary]`.
+        temperatures: float32 `[B]`.
+        min_ps: float32 `[B]`.
+        tops: float32 `[B]`, the largest logits.
+        thresholds: int64 `[B]`, the last logit that is kept, as `_ordered` makes it.
+        ties: int64 `[B]`, how many of the tokens that have it are kept: those with the lowest ids.
+        output: float32 `[B, vocabulary]`, written: `logits`, or `FILTERED` for a token that is removed.
+        vocabulary: its size.
+    """
+    row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row_at = logits + row * vocabulary
+    temperature = tl.maximum(tl.load(temperatures + row), LEAST_TEMPERATURE)
+    top, threshold = tl.load(tops + row), tl.load(thresholds + row)
+    token = segment * SEGMENT + tl.arange(0, SEGMENT)
+    mask = token < vocabulary
+    logit = tl.load(row_at + token, mask=mask, other=float("-inf"))
+    order = _ordered(logit)
+    share = tl.exp((logit - top) / temperature)
+    kept = (order >= threshold) & (share > 0) & (share >= tl.load(min_ps + row))
+    is_tie = (mask & (order == threshold)).to(tl.int32)
+    in_segment = tl.sum(is_tie, 0)
+    if in_segment > 0:
+        before = tl.zeros([], tl.int32)
+        for begin in range(0, segment * SEGMENT, SEGMENT):
+            other = tl.load(row_at + begin + tl.arange(0, SEGMENT))
+            before += tl.sum((_ordered(other) == threshold).to(tl.int32), 0)
+        kept &= (is_tie == 0) | (before + tl.cumsum(is_tie, 0) <= tl.load(ties + row))
+    tl.store(output + row * vocabulary + token, tl.where(kept, logit, FILTERED), mask=mask)
 
 
 @triton.jit

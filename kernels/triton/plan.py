@@ -24,12 +24,14 @@ Rows see nothing behind their own positions, so that an end beyond them costs no
 """
 TILE = 64
 """Positions whose logits a work item holds at a time; portions begin at multiples of it."""
-_SMALLEST_CHUNK = 256
+_SMALLEST_CHUNK = 128
 _BEYOND = -2
 """The entry of a block table beyond the context; behind all windows it is -1."""
 _ITEMS_PER_PROCESSOR = 4
 _ITEM_COST = 64
 """Positions that could be read in the time that an item takes to find its rows and to keep a partial result."""
+_OVERLAP = 1.5
+"""How much sooner than one after the other a processor is through with several items, as it waits for memory less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +113,16 @@ def plan_attention(
         return _plan(*step, block_size, narrow_rows, wide_rows, window or 0, chunk, shared_end, share)
 
     def seconds(plan: AttentionPlan) -> float:
-        """Time of a plan, in that of a position of a narrow item: that of the longest item, or of each one's share."""
-        items = ((plan.narrow, 1.0), (plan.wide, costs.wide_cost))
-        longest = int(context_lengths.max())
-        lengths = [
-            cost * (np.minimum(some[:, 4], longest) - some[:, 3] + _ITEM_COST) for some, cost in items if len(some)
-        ]
-        together = sum(float(some.sum()) for some in lengths) * kv_heads / costs.processors
-        return max(together, *(float(some.max()) for some in lengths))
+        """Time of a plan, in that of a position of a narrow item: for narrow items, and for wide ones after them.
+
+        Each kind takes as long as its longest item, or as every processor's share.
+        """
+        longest, total = int(context_lengths.max()), 0.0
+        for items, cost in ((plan.narrow, 1.0), (plan.wide, costs.wide_cost)):
+            if len(items):
+                each = cost * (np.minimum(items[:, 4], longest) - items[:, 3] + _ITEM_COST)
+                total += max(float(each.max()), float(each.sum()) * kv_heads / (_OVERLAP * costs.processors))
+        return total
 
     def best(chunk: int) -> AttentionPlan:
         alone = plan(chunk, False)

@@ -111,9 +111,9 @@ run_phase() {
             compute-sanitizer --error-exitcode 9 python -m pytest -q -p no:cacheprovider --confcutdir tests/gpu \
                 tests/gpu/test_gpu_recorded.py -k fewer_rows ;;
         compiled) TRITON_INTERPRET=0 bench gpu-kernels --json "$out/gpu-kernels.json" ;;
-        bandwidth) bench gpu $rehearse --part ceilings --part attention --part kernels --json "$out/gpu.json" ;;
-        steps) bench gpu $rehearse --part steps --json "$out/gpu.json" ;;
-        rates) bench gpu $rehearse --part searches --json "$out/gpu.json" ;;
+        bandwidth) bench gpu $rehearse --part ceilings --part attention --part kernels --json "$out/card.json" ;;
+        steps) bench gpu $rehearse --part steps --json "$out/card.json" ;;
+        rates) bench gpu $rehearse --part searches --json "$out/card.json" ;;
         searches) tests tests/gpu/test_gpu_searches.py ;;
         faults) tests tests/gpu/test_gpu_faults.py ;;
     esac

@@ -229,7 +229,7 @@ def _sampling(s: ModelShape) -> Iterator[tuple[str, str, Specialisation]]:
     combined = {"tops": f32, "totals": f64, "counts": i32}
     segment = {"SEGMENT": filters.SEGMENT}
     groups = {"GROUPS": filters.GROUPS, **least}
-    candidates = {"CANDIDATES": filters.CANDIDATES}
+    candidates, limits = {"CANDIDATES": filters.CANDIDATES}, {"thresholds": i64, "ties": i64}
     for kernel, types, constants, moves in (
         (
             filters.measure_groups,
@@ -251,15 +251,20 @@ def _sampling(s: ModelShape) -> Iterator[tuple[str, str, Specialisation]]:
             True,
         ),
         (
-            filters.filter_rows,
-            {**row, "top_ks": i64, "top_ps": f32, "min_ps": f32, **combined, "candidates": f32, "output": f32}
-            | vocabulary,
-            {**candidates, "PORTION": filters.SEGMENT, "SEARCHED_PORTION": filters.SEARCHED_PORTION}
-            | {"FILTERED": FILTERED, **least},
+            filters.find_limits,
+            {**row, "top_ks": i64, "top_ps": f32, **combined, "candidates": f32, **limits, **vocabulary},
+            {**candidates, "PORTION": filters.SEARCHED_PORTION, **least},
             False,
         ),
+        (
+            filters.filter_rows,
+            {**row, "min_ps": f32, "tops": f32, **limits, "output": f32, **vocabulary},
+            {**segment, "FILTERED": FILTERED, **least},
+            True,
+        ),
     ):
-        yield kernel.__name__, model, Specialisation(kernel, types, constants, moves=moves)
+        options = filters.SEARCH_OPTIONS if "PORTION" in constants else {}
+        yield kernel.__name__, model, Specialisation(kernel, types, constants, options, moves=moves)
 
 
 def compile_kernel(one: Specialisation, architecture: str) -> dict[str, Any]:

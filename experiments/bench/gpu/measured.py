@@ -191,9 +191,13 @@ def kernel_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]
 
     for rows in (1, 4) if bench.rehearse else (1, 64, 256):
         logits, temperatures = 3 * random(rows, c.vocab_size), full(rows, 0.8)
-        for name, top_k, top_p in (("filter, top-k 50", 50, 1.0), ("filter, top-p 0.95", 0, 0.95)):
+        for name, top_k, top_p, some in (
+            ("filter, top-k 50", 50, 1.0, logits),
+            ("filter, top-p 0.95", 0, 0.95, 2 * logits),
+            ("filter, top-p 0.95 of nearly equal tokens", 0, 0.95, logits / 3),
+        ):
             filters = full(rows, top_k, torch.int64), full(rows, top_p), full(rows, 0)
-            measure(name, rows, partial(filter_logits, logits, temperatures, *filters), 2 * logits.nbytes)
+            measure(name, rows, partial(filter_logits, some, temperatures, *filters), 2 * logits.nbytes)
         uniforms, each = full(rows, 0.5, torch.float64), torch.arange(rows, device=bench.device)
         draw = partial(draw_tokens, logits, logits, temperatures, uniforms, each)
         measure("draw", rows, draw, 2 * logits.nbytes)

@@ -209,7 +209,7 @@ def test_chunks_are_small_where_few_rows_must_keep_a_device_busy_and_large_where
         plan = plan_of(problem, chunk=None, costs=Costs(processors=8))
         return int((plan.narrow[:, 4] - plan.narrow[:, 3]).max())
 
-    assert longest(1) == 256
+    assert longest(1) == 128
     assert longest(16) == 2048
 
 
