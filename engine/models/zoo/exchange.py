@@ -66,7 +66,9 @@ class SharedProduct:
         given, parts = self._kept
         if given is not x:
             whole = self.linear(x.reshape(-1, self.linear.in_features)).view(*x.shape[:-1], self.linear.out_features)
-            parts = whole.split(self.sizes, dim=-1)
+            if len(self.sizes) == 1:
+                return whole
+            parts = tuple(whole.split_with_sizes(self.sizes, dim=-1))
         self._kept = (None, ()) if index == len(self.sizes) - 1 else (x, parts)
         return parts[index]
 

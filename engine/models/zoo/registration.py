@@ -3,19 +3,40 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 
+from packaging.version import Version
+
+from espalier.engine.errors import CheckpointError
 from espalier.engine.models.quantization import quiet_imports
 from espalier.engine.models.zoo import attention, experts
 
+OLDEST, NEWEST = "5.20", "5.24"
+"""The versions of transformers that the tests ran with: loading and attention use what is not promised to stay."""
+
 
 def register() -> None:
-    """Make the functions known to transformers; once is enough, and more often does no harm."""
+    """Make the functions known to transformers; once is enough, and more often does no harm.
+
+    Raises:
+        CheckpointError: this version of transformers was not tested.
+    """
+    _require_tested(version("transformers"))
     with quiet_imports():  # transformers imports torchao where it finds it
         from transformers import AttentionInterface
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     AttentionInterface.register(attention.NAME, attention.attention_function)
     ALL_EXPERTS_FUNCTIONS.register(experts.NAME, experts.experts_function)
+
+
+def _require_tested(found: str) -> None:
+    release = Version(found).release[:2]
+    if not Version(OLDEST).release <= release <= Version(NEWEST).release:
+        raise CheckpointError(
+            f"transformers {found} is installed; decoders run by the code of {OLDEST} to {NEWEST}, which were tested: "
+            f"pip install 'transformers=={NEWEST}.*', or take a model that native code runs"
+        )
 
 
 @contextmanager

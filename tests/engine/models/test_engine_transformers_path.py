@@ -267,6 +267,16 @@ def test_a_type_that_nobody_knows_is_refused_and_its_code_is_not_run(folders: di
         _ = checkpoint.decoder_config
 
 
+@pytest.mark.parametrize("version", ["5.19.3", "5.25.0", "6.0.0rc1"])
+def test_a_transformers_that_was_not_tested_is_refused_where_it_would_run(
+    version: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("espalier.engine.models.zoo.registration.version", lambda _: version)
+    with pytest.raises(CheckpointError, match=rf"transformers {version} is installed; .* pip install"):
+        load(folders["gemma3_text"])
+    load_generator(Checkpoint(folders["llama"]), torch.float32, "cpu")
+
+
 def test_the_native_path_imports_no_modelling_code(tiny_checkpoints: dict[str, Path]):
     program = (
         "import sys, torch, pathlib;"

@@ -18,7 +18,7 @@ from zoo_models import ODD
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
-from espalier.engine.models.options import ModelImpl
+from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.zoo.attention import NotRunnableError
 from espalier.engine.models.zoo.probe import random_model, require_runnable
 from espalier.engine.models.zoo.registration import quietly, register
@@ -29,6 +29,8 @@ PAGE = Path(__file__).resolve().parents[3] / "engine/models/zoo/MODELS.md"
 UPDATE = "ESPALIER_UPDATE_MODELS"
 """Set it to have the page written, instead of compared with what was found."""
 LEAST_EQUAL = 83
+LEAST_COSINE = 0.98
+"""Of logits in int8; the random weights are four times as large as a new model's, which magnifies each rounding."""
 GIVEN: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"topk_method": "greedy", "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
@@ -44,7 +46,8 @@ def test_every_registered_decoder_equals_transformers_or_is_refused_with_the_rea
     equal, refused, wrong = list[str](), dict[str, str](), dict[str, str]()
     for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         try:
-            difference = difference_of(kind, tmp_path)
+            model, folder = written(kind, tmp_path)
+            difference, cosine = difference_of(model, folder), cosine_in_int8(model, folder)
         except NotRunnableError as error:
             refused[kind] = reason_of(str(error))
         except Exception as error:
@@ -53,6 +56,8 @@ def test_every_registered_decoder_equals_transformers_or_is_refused_with_the_rea
             equal.append(kind)
             if not difference < 1e-4:
                 wrong[kind] = f"it was let in, and differs by {difference:.0e}"
+            if not cosine > LEAST_COSINE:
+                wrong[kind] = f"in int8 the cosine of its logits is {cosine:.4f}"
     assert wrong == {}
     page = rendered(sorted(equal), refused)
     if os.environ.get(UPDATE):
@@ -61,8 +66,12 @@ def test_every_registered_decoder_equals_transformers_or_is_refused_with_the_rea
     assert PAGE.read_text(encoding="utf-8") == page
 
 
-def difference_of(kind: str, root: Path) -> float:
-    """The largest difference of an engine's logits from transformers', relative to the largest logit."""
+def written(kind: str, root: Path) -> tuple[Any, Path]:
+    """A small random model of a type, and its checkpoint.
+
+    Raises:
+        NotRunnableError: it does not run on the engine's attention.
+    """
     try:
         config = transformers.CONFIG_MAPPING[kind](**GIVEN.get(kind, {})).get_text_config(decoder=True)
     except Exception as error:
@@ -79,12 +88,31 @@ def difference_of(kind: str, root: Path) -> float:
         model.save_pretrained(folder)
     for file in (root / "tokenizer").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
+    model.set_attn_implementation("eager")
+    return model, folder
+
+
+def difference_of(model: Any, folder: Path) -> float:
+    """The largest difference of an engine's logits from transformers', relative to the largest logit."""
     loaded = load_generator(Checkpoint(folder, model_impl=ModelImpl.TRANSFORMERS), torch.float32, "cpu")
     engine = Engine({"generator": loaded}, EngineSettings(2**23, 4, max_batch_tokens=7))
-    model.set_attn_implementation("eager")
     differences = list(differences_of(engine, model))
     engine.check_drained()
     return max(differences)
+
+
+def cosine_in_int8(model: Any, folder: Path) -> float:
+    """The cosine of an engine's logits with weights in int8, with those of float32."""
+    checkpoint = Checkpoint(folder, quantization=Quantization.INT8, model_impl=ModelImpl.TRANSFORMERS)
+    engine = Engine({"generator": load_generator(checkpoint, torch.float32, "cpu")}, EngineSettings(2**23, 4))
+    ids = np.random.default_rng(1).integers(4, 330, 26).tolist()
+    sequence = engine.open("generator", [])
+    found = torch.from_numpy(read(engine, sequence, ids))
+    release(engine, sequence)
+    engine.check_drained()
+    with torch.inference_mode():
+        exact = model(torch.tensor([ids]), use_cache=False).logits[0]
+    return float(torch.cosine_similarity(found.flatten(), exact.flatten(), dim=0))
 
 
 def differences_of(engine: Engine, model: Any) -> Iterator[float]:
@@ -128,8 +156,8 @@ def rendered(equal: list[str], refused: dict[str, str]) -> str:
             "",
             f"Of the {len(equal) + len(refused)} causal model types of transformers {transformers.__version__}, each",
             "as a small random checkpoint in odd shapes: prefill in odd chunks, forks and decoding over the KV pool,",
-            "against the model's own plain forward, at 1e-4. Windows are shorter than the texts. `make test-slow`",
-            "compares this page with what it finds.",
+            "against the model's own plain forward, at 1e-4, and in int8 on a CPU. Windows are shorter than the texts.",
+            "`make test-slow` compares this page with what it finds.",
             "",
             f"**Equal: {len(equal)}.** {', '.join(equal)}.",
             "",
