@@ -26,7 +26,7 @@ from espalier.engine.scheduling.scheduler import Scheduler
 from espalier.engine.stats import SECOND_BOUNDS, Histogram, RoleStats
 from espalier.engine.step_record import StepRecord, Times, record_of
 from espalier.engine.work import Done, Generated, Work
-from espalier.kernels.layout import KVLayout
+from espalier.kernels.layout import KVLayout, KVShape, kv_groups
 
 log = logging.getLogger("espalier.engine")
 _WITHOUT_EMBEDDING = (
@@ -111,14 +111,18 @@ class Engine:
         self._runners: dict[str, ModelRunner] = {}
         kind = LaunchAheadScheduler if self.settings.launch_ahead else Scheduler
         for role, model in models.items():
-            layout = _layout(model, self.settings.block_size, self.kv_pool.slab_bytes)
-            pool = BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache, model.config.widest_window)
-            table = SequenceTable(pool, cache_seed=model.digest.encode())
+            groups = kv_groups(model.config.kv_layers)
+            layouts = _layouts(model, self.settings.block_size, self.kv_pool.slab_bytes)
+            pools = [
+                BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache, shape.window, name)
+                for layout, shape, name in zip(layouts, groups, pool_names(role, groups), strict=True)
+            ]
+            table = SequenceTable(pools, cache_seed=model.digest.encode())
             self.schedulers[role] = kind(role, model, table, self._make_room)
-            self._runners[role] = ModelRunner(role, model, layout, self.kv_pool)
+            self._runners[role] = ModelRunner(role, model, layouts, self.kv_pool)
             if beyond := model.without_embedding:
                 log.warning(_WITHOUT_EMBEDDING, role, model.config.vocab_size, name_tokens(beyond))
-        pools = {role: scheduler.pool for role, scheduler in self.schedulers.items()}
+        pools = {pool.name: pool for scheduler in self.schedulers.values() for pool in scheduler.pools}
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
         self.sharing = FairSharing({role: model.weight_bytes for role, model in models.items()}, device.type)
         self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
@@ -390,12 +394,13 @@ class Engine:
         counts: dict[str, int] = {}
         sizes: dict[str, int] = {}
         for role, scheduler in self.schedulers.items():
-            tables = [self._table(s).block_table(s) for s in sequences if s.role == role]
-            if tables:
-                blocks = np.concatenate(tables)
+            its = [sequence for sequence in sequences if sequence.role == role]
+            for group, pool in enumerate(scheduler.pools if its else ()):
+                blocks = np.concatenate([self._table(sequence).block_table(sequence, group) for sequence in its])
+                distinct = len(np.unique(blocks))
                 logical += len(blocks)
-                counts[role] = len(np.unique(blocks))
-                sizes[role] = counts[role] * scheduler.pool.layout.block_bytes
+                counts[role] = counts.get(role, 0) + distinct
+                sizes[role] = sizes.get(role, 0) + distinct * pool.layout.block_bytes
         return Footprint(logical, counts, sizes)
 
     def close(self) -> None:
@@ -415,20 +420,19 @@ class Engine:
                 computed_tokens=int(scheduler.batch_tokens.sum),
                 steps=scheduler.batch_rows.count,
                 copied_blocks=scheduler.copied_blocks,
-                live_blocks=scheduler.pool.live_blocks,
-                cached_blocks=scheduler.pool.cached_blocks,
-                free_blocks=scheduler.pool.free_blocks,
-                logical_tokens=scheduler.table.computed_tokens(),
-                physical_tokens=scheduler.pool.live_blocks * self.settings.block_size,
-                wasted_bytes=scheduler.pool.owned_slabs * scheduler.pool.layout.wasted_bytes_per_slab,
+                live_blocks=sum(pool.live_blocks for pool in scheduler.pools),
+                live_bytes=sum(pool.live_bytes for pool in scheduler.pools),
+                cached_blocks=sum(pool.cached_blocks for pool in scheduler.pools),
+                free_blocks=sum(pool.free_blocks for pool in scheduler.pools),
+                wasted_bytes=sum(pool.owned_slabs * pool.layout.wasted_bytes_per_slab for pool in scheduler.pools),
                 preemptions=self._preemption.counts[role],
-                cache_lookups=scheduler.pool.lookups,
-                cache_hits=scheduler.pool.hits,
-                evicted_blocks=scheduler.pool.evictions,
+                cache_lookups=scheduler.table.cache_lookups,
+                cache_hits=scheduler.table.cache_hits,
+                evicted_blocks=sum(pool.evictions for pool in scheduler.pools),
                 live_sequences=scheduler.table.live_sequences,
-                owned_slabs=scheduler.pool.owned_slabs,
-                bytes_per_token=scheduler.pool.layout.bytes_per_token,
-                block_bytes=scheduler.pool.layout.block_bytes,
+                owned_slabs=sum(pool.owned_slabs for pool in scheduler.pools),
+                bytes_per_token=sum(pool.layout.bytes_per_token for pool in scheduler.pools),
+                block_bytes=sum(pool.layout.block_bytes for pool in scheduler.pools),
                 batch_rows=scheduler.batch_rows.copy(),
                 batch_tokens=scheduler.batch_tokens.copy(),
                 step_seconds=self._step_seconds[role].copy(),
@@ -440,7 +444,8 @@ class Engine:
         """Raise AssertionError unless slabs, blocks, reference counts and block tables agree."""
         self.kv_pool.check_integrity()
         for scheduler in self.schedulers.values():
-            scheduler.pool.check_integrity(scheduler.table.live_block_tables())
+            for group, pool in enumerate(scheduler.pools):
+                pool.check_integrity(scheduler.table.live_block_tables(group))
 
     def check_drained(self) -> None:
         """Raise AssertionError unless the engine is idle, consistent and holds no block, sequence or reservation."""
@@ -450,8 +455,9 @@ class Engine:
             assert scheduler.table.live_sequences == 0, (
                 f"{role}: {scheduler.table.live_sequences} sequences were not released"
             )
-            assert scheduler.pool.live_blocks == 0, f"{role}: {scheduler.pool.live_blocks} blocks are still live"
-            assert self.admission.reserved_blocks[role] == 0, f"{role}: a reservation was not released"
+            for pool in scheduler.pools:
+                assert pool.live_blocks == 0, f"{pool.name}: {pool.live_blocks} blocks are still live"
+                assert self.admission.reserved_blocks[pool.name] == 0, f"{pool.name}: a reservation was not released"
 
     def suspend(self, owner: Hashable) -> None:
         """Give up all KV of `owner`'s sequences, and suspend its work until `resume_owner`, whatever room there is."""
@@ -485,16 +491,27 @@ class Engine:
         return self._preemption.make_room(requesters)
 
 
-def _layout(model: Model, block_size: int, slab_bytes: int) -> KVLayout:
-    c = model.config
-    return model.decoder.backend.layout(
-        c.num_layers, c.num_kv_heads, c.head_dim, block_size, model.decoder.dtype, slab_bytes
-    )
+def pool_names(role: str, groups: Collection[KVShape]) -> list[str]:
+    """Names of a model's block pools, one for each KV group: its role if there is one."""
+    return [role] if len(groups) == 1 else [f"{role}/{group}" for group in range(len(groups))]
+
+
+def _layouts(model: Model, block_size: int, slab_bytes: int) -> list[KVLayout]:
+    """Where the blocks of each of a model's KV groups lie."""
+    decoder, groups = model.decoder, kv_groups(model.config.kv_layers)
+    return [
+        decoder.backend.layout(
+            len(layers), shape.kv_heads, shape.key_dim, block_size, decoder.dtype, slab_bytes, shape.value_dim, group
+        )
+        for group, (shape, layers) in enumerate(groups.items())
+    ]
 
 
 def _make_kv_pool(models: Mapping[str, Model], settings: EngineSettings, device: torch.device) -> KVPool:
     any_slab = 2**62
-    block_bytes = [_layout(model, settings.block_size, any_slab).block_bytes for model in models.values()]
+    block_bytes = [
+        layout.block_bytes for model in models.values() for layout in _layouts(model, settings.block_size, any_slab)
+    ]
     slab = settings.slab_bytes or max(settings.kv_memory_bytes // 128, *block_bytes)
     slab = max(slab - slab % 64, *block_bytes)  # 64: keeps every model's view of a slab aligned
     if settings.kv_memory_bytes < slab:

@@ -58,8 +58,8 @@ class RoleStats:
         computed_tokens: tokens computed.
         steps: batches launched.
         copied_blocks: partial blocks copied for sequences that part.
-        logical_tokens: tokens with KV of all live sequences, shared ones counted for each.
-        physical_tokens: tokens that the live blocks have room for.
+        live_blocks: blocks that sequences refer to, of all KV groups of the model; so of cached and free blocks.
+        live_bytes: bytes of live blocks.
         wasted_bytes: bytes at the ends of owned slabs that no block covers.
         preemptions: how often an owner's KV of this role was freed to make room.
         cache_lookups: full blocks of prompts that were looked up in the prefix cache.
@@ -67,6 +67,8 @@ class RoleStats:
         evicted_blocks: cached blocks given up to make room.
         batch_rows: sequences of each batch.
         batch_tokens: tokens computed in each batch.
+        bytes_per_token: KV bytes of a token in all layers.
+        block_bytes: bytes of one block of each KV group.
         step_seconds: seconds of each step: choosing the batch, its launch, the wait for its results, taking them in.
     """
 
@@ -74,10 +76,9 @@ class RoleStats:
     steps: int
     copied_blocks: int
     live_blocks: int
+    live_bytes: int
     cached_blocks: int
     free_blocks: int
-    logical_tokens: int
-    physical_tokens: int
     wasted_bytes: int
     preemptions: int
     cache_lookups: int
@@ -97,8 +98,7 @@ class RoleStats:
 
 
 _HELD = (
-    "live_blocks", "cached_blocks", "free_blocks", "logical_tokens", "physical_tokens", "wasted_bytes",
-    "live_sequences", "owned_slabs",
+    "live_blocks", "live_bytes", "cached_blocks", "free_blocks", "wasted_bytes", "live_sequences", "owned_slabs",
 )  # fmt: skip
 _SIZES = ("bytes_per_token", "block_bytes")
 

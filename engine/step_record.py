@@ -61,5 +61,5 @@ class StepRecord:
 def record_of(role: str, plan: StepPlan, launch: Times, collect: Times) -> StepRecord:
     """The record of a batch that was launched and whose results were collected at these times."""
     draws, reads = len(plan.draws.step_positions) if plan.draws else 0, sum(map(len, plan.reads.values()))
-    sizes = len(plan.rows), int(plan.counts.sum()), draws, reads, len(plan.copies[0])
+    sizes = len(plan.rows), int(plan.counts.sum()), draws, reads, plan.copied_blocks
     return StepRecord(role, *sizes, *launch, *collect)

@@ -96,11 +96,11 @@ class GatheredAttention:
             sinks: `[heads]`, one more logit of each head, of no position: it takes part in the softmax; None without.
 
         Returns:
-            `[T, heads, head_dim]` in the query's dtype.
+            `[T, heads, value_dim]` in the query's dtype.
         """
-        output = torch.empty_like(query)
+        output = query.new_empty((*query.shape[:2], layer_kv.values.shape[-1]))
         for group in self._groups:
-            # [n, kv_heads, longest, head_dim]
+            # [n, kv_heads, longest, head_dim and value_dim]
             key, value = (
                 x[group.slabs, group.slots]
                 .flatten(1, 2)[:, : len(group.places)]
@@ -170,7 +170,7 @@ class Attend(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`[T, heads, head_dim]` to the same."""
+        """`[T, heads, head_dim]` to `[T, heads, value_dim]`."""
         ...
 
 

@@ -23,6 +23,7 @@ class AttentionBatch:
         write_slots: int64 `[W]`, the slot of that block in its slab.
         write_offsets: int64 `[W]`, the token's position inside that block.
         write_rows: int64 `[W]`, the batch row of each written token, or None when all T rows are written in order.
+        others: the same step in the model's other KV groups; they differ in block tables, slabs and slots.
     """
 
     query_starts: torch.Tensor
@@ -33,12 +34,26 @@ class AttentionBatch:
     write_slots: torch.Tensor
     write_offsets: torch.Tensor
     write_rows: torch.Tensor | None
+    others: tuple["AttentionBatch", ...] = ()
+
+    def of(self, group: int) -> "AttentionBatch":
+        """The step in one of the model's KV groups."""
+        return self.others[group - 1] if group else self
+
+    def in_other_group(
+        self, block_tables: torch.Tensor, write_slabs: torch.Tensor, write_slots: torch.Tensor
+    ) -> "AttentionBatch":
+        """The step in a KV group whose blocks lie elsewhere."""
+        return replace(self, block_tables=block_tables, write_slabs=write_slabs, write_slots=write_slots, others=())
 
     def to(self, device: torch.device) -> "AttentionBatch":
         """The same on a device."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "others"}
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items() if tensor is not None}
-        return replace(self, **moved)
+        own = replace(self, **moved)
+        places = ((it.block_tables, it.write_slabs, it.write_slots) for it in self.others)
+        others = tuple(own.in_other_group(*(x.to(device, non_blocking=True) for x in each)) for each in places)
+        return replace(own, others=others)
 
 
 def with_drawn(token_ids: torch.Tensor, drawn: torch.Tensor | None) -> torch.Tensor:

@@ -12,7 +12,7 @@ def write_kv(layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor, batch: A
     Args:
         layer_kv: from `KVLayout.layer_view`; written in place.
         key: `[T, kv_head, head_dim]`.
-        value: `[T, kv_head, head_dim]`.
+        value: `[T, kv_head, value_dim]`.
         batch: the block and position that each token is written to.
     """
     if batch.write_rows is not None:
@@ -23,16 +23,16 @@ def write_kv(layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor, batch: A
 
 
 def copy_blocks(layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
-    """Copy whole blocks, all layers, in one call; a block may not be both source and destination.
+    """Copy whole blocks, all layers of a KV group, in one call; a block may not be both source and destination.
 
     Args:
-        layout: the model's layout.
+        layout: the group's layout.
         kv_pool: uint8 KV pool, written in place.
         sources: block ids to read.
         destinations: block ids to write, one for each source.
     """
-    blocks = layout.block_view(kv_pool)
     slots = layout.blocks_per_slab
     source = torch.tensor(sources, dtype=torch.int64, device=kv_pool.device)
     target = torch.tensor(destinations, dtype=torch.int64, device=kv_pool.device)
-    blocks[target // slots, :, :, target % slots] = blocks[source // slots, :, :, source % slots]
+    for blocks in layout.block_views(kv_pool):
+        blocks[target // slots, :, target % slots] = blocks[source // slots, :, source % slots]

@@ -176,10 +176,13 @@ class TorchLayers(Layers):
         token_ids = with_drawn(token_ids, drawn)
         cos, sin = rotary_table(outer.inverse_frequencies, positions, outer.attention_factor)
         hidden = F.embedding(token_ids, outer.embedding)  # [T, hidden]
-        attend = self._prepare_attention(layer_kvs[0], batch, self._shape.num_heads)
+        attend: dict[int, Attend] = {}  # by KV group
         for index, (layer, layer_kv) in enumerate(zip(self._layers, layer_kvs, strict=True)):
+            group, its = layer_kv.group, batch.of(layer_kv.group)
+            if group not in attend:
+                attend[group] = self._prepare_attention(layer_kv, its, self._shape.num_heads)
             normed = F.rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, eps)
-            hidden = hidden + self._attention(index, normed, cos, sin, layer_kv, batch, attend)
+            hidden = hidden + self._attention(index, normed, cos, sin, layer_kv, its, attend[group])
             normed = F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)  # [T, inner]
             hidden = hidden + F.linear(F.silu(gate) * up, layer.down)

@@ -12,31 +12,67 @@ The last dimension of each is the one that attention's inner loops run along: a 
 block at once, and an attention weight with all elements of a value.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
 
+class KVShape(NamedTuple):
+    """What a layer keeps of each token, and for how long. Layers of one shape are a KV group, with blocks of their own.
+
+    Attributes:
+        kv_heads: key and value heads.
+        key_dim: elements of a key head.
+        value_dim: elements of a value head.
+        window: how many positions a token sees, its own the last, or None for all before it.
+    """
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None
+
+    @property
+    def elements(self) -> int:
+        """Elements of one token."""
+        return self.kv_heads * (self.key_dim + self.value_dim)
+
+
+def kv_groups(layers: Iterable[KVShape]) -> dict[KVShape, list[int]]:
+    """The layers of each KV group; groups stand in the order of their first layers."""
+    groups: dict[KVShape, list[int]] = {}
+    for index, shape in enumerate(layers):
+        groups.setdefault(shape, []).append(index)
+    return groups
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's keys and values: views `[slab, slot, token, kv_head, head_dim]`, whatever their order in memory."""
+    """One layer's keys and values: views `[slab, slot, token, kv_head, head_dim]`, whatever their order in memory.
+
+    `group` is the KV group of the layer, whose block tables say where they lie.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Layout of one model's KV blocks inside slabs.
+    """Layout of one KV group's blocks inside slabs.
 
     Attributes:
-        num_layers: decoder layers.
+        num_layers: layers of the group.
         num_kv_heads: key/value heads per layer.
-        head_dim: elements per head.
+        head_dim: elements of a key head.
         block_size: tokens per block.
         dtype: element type of keys and values.
         slab_bytes: size of one slab of the KV pool.
+        value_dim: elements of a value head; 0 if as many as of a key head.
+        group: which of the model's KV groups it is.
     """
 
     keys_by_token: ClassVar[bool] = False
@@ -48,6 +84,8 @@ class KVLayout:
     block_size: int
     dtype: torch.dtype
     slab_bytes: int
+    value_dim: int = 0
+    group: int = 0
 
     def __post_init__(self) -> None:
         if self.blocks_per_slab < 1:
@@ -55,12 +93,13 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """KV bytes of one token, all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """KV bytes of one token, all layers of the group."""
+        shape = KVShape(self.num_kv_heads, self.head_dim, self.value_dim or self.head_dim, None)
+        return self.num_layers * shape.elements * self.dtype.itemsize
 
     @property
     def block_bytes(self) -> int:
-        """KV bytes of one block, all layers."""
+        """KV bytes of one block, all layers of the group."""
         return self.bytes_per_token * self.block_size
 
     @property
@@ -74,31 +113,43 @@ class KVLayout:
         return self.slab_bytes - self.blocks_per_slab * self.block_bytes
 
     @property
-    def slot_elements(self) -> int:
-        """Elements of one block's keys, or values, in one layer."""
-        return self.block_size * self.num_kv_heads * self.head_dim
+    def slot_elements(self) -> tuple[int, int]:
+        """Elements of one block's keys, and of its values, in one layer."""
+        of_heads = self.block_size * self.num_kv_heads
+        return of_heads * self.head_dim, of_heads * (self.value_dim or self.head_dim)
 
     def layer_view(self, kv_pool: torch.Tensor, layer: int) -> LayerKV:
         """View of one layer's keys and values.
 
         Args:
             kv_pool: uint8 `[num_slabs * slab_bytes]`.
-            layer: which decoder layer.
+            layer: which layer of the group.
         """
-        size, dim, slots = self.block_size, self.head_dim, self.blocks_per_slab
-        keys = layer * 2 * slots * self.slot_elements
-        shape, head_stride = (slots, size, self.num_kv_heads, dim), size * dim
-        key_strides = (dim, head_stride, 1) if self.keys_by_token else (1, head_stride, size)
+        size, dim, wide, slots = self.block_size, self.head_dim, self.value_dim or self.head_dim, self.blocks_per_slab
+        of_keys, of_values = self.slot_elements
+        keys = layer * slots * (of_keys + of_values)
+        shape, values = (slots, size, self.num_kv_heads), keys + slots * of_keys
+        key_strides = (dim, size * dim, 1) if self.keys_by_token else (1, size * dim, size)
         return LayerKV(
-            self._view(kv_pool, shape, (self.slot_elements, *key_strides), keys),
-            self._view(kv_pool, shape, (self.slot_elements, dim, head_stride, 1), keys + slots * self.slot_elements),
+            self._view(kv_pool, (*shape, dim), (of_keys, *key_strides), keys),
+            self._view(kv_pool, (*shape, wide), (of_values, wide, size * wide, 1), values),
+            self.group,
         )
 
-    def block_view(self, kv_pool: torch.Tensor) -> torch.Tensor:
-        """View of every layer for whole-block copies: `[num_slabs, layer, 2, slot, slot_elements]`."""
-        slots, elements = self.blocks_per_slab, self.slot_elements
-        strides = (2 * slots * elements, slots * elements, elements, 1)
-        return self._view(kv_pool, (self.num_layers, 2, slots, elements), strides, 0)
+    def block_views(self, kv_pool: torch.Tensor) -> list[torch.Tensor]:
+        """Views of all layers for whole-block copies, `[num_slabs, part, slot, elements]` each.
+
+        The parts are keys and values of every layer, or, where these differ in size, keys in one view and values in
+        another.
+        """
+        slots, (of_keys, of_values) = self.blocks_per_slab, self.slot_elements
+        if of_keys == of_values:
+            return [self._view(kv_pool, (2 * self.num_layers, slots, of_keys), (slots * of_keys, of_keys, 1), 0)]
+        of_layer = slots * (of_keys + of_values)
+        return [
+            self._view(kv_pool, (self.num_layers, slots, elements), (of_layer, elements, 1), first)
+            for elements, first in ((of_keys, 0), (of_values, slots * of_keys))
+        ]
 
     def _view(
         self, kv_pool: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int

@@ -39,6 +39,7 @@ class PolicyPairDecoder(Decoder):
         self.config = replace(
             one,
             num_layers=one.num_layers + other.num_layers,
+            kv_layers=one.kv_layers + other.kv_layers,
             max_positions=min(one.max_positions, other.max_positions),
         )
 

@@ -1,6 +1,6 @@
 """One model on its device: it computes scheduled steps, the only code that runs tensors through a model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.requests import DecodeRows
 from espalier.engine.scheduling.scheduler import StepResults
-from espalier.kernels.layout import KVLayout
+from espalier.kernels.layout import KVLayout, kv_groups
 
 _NOTHING = torch.empty(0)
 
@@ -28,17 +28,22 @@ WaitForResults = Callable[[], StepResults]
 class ModelRunner:
     """Computes the steps of one model."""
 
-    def __init__(self, role: str, model: Model, layout: KVLayout, kv_pool: KVPool) -> None:
-        """Run `model` on its blocks of `kv_pool`, which lie there as `layout` says, by the backend of its decoder."""
+    def __init__(self, role: str, model: Model, layouts: Sequence[KVLayout], kv_pool: KVPool) -> None:
+        """Run `model` on its blocks of `kv_pool`, which lie there as `layouts` of its KV groups say."""
         self.role = role
         self.model = model
-        self.layout = layout
+        self._layouts = layouts
         self._kv_pool = kv_pool
         self._backend = model.decoder.backend
         self._copy_blocks = self._backend.copy_blocks
         self._fetch = self._backend.fetch
         self._device = model.decoder.device
-        self._layer_kvs = [layout.layer_view(kv_pool.bytes, i) for i in range(layout.num_layers)]
+        views = [
+            (layer, layout.layer_view(kv_pool.bytes, place))
+            for layout, layers in zip(layouts, kv_groups(model.config.kv_layers).values(), strict=True)
+            for place, layer in enumerate(layers)
+        ]
+        self._layer_kvs = [layer_kv for _, layer_kv in sorted(views, key=lambda view: view[0])]
         self._sampler: tuple[DecodeRows, Sampler] | None = None
         self._drawn = _NOTHING  # by the step that was launched last
         self._warm_up(draws=role == GENERATOR)
@@ -59,8 +64,9 @@ class ModelRunner:
             self._backend.use_device(self._device)  # whatever thread this is
             if plan.draws is not None and not self._draws_are_warm:
                 self._warm_up(draws=True)
-            if plan.copies[0]:
-                self._copy_blocks(self.layout, self._kv_pool.bytes, *plan.copies)
+            for layout, (sources, destinations) in zip(self._layouts, plan.copies, strict=True):
+                if sources:
+                    self._copy_blocks(layout, self._kv_pool.bytes, sources, destinations)
             batch = build_batch(table, plan.rows, plan.first, plan.counts)
             drawn = self._drawn if batch.expects_draws else None
             hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention, drawn)
@@ -87,7 +93,8 @@ class ModelRunner:
     def _warm_up(self, draws: bool) -> None:
         """Have the backend prepare steps: of a model that draws, and most verifiers do not, recorded ones too."""
         self.model.decoder.warm_up(self._layer_kvs, decodes=draws)
-        self._backend.warm_up(self.layout, self._kv_pool.bytes, self.model.config.vocab_size if draws else 0)
+        for layout in self._layouts:
+            self._backend.warm_up(layout, self._kv_pool.bytes, self.model.config.vocab_size if draws else 0)
         self._draws_are_warm = draws
 
     def _device_error(self, error: Exception) -> DeviceError:

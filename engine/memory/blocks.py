@@ -1,4 +1,4 @@
-"""Reference-counted KV blocks of one model, in slabs taken from the KV pool on demand."""
+"""Reference-counted KV blocks of one KV group of a model, in slabs taken from the KV pool on demand."""
 
 import heapq
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger("espalier.engine.memory")
 
 
 class BlockPool:
-    """Free, live and cached blocks of one model.
+    """Free, live and cached blocks of one KV group.
 
     A block id is `slab * blocks_per_slab + slot`, so ids are sparse: only those in owned slabs exist. A block is
     live while a sequence refers to it. Without references it becomes free, or cached if the prefix cache knows its
@@ -36,14 +36,20 @@ class BlockPool:
         kv_pool: KVPool,
         enable_prefix_cache: bool = True,
         window: int | None = None,
+        name: str = "",
     ) -> None:
-        """Make a pool without slabs; unless it `enable_prefix_cache`, no block stays cached without references.
+        """Make a pool without slabs.
 
-        `window` is the widest window of the model's layers, None if one of them sees the whole context.
+        Args:
+            role: the model's role.
+            layout: where keys and values lie in a block.
+            kv_pool: where slabs come from.
+            enable_prefix_cache: whether blocks without references stay cached.
+            window: how many positions a token sees, or None for all before it.
+            name: what the KV pool knows it by; its role if the model has no other group.
         """
         self.role = role
-        self.lookups = 0  # full blocks of prompts that might have been in the prefix cache, each once
-        self.hits = 0  # those that were
+        self.name = name or role
         self.evictions = 0
         self.enable_prefix_cache = enable_prefix_cache
         self._evictable = EvictableBlocks()
@@ -58,7 +64,7 @@ class BlockPool:
         self._live_in: dict[int, int] = {}  # by live slab; how many of its blocks are live
         self._candidates: list[int] = []  # a heap of live slabs that may have a free slot, each once
         self._in_candidates: set[int] = set()
-        kv_pool.register(role, self)
+        kv_pool.register(self.name, self)
 
     @property
     def owned_slabs(self) -> int:
@@ -91,6 +97,11 @@ class BlockPool:
         return self.owned_slabs * self.layout.blocks_per_slab - self.live_blocks - self.cached_blocks
 
     @property
+    def live_bytes(self) -> int:
+        """Bytes of the live blocks."""
+        return self.live_blocks * self.layout.block_bytes
+
+    @property
     def allocatable_blocks(self) -> int:
         """Number of times that `allocate` would succeed now."""
         slabs = self.live_slabs + self.kv_pool.available_slabs
@@ -100,15 +111,20 @@ class BlockPool:
         """Whole slabs that `blocks` blocks need."""
         return -(-blocks // self.layout.blocks_per_slab)
 
-    def require(self, blocks: int, owners: frozenset[Hashable] = frozenset()) -> None:
-        """Check that `allocate` would succeed `blocks` times now.
+    def slabs_to_open(self, blocks: int) -> int:
+        """Number of slabs that `blocks` more live blocks need beyond the live slabs."""
+        return max(0, self.slabs_for(self.live_blocks + blocks) - self.live_slabs)
+
+    def require(self, blocks: int, slabs: int, owners: frozenset[Hashable] = frozenset()) -> None:
+        """Check that there is room for `blocks` more live blocks if `slabs` may be opened for them.
 
         Raises:
-            PoolExhaustedError: when it would not; it names `owners`.
+            PoolExhaustedError: when there is not; it names `owners`.
         """
-        if blocks > self.allocatable_blocks:
+        if self.slabs_to_open(blocks) > slabs:
+            free = (self.live_slabs + slabs) * self.layout.blocks_per_slab - self.live_blocks
             raise PoolExhaustedError(
-                f"the {self.role} needs {blocks} KV blocks and {self.allocatable_blocks} are free in a KV pool of "
+                f"the {self.role} needs {blocks} KV blocks and {free} are free in a KV pool of "
                 f"{self.kv_pool.num_bytes} bytes; raise --kv-memory or run fewer searches at once",
                 owners,
             )
@@ -134,22 +150,17 @@ class BlockPool:
             return np.zeros_like(computed)
         return np.maximum(computed - self.window, 0) // self.layout.block_size
 
-    def match(self, hashes: list[bytes]) -> list[int]:
-        """Blocks of the longest known beginning of a chain, with one more reference to each; -1 for those passed.
+    def longest(self, hashes: list[bytes]) -> int:
+        """The most full blocks with these hashes that a sequence can go on after: what comes then sees known ones."""
+        passed = self.blocks_passed(np.arange(len(hashes) + 1) * self.layout.block_size)
+        return self.cache.longest(hashes, passed.tolist())
 
-        The beginning ends early at a block whose use would take a slab that is reserved by another model.
+    def take(self, hashes: list[bytes]) -> list[int]:
+        """Add a reference to each of the blocks with these hashes, all known.
+
+        The blocks end early at one whose use would take a slab that is reserved by another model.
         """
-        passed = self.blocks_passed(np.arange(len(hashes) + 1) * self.layout.block_size).tolist()
-        count = len(hashes)
-        while count := self.cache.longest(hashes[:count], passed):
-            wanted = self.cache.find(hashes[passed[count] : count])
-            blocks = list(takewhile(self._refer, wanted))
-            if len(blocks) == len(wanted):
-                self.hits += count
-                return [-1] * passed[count] + blocks
-            self.free(reversed(blocks))
-            count = passed[count] + len(blocks)
-        return []
+        return list(takewhile(self._refer, self.cache.find(hashes)))
 
     def _refer(self, block: int) -> bool:
         """Add a reference to a live or cached block; False if that would take a slab reserved by another model."""
@@ -178,7 +189,7 @@ class BlockPool:
         for block in self._evictable.of(slab):
             self._evict(block)
         del self._free_slots[slab]
-        self.kv_pool.give_back(slab, self.role)
+        self.kv_pool.give_back(slab, self.name)
         return True
 
     def check_integrity(self, tables: Iterable[np.ndarray]) -> None:
@@ -187,26 +198,26 @@ class BlockPool:
         expected = np.zeros_like(self.ref_counts)
         for table in tables:
             np.add.at(expected, table, 1)
-        assert (expected == self.ref_counts).all(), f"{self.role}: reference counts differ from the block tables"
-        assert set(self._free_slots) == self.kv_pool.owned_by(self.role), f"{self.role}: slab owners differ"
+        assert (expected == self.ref_counts).all(), f"{self.name}: reference counts differ from the block tables"
+        assert set(self._free_slots) == self.kv_pool.owned_by(self.name), f"{self.name}: slab owners differ"
         live = set(np.flatnonzero(self.ref_counts).tolist())
-        assert len(live) == self.live_blocks, f"{self.role}: live block count is wrong"
+        assert len(live) == self.live_blocks, f"{self.name}: live block count is wrong"
         kept = {block for slab in self._free_slots for block in self._evictable.of(slab)}
-        assert len(kept) == self.cached_blocks, f"{self.role}: a block of another model's slab is cached"
-        assert not kept & live, f"{self.role}: a live block is listed as evictable"
-        assert all(block in self.cache for block in kept), f"{self.role}: a cached block has no hash"
+        assert len(kept) == self.cached_blocks, f"{self.name}: a block of another model's slab is cached"
+        assert not kept & live, f"{self.name}: a live block is listed as evictable"
+        assert all(block in self.cache for block in kept), f"{self.name}: a cached block has no hash"
         self._evictable.check_integrity({block // per_slab for block in live})
         self.cache.check_integrity(live | kept)
         used = live | kept
-        assert {block // per_slab for block in used} == set(self._free_slots), f"{self.role}: holds an empty slab"
+        assert {block // per_slab for block in used} == set(self._free_slots), f"{self.name}: holds an empty slab"
         for slab, slots in self._free_slots.items():
             own = set(range(slab * per_slab, (slab + 1) * per_slab))
-            assert self._live_in.get(slab, 0) == len(own & live), f"{self.role}: live blocks of slab {slab}"
-            assert len(set(slots)) == len(slots), f"{self.role}: a block of slab {slab} is free twice"
-            assert own & used | set(slots) == own, f"{self.role}: a block is lost"
-            assert not own & used & set(slots), f"{self.role}: a block of slab {slab} is both free and used"
+            assert self._live_in.get(slab, 0) == len(own & live), f"{self.name}: live blocks of slab {slab}"
+            assert len(set(slots)) == len(slots), f"{self.name}: a block of slab {slab} is free twice"
+            assert own & used | set(slots) == own, f"{self.name}: a block is lost"
+            assert not own & used & set(slots), f"{self.name}: a block of slab {slab} is both free and used"
             if slots and own & live:
-                assert slab in self._candidates, f"{self.role}: room in slab {slab} cannot be found"
+                assert slab in self._candidates, f"{self.name}: room in slab {slab} cannot be found"
 
     @property
     def _can_claim_slab(self) -> bool:
@@ -259,9 +270,9 @@ class BlockPool:
         return self._free_slots[slab]
 
     def _open_slab(self) -> list[int]:
-        slab = self.kv_pool.take(self.role)
+        slab = self.kv_pool.take(self.name)
         if slab is None:
-            self.require(1)
+            self.require(1, 0)
         assert slab is not None
         first = slab * self.layout.blocks_per_slab
         self._free_slots[slab] = list(range(first + self.layout.blocks_per_slab - 1, first - 1, -1))
@@ -273,7 +284,7 @@ class BlockPool:
         self.cache.forget(block)
         self._free_slots[self._slab(block)].append(block)
         self.evictions += 1
-        log.debug("evicted block %d of the %s from the prefix cache", block, self.role)
+        log.debug("evicted block %d of the %s from the prefix cache", block, self.name)
 
     def _count_live(self, block: int) -> None:
         """Count a block that now has its first reference."""
@@ -306,7 +317,7 @@ class BlockPool:
             self._evictable.set_idle(slab)
             if len(slots) == self.layout.blocks_per_slab:
                 del self._free_slots[slab]
-                self.kv_pool.give_back(slab, self.role)
+                self.kv_pool.give_back(slab, self.name)
 
     def _slab(self, block: int) -> int:
         return block // self.layout.blocks_per_slab

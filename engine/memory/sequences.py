@@ -1,6 +1,6 @@
 """Sequences: token ids and block tables of one model, as rows of arrays so that a whole batch is read at once."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,42 +26,46 @@ class KVSequence:
 class SequenceTable:
     """All live sequences of one model.
 
-    Row `r` holds `lengths[r]` token ids, of which the first `computed[r]` have their KV in blocks; blocks cover exactly
-    the computed tokens. Where all layers have a window, blocks wholly behind it are given up, and their entries are -1.
-    Columns and rows grow by doubling.
+    Row `r` holds `lengths[r]` token ids, of which the first `computed[r]` have their KV in blocks, in each of the
+    model's KV groups; blocks cover exactly the computed tokens. In a group with a window, blocks wholly behind it are
+    given up, and their entries are -1. Columns and rows grow by doubling.
 
     Attributes:
         tokens: int32 `[rows, columns]`.
         lengths: int32 `[rows]`.
         computed: int32 `[rows]`.
-        blocks: int32 `[rows, columns / block_size]`, block ids in order.
+        pools: of each KV group, where its blocks come from; all have one block size.
+        blocks: int32 `[groups, rows, columns / block_size]`, block ids in order.
         num_blocks: int32 `[rows]`, entries of each block table.
-        passed_blocks: int32 `[rows]`, how many of these, the first ones, are behind the window.
+        passed_blocks: int32 `[groups, rows]`, how many of these, the first ones, are behind the group's window.
+        cache_lookups: full blocks of prompts that might have been in the prefix cache, each once.
+        cache_hits: those that were.
         log_probabilities: float32 `[rows, columns]`, of the tokens sampled in the current step.
     """
 
-    def __init__(self, pool: BlockPool, rows: int = 64, columns: int = 256, cache_seed: bytes = b"") -> None:
+    def __init__(self, pools: Sequence[BlockPool], rows: int = 64, columns: int = 256, cache_seed: bytes = b"") -> None:
         """Make an empty table.
 
         Args:
-            pool: where blocks come from.
+            pools: of each KV group.
             rows: sequences there is room for at first.
             columns: tokens of one sequence there is room for at first.
             cache_seed: hashed into every prefix of this model.
         """
-        self.pool = pool
+        self.pools = tuple(pools)
+        self.cache_lookups = self.cache_hits = 0
         self._cache_seed = cache_seed
         self._seeds: dict[int, bytes] = {}  # by row; hashed into its prefixes
         self._unhashed: dict[int, list[bytes]] = {}  # by row; hashes of its blocks while the prefix cache lacks some
         self._preempted: set[int] = set()  # rows whose KV was freed and not looked up in the cache since
         self._of_owner: dict[Hashable, dict[KVSequence, None]] = {}  # in order of arrival
-        self.block_size = pool.layout.block_size
+        self.block_size = pools[0].layout.block_size
         self.tokens = np.zeros((rows, columns), dtype=np.int32)
-        self.blocks = np.zeros((rows, -(-columns // self.block_size)), dtype=np.int32)
+        self.blocks = np.zeros((len(pools), rows, -(-columns // self.block_size)), dtype=np.int32)
         self.lengths = np.zeros(rows, dtype=np.int32)
         self.computed = np.zeros(rows, dtype=np.int32)
         self.num_blocks = np.zeros(rows, dtype=np.int32)
-        self.passed_blocks = np.zeros(rows, dtype=np.int32)
+        self.passed_blocks = np.zeros((len(pools), rows), dtype=np.int32)
         self.log_probabilities = np.zeros((rows, columns), dtype=np.float32)
         self._free_rows = list(range(rows - 1, -1, -1))
 
@@ -73,11 +77,6 @@ class SequenceTable:
     def missing(self, row: int) -> int:
         """Number of tokens of a row without KV."""
         return int(self.lengths[row] - self.computed[row])
-
-    def computed_tokens(self) -> int:
-        """Number of tokens of all live sequences with KV in blocks; shared ones count for each sequence."""
-        held = self.computed - self.passed_blocks * self.block_size
-        return sum(int(held[sequence.row]) for owned in self._of_owner.values() for sequence in owned)
 
     def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> KVSequence:
         """A new sequence that holds `token_ids`, of which only blocks from the prefix cache count as computed.
@@ -93,8 +92,8 @@ class SequenceTable:
         self._clear_blocks(row)
         sequence = self._own(KVSequence(role, row, owner), self._cache_seed + salt)
         self.append(sequence, token_ids)
-        if self.pool.enable_prefix_cache:
-            self.pool.lookups += len(token_ids) // self.block_size
+        if self._enable_prefix_cache:
+            self.cache_lookups += len(token_ids) // self.block_size
             self._take_cached(row, len(token_ids))
         return sequence
 
@@ -109,9 +108,9 @@ class SequenceTable:
         if (hashes := self._unhashed.get(row)) is None:
             return
         full = min(computed // self.block_size, len(hashes))
-        passed = int(self.passed_blocks[row])
-        for block, digest in zip(self.blocks[row, passed:full].tolist(), hashes[passed:], strict=False):
-            self.pool.cache.register(block, digest)
+        for pool, blocks, passed in zip(self.pools, self.blocks[:, row], self.passed_blocks[:, row], strict=True):
+            for block, digest in zip(blocks[passed:full].tolist(), hashes[passed:], strict=False):
+                pool.cache.register(block, digest)
         if full == len(hashes):
             del self._unhashed[row]
 
@@ -122,19 +121,23 @@ class SequenceTable:
     def drop_kv(self, owner: Hashable) -> None:
         """Free all KV of an owner's sequences, which keep their tokens, so that it can be computed again."""
         for sequence in self._of_owner.get(owner, ()):
-            self.pool.free(self.block_table(sequence)[::-1])
+            self._free_all(sequence)
             self._clear_blocks(sequence.row)
             self._unhashed.pop(sequence.row, None)
             self._preempted.add(sequence.row)
 
     def drop_all(self) -> None:
         """Free all KV and forget its hashes, for a step failed and what its blocks hold is not certain."""
+        for group, pool in enumerate(self.pools):
+            for sequence in (sequence for owned in self._of_owner.values() for sequence in owned):
+                for block in self.block_table(sequence, group).tolist():
+                    if block in pool.cache:
+                        pool.cache.forget(block)
         for owner in list(self._of_owner):
-            for sequence in self._of_owner[owner]:
-                for block in self.block_table(sequence).tolist():
-                    if block in self.pool.cache:
-                        self.pool.cache.forget(block)
             self.drop_kv(owner)
+        for pool in self.pools:  # what the step wrote may be behind a window already, and in no block table any more
+            while pool.window is not None and pool.reclaim_idle_slab():
+                pass
 
     def match_prefix(self, row: int, most: int) -> None:
         """Look a row without computed tokens up in the prefix cache, and share the blocks found there.
@@ -143,17 +146,17 @@ class SequenceTable:
             row: any row; one with computed tokens is left as it is.
             most: tokens that may come from the cache; later ones are computed even if the cache has them.
         """
-        fresh = self.pool.enable_prefix_cache and row in self._unhashed and not self.num_blocks[row]
+        fresh = self._enable_prefix_cache and row in self._unhashed and not self.num_blocks[row]
         if row in self._preempted:
             self._preempted.discard(row)
-            self.pool.lookups += most // self.block_size
+            self.cache_lookups += most // self.block_size
         elif not fresh:  # a fresh one was counted by `open`
             return
         self._take_cached(row, most)
 
-    def blocks_of(self, owner: Hashable) -> int:
-        """Blocks that an owner's sequences hold, shared ones counted once."""
-        tables = [self.block_table(sequence) for sequence in self._of_owner.get(owner, ())]
+    def blocks_of(self, owner: Hashable, group: int = 0) -> int:
+        """Blocks of a KV group that an owner's sequences hold, shared ones counted once; of one group if of any."""
+        tables = [self.block_table(sequence, group) for sequence in self._of_owner.get(owner, ())]
         return len(np.unique(np.concatenate(tables))) if tables else 0
 
     def of_owner(self, owner: Hashable) -> list[KVSequence]:
@@ -179,14 +182,38 @@ class SequenceTable:
         self._of_owner.setdefault(sequence.owner, {})[sequence] = None
         return sequence
 
+    @property
+    def _enable_prefix_cache(self) -> bool:
+        return self.pools[0].enable_prefix_cache
+
     def _take_cached(self, row: int, most: int) -> None:
+        """Share the blocks of the longest beginning of a row that the caches of all groups know, as far as it is seen.
+
+        It ends early at a block whose use would take a slab that is reserved by another model.
+        """
         token_ids = self.tokens[row, : self.lengths[row]]
         hashes = chain_hashes(self._seeds[row], token_ids, self.block_size)
-        known = self.pool.match(hashes[: most // self.block_size])
-        self.blocks[row, : len(known)] = known
-        self.num_blocks[row], self.passed_blocks[row] = len(known), known.count(-1)
-        self.computed[row] = len(known) * self.block_size
-        if len(known) < len(hashes):
+        count = most // self.block_size
+        taken: list[list[int]] = []
+        while count:
+            # What one group knows need not be what another knows.
+            while (longest := min(pool.longest(hashes[:count]) for pool in self.pools)) < count:
+                count = longest
+            passed = [int(pool.blocks_passed(np.array(count * self.block_size))) for pool in self.pools]
+            taken = [pool.take(hashes[first:count]) for pool, first in zip(self.pools, passed, strict=True)]
+            short = [len(blocks) < count - first for blocks, first in zip(taken, passed, strict=True)]
+            if not any(short):
+                break
+            count = min(first + len(blocks) for blocks, first in zip(taken, passed, strict=True))
+            for pool, blocks in zip(self.pools, taken, strict=True):
+                pool.free(reversed(blocks))
+        self.cache_hits += count
+        self.num_blocks[row], self.computed[row] = count, count * self.block_size
+        for group, blocks in enumerate(taken if count else []):
+            passed = self.passed_blocks[group, row] = count - len(blocks)
+            self.blocks[group, row, :passed] = -1
+            self.blocks[group, row, passed:count] = blocks
+        if count < len(hashes):
             self._unhashed[row] = hashes
 
     def append(self, sequence: KVSequence, token_ids: list[int]) -> None:
@@ -211,7 +238,8 @@ class SequenceTable:
         self.computed[row] = computed = min(int(self.computed[row]), length - 1)
         self._require_window(row, computed)
         blocks = -(-computed // self.block_size)
-        self.pool.free(self.blocks[row, blocks : self.num_blocks[row]][::-1])
+        for pool, table in zip(self.pools, self.blocks[:, row], strict=True):
+            pool.free(table[blocks : self.num_blocks[row]][::-1])
         self.num_blocks[row] = blocks
 
     def fork(self, sequence: KVSequence, length: int | None = None) -> KVSequence:
@@ -225,25 +253,27 @@ class SequenceTable:
         self._require_window(source, computed)
         blocks = -(-computed // self.block_size)
         self.tokens[row, :length] = self.tokens[source, :length]
-        self.blocks[row, :blocks] = self.blocks[source, :blocks]
+        self.blocks[:, row, :blocks] = self.blocks[:, source, :blocks]
         self.lengths[row], self.computed[row], self.num_blocks[row] = length, computed, blocks
-        self.passed_blocks[row] = self.passed_blocks[source]
+        self.passed_blocks[:, row] = self.passed_blocks[:, source]
         child = self._own(KVSequence(sequence.role, row, sequence.owner), self._seeds[source])
-        self.pool.share(self.block_table(child))
+        for group, pool in enumerate(self.pools):
+            pool.share(self.block_table(child, group))
         if source in self._preempted:
             self._preempted.add(row)
         return child
 
     def free_passed(self, rows: np.ndarray) -> None:
         """Drop the references of `rows`, int `[S]`, to blocks behind the window of all that they go on with."""
-        if self.pool.window is None:
-            return
-        passed = self.pool.blocks_passed(self.computed[rows])
-        for i in np.flatnonzero(passed > self.passed_blocks[rows]):
-            gone = self.blocks[rows[i], self.passed_blocks[rows[i]] : passed[i]]
-            self.pool.free(gone)
-            gone[:] = -1
-            self.passed_blocks[rows[i]] = passed[i]
+        for pool, blocks, passed_blocks in zip(self.pools, self.blocks, self.passed_blocks, strict=True):
+            if pool.window is None:
+                continue
+            passed = pool.blocks_passed(self.computed[rows])
+            for i in np.flatnonzero(passed > passed_blocks[rows]):
+                gone = blocks[rows[i], passed_blocks[rows[i]] : passed[i]]
+                pool.free(gone)
+                gone[:] = -1
+                passed_blocks[rows[i]] = passed[i]
 
     def release(self, sequence: KVSequence) -> None:
         """Drop the references of a sequence; blocks without others become free or cached."""
@@ -254,36 +284,62 @@ class SequenceTable:
         del siblings[sequence]
         if not siblings:
             del self._of_owner[sequence.owner]
-        # Tail first, so that blocks shared with others are reached last.
-        self.pool.free(self.block_table(sequence)[::-1])
+        self._free_all(sequence)
         self._free_rows.append(sequence.row)
 
     def token_ids(self, sequence: KVSequence) -> list[int]:
         """The sequence's tokens."""
         return self.tokens[sequence.row, : self.lengths[sequence.row]].tolist()
 
-    def block_table(self, sequence: KVSequence) -> np.ndarray:
-        """The block ids that the sequence holds, int32 `[num_blocks - passed_blocks]`, a view."""
-        return self.blocks[sequence.row, self.passed_blocks[sequence.row] : self.num_blocks[sequence.row]]
+    def block_table(self, sequence: KVSequence, group: int = 0) -> np.ndarray:
+        """The block ids that the sequence holds in a KV group, int32 `[num_blocks - passed_blocks]`, a view."""
+        row = sequence.row
+        return self.blocks[group, row, self.passed_blocks[group, row] : self.num_blocks[row]]
 
-    def live_block_tables(self) -> list[np.ndarray]:
+    def live_block_tables(self, group: int = 0) -> list[np.ndarray]:
         """Block tables of every live sequence."""
-        return [self.block_table(sequence) for owned in self._of_owner.values() for sequence in owned]
+        return [self.block_table(sequence, group) for owned in self._of_owner.values() for sequence in owned]
 
     def blocks_needed(self, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The most blocks that `prepare_write` would take for each row, int `[S]`; same arguments."""
+        """The most blocks of each KV group that `prepare_write` would take, int `[groups]`; same arguments."""
         _, shared, needed = self._writes(rows, counts)
-        return shared + needed
+        return shared.sum(axis=1) + needed.sum()
+
+    def has_room(self, blocks: np.ndarray) -> bool:
+        """True if so many blocks of each KV group, int `[groups]`, can be allocated now."""
+        opened = sum(pool.slabs_to_open(count) for pool, count in zip(self.pools, blocks.tolist(), strict=True))
+        return opened <= self.pools[0].kv_pool.available_slabs
+
+    def require(self, blocks: np.ndarray, owners: frozenset[Hashable] = frozenset()) -> None:
+        """Check that there is room for so many blocks of each KV group, int `[groups]`.
+
+        Raises:
+            PoolExhaustedError: when there is none; it names `owners`.
+        """
+        if not self.has_room(blocks):
+            available = self.pools[0].kv_pool.available_slabs
+            for pool, count in zip(self.pools, blocks.tolist(), strict=True):
+                pool.require(count, available, owners)
+                available -= pool.slabs_to_open(count)
+
+    def _free_all(self, sequence: KVSequence) -> None:
+        """Free a sequence's blocks, the tail first, so that those shared with others are reached last."""
+        for group, pool in enumerate(self.pools):
+            pool.free(self.block_table(sequence, group)[::-1])
 
     def _writes(self, rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each row's last block, whether it is partial and shared, and how many new blocks follow it; each `[S]`."""
-        computed, size = self.computed[rows], self.block_size
-        tails = self.blocks[rows, np.maximum(self.num_blocks[rows] - 1, 0)]
-        shared = (counts > 0) & (computed % size != 0) & (self.pool.ref_counts[tails] > 1)
-        needed = -(-(computed + counts) // size) - self.num_blocks[rows]
-        return tails, shared, np.maximum(needed, 0)  # several times faster than `clip`
+        """Each row's last block, whether it is partial and shared, and how many new blocks follow it.
 
-    def prepare_write(self, rows: np.ndarray, counts: np.ndarray) -> tuple[list[int], list[int]]:
+        The first two are `[groups, S]`, the last one is `[S]`.
+        """
+        computed, size = self.computed[rows], self.block_size
+        tails = self.blocks[:, rows, np.maximum(self.num_blocks[rows] - 1, 0)]
+        partial = (counts > 0) & (computed % size != 0)
+        shared = [partial & (pool.ref_counts[tail] > 1) for pool, tail in zip(self.pools, tails, strict=True)]
+        needed = -(-(computed + counts) // size) - self.num_blocks[rows]
+        return tails, np.array(shared), np.maximum(needed, 0)  # several times faster than `clip`
+
+    def prepare_write(self, rows: np.ndarray, counts: np.ndarray) -> list[tuple[list[int], list[int]]]:
         """Make each row own the blocks that its next `counts` tokens go to.
 
         A partial tail that others share is replaced by a fresh block, to be filled by copying; full blocks are never
@@ -294,7 +350,8 @@ class SequenceTable:
             counts: int `[S]`, tokens about to be computed for the first time.
 
         Returns:
-            Block ids to copy from, and the block ids to copy them to. The caller copies before anything is written.
+            Of each KV group, block ids to copy from, and the block ids to copy them to. The caller copies before
+            anything is written.
 
         Raises:
             PoolExhaustedError: when there are not enough blocks for all rows; then nothing has changed.
@@ -302,26 +359,29 @@ class SequenceTable:
         # blocks of a row   | -1, passed | full, shared | tail     | fresh ......... | fresh .......... |
         # positions         0                      computed ^                    computed + counts ^
         # Before `computed` nothing is written; a tail that others share is copied, the blocks after it are new.
-        sources, destinations = [], []
+        copies: list[tuple[list[int], list[int]]] = [([], []) for _ in self.pools]
         tails, shared, needed = self._writes(rows, counts)
-        if not (blocks := int(shared.sum() + needed.sum())):
-            return sources, destinations
-        self.pool.require(blocks)
+        if not (blocks := shared.sum(axis=1) + needed.sum()).any():
+            return copies
+        self.require(blocks)
         self.reserve_columns(int((self.computed[rows] + counts).max()))
-        for i in np.flatnonzero(shared):
-            # Counts drop as rows of this loop leave the block: the last one keeps it without a copy.
-            if self.pool.ref_counts[tails[i]] > 1:
-                fresh = self.pool.allocate()
-                self.blocks[rows[i], self.num_blocks[rows[i]] - 1] = fresh
-                sources.append(int(tails[i]))
-                destinations.append(fresh)
-                self.pool.free([int(tails[i])])
-        for i in np.flatnonzero(needed > 0):
-            row = rows[i]
-            for _ in range(needed[i]):
-                self.blocks[row, self.num_blocks[row]] = self.pool.allocate()
-                self.num_blocks[row] += 1
-        return sources, destinations
+        growing = np.flatnonzero(needed)
+        for group, pool in enumerate(self.pools):
+            table, (sources, destinations) = self.blocks[group], copies[group]
+            for i in np.flatnonzero(shared[group]):
+                # Counts drop as rows of this loop leave the block: the last one keeps it without a copy.
+                if pool.ref_counts[tail := int(tails[group, i])] > 1:
+                    fresh = pool.allocate()
+                    table[rows[i], self.num_blocks[rows[i]] - 1] = fresh
+                    sources.append(tail)
+                    destinations.append(fresh)
+                    pool.free([tail])
+            for i in growing:
+                end = self.num_blocks[rows[i]]
+                for column in range(end, end + needed[i]):
+                    table[rows[i], column] = pool.allocate()
+        self.num_blocks[rows] += needed
+        return copies
 
     def reserve_columns(self, columns: int) -> None:
         """Make room for rows of `columns` tokens."""
@@ -338,17 +398,20 @@ class SequenceTable:
     def _grow(self, rows: int, columns: int) -> None:
         self.tokens = _grown(self.tokens, (rows, columns))
         self.log_probabilities = _grown(self.log_probabilities, (rows, columns))
-        self.blocks = _grown(self.blocks, (rows, -(-columns // self.block_size)))
-        for name in ("lengths", "computed", "num_blocks", "passed_blocks"):
+        groups = len(self.pools)
+        self.blocks = _grown(self.blocks, (groups, rows, -(-columns // self.block_size)))
+        self.passed_blocks = _grown(self.passed_blocks, (groups, rows))
+        for name in ("lengths", "computed", "num_blocks"):
             setattr(self, name, _grown(getattr(self, name), (rows,)))
 
     def _clear_blocks(self, row: int) -> None:
-        self.computed[row] = self.num_blocks[row] = self.passed_blocks[row] = 0
+        self.computed[row] = self.num_blocks[row] = self.passed_blocks[:, row] = 0
 
     def _require_window(self, row: int, computed: int) -> None:
         """Check that a row still has the blocks that the token after `computed` ones sees."""
-        needed = self.pool.blocks_passed(np.array(computed + 1))
-        assert self.passed_blocks[row] <= needed, f"a sequence goes back to {computed} tokens, whose window is gone"
+        needed = [pool.blocks_passed(np.array(computed + 1)) for pool in self.pools]
+        whole = (self.passed_blocks[:, row] <= needed).all()
+        assert whole, f"a sequence goes back to {computed} tokens, whose window is gone"
 
 
 def _grown(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

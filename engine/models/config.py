@@ -1,6 +1,7 @@
 """A decoder's shape, read from a checkpoint's raw `config.json`."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.options import ModelImpl
 from espalier.engine.models.text_files import require, shown
+from espalier.kernels.layout import KVShape
 from espalier.kernels.rotary import ROPE_TYPES
 
 TRUNKS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -60,7 +62,7 @@ class DecoderConfig:
         attention_bias: whether the q, k, v projections have biases.
         out_bias: whether the projection out of attention has one.
         head_norms: whether each query and key head has a norm of its own before its rotation.
-        windows: for each layer, how many positions a token sees, its own the last, or None for all before it.
+        kv_layers: what each layer keeps of a token, and for how long.
         impl: the code that runs it.
     """
 
@@ -79,13 +81,25 @@ class DecoderConfig:
     attention_bias: bool
     out_bias: bool
     head_norms: bool
-    windows: tuple[int | None, ...]
+    kv_layers: tuple[KVShape, ...]
     impl: ModelImpl = ModelImpl.NATIVE
 
     @property
-    def widest_window(self) -> int | None:
-        """How many positions some token sees in some layer, its own the last; None if that is all before it."""
-        return None if None in self.windows else max(window for window in self.windows if window)
+    def windows(self) -> tuple[int | None, ...]:
+        """For each layer, how many positions a token sees, its own the last, or None for all before it."""
+        return tuple(layer.window for layer in self.kv_layers)
+
+    @property
+    def window_shares(self) -> dict[int | None, float]:
+        """By window, the share of a token's KV that layers with it keep; None is no window."""
+        elements = Counter[int | None]()
+        for layer in self.kv_layers:
+            elements[layer.window] += layer.elements
+        return {window: count / elements.total() for window, count in elements.items()}
+
+    def kv_bytes_per_token(self, item_bytes: int) -> int:
+        """Bytes of a token's keys and values in all layers, with elements of `item_bytes`."""
+        return item_bytes * sum(layer.elements for layer in self.kv_layers)
 
 
 def parse_decoder_config(raw: dict[str, Any], place: str = "config.json") -> DecoderConfig:
@@ -178,7 +192,7 @@ def _parse(fields: _Fields, model_type: str) -> DecoderConfig:
         attention_bias=model_type == "qwen2" or qkv_and_out,
         out_bias=qkv_and_out,
         head_norms=model_type == "qwen3",
-        windows=_windows(fields, model_type),
+        kv_layers=tuple(KVShape(kv_heads, head_dim, head_dim, window) for window in _windows(fields, model_type)),
     )
 
 

@@ -15,7 +15,7 @@ log = logging.getLogger("espalier.engine.admission")
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks reserved for one owner, by role, until `Admission.release`."""
+    """Blocks reserved for one owner, by KV group, until `Admission.release`."""
 
     blocks: Mapping[str, int]
     owner: Hashable = None
@@ -24,10 +24,11 @@ class Reservation:
 class Admission:
     """Reserves blocks, so that an admitted search never meets an empty pool.
 
-    A slab belongs to one model while any of its blocks is live, so memory is counted in slabs. A role never needs
-    more slabs than it had live at the last admission, or than all its reservations need, whichever is more: it opens a
-    slab beyond its reservations only when live blocks fill its own slabs. Admission keeps the sum over the roles within
-    the KV pool, so every reserved block can be allocated. Cached blocks do not count: they are evicted on demand.
+    A slab belongs to one KV group of a model while any of its blocks is live, so memory is counted in slabs. A group,
+    known by the name of its pool, never needs more slabs than it had live at the last admission, or than all its
+    reservations need, whichever is more: it opens a slab beyond its reservations only when live blocks fill its own
+    slabs. Admission keeps the sum over the groups within the KV pool, so every reserved block can be allocated. Cached
+    blocks do not count: they are evicted on demand.
 
     Where less than the worst case is reserved, blocks can run out; see `Preemption`.
     """
@@ -55,7 +56,7 @@ class Admission:
         """Reserve blocks, or return None when they are not free yet.
 
         Args:
-            blocks: by role, the blocks that the owner may need at worst.
+            blocks: by KV group, the blocks that the owner may need at worst.
             owner: the search they are reserved for.
             priority: larger ranks first; of equal ones, the owner that was admitted first.
 

@@ -22,11 +22,11 @@ class BlockedWork:
 
     Attributes:
         owner: whose work it is.
-        blocks: how many blocks it needs before it can go on.
+        blocks: how many blocks of each KV group it needs before it can go on, int `[groups]`.
     """
 
     owner: Hashable
-    blocks: int
+    blocks: np.ndarray
 
 
 Target = TypeVar("Target", WaitingRequest, RunningRequest)
@@ -75,7 +75,7 @@ class StepPlan:
         rows: int64 `[S]`, the sequence of each branch, then of each chunk.
         first: int64 `[S]`, the position of each sequence's first token.
         counts: int64 `[S]`, how many tokens of each sequence are computed.
-        copies: blocks to copy from, and the blocks to copy them to, before anything is written.
+        copies: of each KV group, blocks to copy from, and the blocks to copy them to, before anything is written.
         reads: by the names of heads.
         scored: Scores whose last read is in this step.
         opened: for each Generate whose pending tokens end in this step, the branch that it continues as.
@@ -87,11 +87,16 @@ class StepPlan:
     rows: np.ndarray
     first: np.ndarray
     counts: np.ndarray
-    copies: tuple[list[int], list[int]]
+    copies: list[tuple[list[int], list[int]]]
     reads: dict[str, list[Read]] = field(default_factory=dict)
     scored: list[WaitingRequest] = field(default_factory=list)
     opened: dict[WaitingRequest, RunningRequest] = field(default_factory=dict)
     draws: Draws | None = None
+
+    @property
+    def copied_blocks(self) -> int:
+        """Number of blocks to copy."""
+        return sum(len(sources) for sources, _ in self.copies)
 
 
 class BatchPlanner:
@@ -112,7 +117,6 @@ class BatchPlanner:
         self.throttled: frozenset[Hashable] = frozenset()
         self.blocked: BlockedWork | None = None
         self._table = table
-        self._pool = table.pool
         self._make_room = make_room
 
     def active(self, targets: list[Target]) -> list[Target]:
@@ -153,7 +157,7 @@ class BatchPlanner:
             PoolExhaustedError: when nobody's work finds blocks and no owner can give any up; it names the last owner
                 without any.
         """
-        while self.blocked and self.blocked.blocks > self._pool.allocatable_blocks:
+        while self.blocked and not self._table.has_room(self.blocked.blocks):
             if not may_preempt:
                 return None
             if not self._make_room({self.blocked.owner}):
@@ -197,7 +201,7 @@ class BatchPlanner:
             placed = self._place_chunks(chunks, copies)
             if not branches and not placed:
                 last = self._without_blocks(chunks)[-1]
-                self._pool.require(self._blocks_for(last), frozenset({last.target.work.owner}))
+                self._table.require(self._blocks_for([last]), frozenset({last.target.work.owner}))
             chunks = placed
             rows = np.concatenate((rows, np.array([c.target.row for c in chunks], dtype=np.int64)))
             counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
@@ -239,7 +243,7 @@ class BatchPlanner:
                 chosen.append(Chunk(chunk.target, count))
         return branches, chosen
 
-    def _place_chunks(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> list[Chunk]:
+    def _place_chunks(self, chunks: list[Chunk], copies: list[tuple[list[int], list[int]]]) -> list[Chunk]:
         """Take blocks for the chunks in order, while there are blocks, and return those chunks; adds to `copies`."""
         placed: list[Chunk] = []
         plain = [chunk for chunk in chunks if not self._table.is_unmatched(chunk.target.row)]
@@ -268,17 +272,18 @@ class BatchPlanner:
 
     def _note_blocked(self, chunk: Chunk) -> None:
         if self.blocked is None:
-            self.blocked = BlockedWork(chunk.target.work.owner, self._blocks_for(chunk))
+            self.blocked = BlockedWork(chunk.target.work.owner, self._blocks_for([chunk]))
 
-    def _blocks_for(self, chunk: Chunk) -> int:
-        return int(self._table.blocks_needed(*self._spans([chunk]))[0])
+    def _blocks_for(self, chunks: list[Chunk]) -> np.ndarray:
+        return self._table.blocks_needed(*self._spans(chunks))
 
     def _fits(self, chunks: list[Chunk]) -> bool:
-        return int(self._table.blocks_needed(*self._spans(chunks)).sum()) <= self._pool.allocatable_blocks
+        return self._table.has_room(self._blocks_for(chunks))
 
-    def _write(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> None:
+    def _write(self, chunks: list[Chunk], copies: list[tuple[list[int], list[int]]]) -> None:
         for total, some in zip(copies, self._table.prepare_write(*self._spans(chunks)), strict=True):
-            total += some
+            total[0].extend(some[0])
+            total[1].extend(some[1])
 
     def _spans(self, chunks: list[Chunk]) -> tuple[np.ndarray, np.ndarray]:
         """Rows of chunks, and how many new tokens each writes."""

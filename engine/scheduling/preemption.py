@@ -20,8 +20,9 @@ class Preemption:
     The first owner with work is never preempted, and always goes on. It fits the KV pool alone once its blocks lie
     together. If it finds no blocks for one model although nobody else holds any, that model's slabs have no free slot
     (free slots of a model's own slabs are used before another slab, however its blocks are scattered), so they are as
-    few as its blocks need, and the slabs that it lacks are those of another model that its blocks there are scattered
-    over. `compact` drops its KV of that model too; it is computed again later, and then that model fits.
+    few as its blocks need, and the slabs that it lacks are those of another model, or of another KV group of the same
+    one, that its blocks there are scattered over. `compact` drops its KV of that model too; it is computed again later,
+    and then that model fits.
     """
 
     def __init__(self, kv_pool: KVPool, schedulers: Mapping[str, Scheduler], admission: Admission) -> None:
@@ -29,16 +30,17 @@ class Preemption:
         self._kv_pool = kv_pool
         self._schedulers = schedulers
         self._admission = admission
-        self._preempted: dict[Hashable, dict[str, int]] = {}  # the blocks each held, by role
+        self._preempted: dict[Hashable, dict[str, int]] = {}  # the blocks each held, by KV group
         self._suspended: set[Hashable] = set()  # preempted owners that wait for `resume_owner`
 
     def preempt(self, owner: Hashable) -> None:
         """Give up the KV of `owner` and pause its work until there is room."""
         held = self._preempted.setdefault(owner, {})
         for role, scheduler in self._schedulers.items():
-            if blocks := scheduler.table.blocks_of(owner):
-                held[role] = held.get(role, 0) + blocks
+            if scheduler.table.blocks_of(owner):
                 self.counts[role] += 1
+                for group, pool in enumerate(scheduler.pools):
+                    held[pool.name] = held.get(pool.name, 0) + scheduler.table.blocks_of(owner, group)
             scheduler.drop_kv(owner)
             scheduler.planner.paused.add(owner)
         log.info("preempted %s, which frees blocks %s", owner, held)
@@ -86,8 +88,8 @@ class Preemption:
             return False
         first = min(active, key=self._admission.rank)
         for role, scheduler in self._schedulers.items():
-            pool, others = scheduler.pool, [other for other in self._schedulers.values() if other is not scheduler]
-            scattered = pool.live_slabs > pool.slabs_for(pool.live_blocks)
+            others = [other for other in self._schedulers.values() if other is not scheduler or len(other.pools) > 1]
+            scattered = any(pool.live_slabs > pool.slabs_for(pool.live_blocks) for pool in scheduler.pools)
             if scattered and scheduler.table.blocks_of(first) and any(first in other.owners() for other in others):
                 scheduler.drop_kv(first)
                 self.counts[role] += 1
@@ -134,10 +136,7 @@ class Preemption:
         return {owner for scheduler in self._schedulers.values() for owner in scheduler.owners()}
 
     def _fits(self, blocks: Mapping[str, int]) -> bool:
-        """True if there is room for `blocks` of each role, and a slab of each to grow into."""
-        slabs = 0
-        for role, count in blocks.items():
-            pool = self._schedulers[role].pool
-            room = pool.live_slabs * pool.layout.blocks_per_slab - pool.live_blocks
-            slabs += pool.slabs_for(max(0, count - room)) + 1
+        """True if there is room for `blocks` of each KV group, and a slab of each to grow into."""
+        pools = self._admission.pools
+        slabs = sum(pools[name].slabs_to_open(count) + 1 for name, count in blocks.items())
         return slabs <= self._kv_pool.available_slabs

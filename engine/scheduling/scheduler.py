@@ -47,7 +47,7 @@ class Scheduler:
     ) -> None:
         """Make an idle scheduler; `make_room` is asked when blocks run out."""
         self.role = role
-        self.table, self.pool = table, table.pool
+        self.table, self.pools = table, table.pools
         self.planner = BatchPlanner(table, make_room)
         self.batch_rows, self.batch_tokens = Histogram(ROW_BOUNDS), Histogram(TOKEN_BOUNDS)
         self.copied_blocks = 0
@@ -224,7 +224,7 @@ class Scheduler:
             chunk.target.computed_tokens += chunk.count
             if isinstance(chunk.target, RunningRequest) and not self.table.missing(chunk.target.row):
                 chunk.target.computed_tokens -= 1  # its last token had not been computed before
-        self.copied_blocks += len(plan.copies[0])
+        self.copied_blocks += plan.copied_blocks
         self.batch_rows.add(len(plan.rows))
         self.batch_tokens.add(int(plan.counts.sum()))
 

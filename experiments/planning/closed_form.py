@@ -14,9 +14,10 @@ nothing is pruned and all N chains stay apart.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -96,7 +97,9 @@ class PathLengths:
 
 @dataclass(frozen=True, slots=True)
 class HeldBlocks:
-    """Blocks of one model that a search holds at the end of a round.
+    """Blocks of one model that a search holds at the end of a round; a block is of all layers.
+
+    Where layers have windows of their own, these are the blocks that would take as many bytes.
 
     Attributes:
         physical: each block once.
@@ -107,8 +110,16 @@ class HeldBlocks:
     logical: float
 
 
-def blocks_by_round(tree: TreeShape, lengths: PathLengths, block_size: int) -> list[HeldBlocks]:
+def blocks_by_round(
+    tree: TreeShape, lengths: PathLengths, block_size: int, window_shares: Mapping[int | None, float] | None = None
+) -> list[HeldBlocks]:
     """Expected blocks of one model at the end of each round; one entry for algorithms of independent paths.
+
+    Args:
+        tree: of the search.
+        lengths: tokens of the model.
+        block_size: tokens of a block.
+        window_shares: by window, the share of a token's KV in layers with it; without, no layer has one.
 
     Raises:
         InvalidRequestError: the algorithm has no closed form.
@@ -117,31 +128,47 @@ def blocks_by_round(tree: TreeShape, lengths: PathLengths, block_size: int) -> l
         names = ", ".join(name for name, its in ALGORITHMS.items() if its.growth)
         what = f"{tree.request.algorithm} has no closed form; {names} have one"
         raise InvalidRequestError([Violation("algorithm", what)])
-    if tree.is_independent:
-        return [_independent(tree, lengths, block_size)]
-    return [_round(tree, lengths, block_size, number) for number in range(1, tree.rounds + 1)]
+    rounds = [0] if tree.is_independent else range(1, tree.rounds + 1)
+    shares = window_shares or {None: 1.0}
+    sizes = [(_Rounding(block_size, lengths.varying, window), share) for window, share in shares.items()]
+    found: list[HeldBlocks] = []
+    for number in rounds:
+        held = [
+            (_round(tree, lengths, size, number) if number else _independent(tree, lengths, size), share)
+            for size, share in sizes
+        ]
+        found.append(
+            HeldBlocks(
+                sum(its.physical * share for its, share in held), sum(its.logical * share for its, share in held)
+            )
+        )
+    return found
 
 
-def _independent(tree: TreeShape, lengths: PathLengths, block_size: int) -> HeldBlocks:
+def _independent(tree: TreeShape, lengths: PathLengths, size: "_Rounding") -> HeldBlocks:
     """The prompt's sequence, and whole paths after it."""
-    size = _Rounding(block_size, lengths.varying)
-    prompt, whole = size.up(lengths.prompt_tokens), size.up(lengths.at(tree.rounds) - lengths.pending_tokens)
-    own = whole - size.down(lengths.prompt_tokens)
-    return HeldBlocks(prompt + tree.kept * own, prompt + tree.kept * whole)
+    prompt, end = lengths.prompt_tokens, lengths.at(tree.rounds) - lengths.pending_tokens
+    root, whole = size.held(0, prompt, prompt), size.held(0, end, end)
+    own = whole - size.shared(0, prompt, end)
+    return HeldBlocks(root + tree.kept * own, root + tree.kept * whole)
 
 
-def _round(tree: TreeShape, lengths: PathLengths, block_size: int, number: int) -> HeldBlocks:
-    size = _Rounding(block_size, lengths.varying)
+# The blocks of a path, by the tokens at the ends of its steps; with a window those behind it are gone:
+#
+#     | prompt ... | step 1 ....... | step 2 ....... | last step of a kept path | child .... |
+#     full[0]      full[1]          full[2]          above                      end
+#     [ gone           passed(above) [ held by kept paths, shared by their children ]
+def _round(tree: TreeShape, lengths: PathLengths, size: "_Rounding", number: int) -> HeldBlocks:
     parents = 1.0 if number == 1 else tree.kept
     above, end = lengths.at(number - 1), lengths.at(number) - lengths.pending_tokens
-    parent, child = size.up(above), size.up(end)
-    new = child - size.down(above) if end > above else 0.0
-    full = [size.down(lengths.at(depth)) for depth in range(number)]
+    parent, child = size.held(0, above, above), size.held(0, end, end)
+    new = child - size.shared(0, above, end) if end > above else 0.0
+    ends = [0.0, *(lengths.at(depth) for depth in range(number))]
+    full = [size.shared(begin, stop, above) for begin, stop in pairwise(ends)]  # of the prompt, then of each step
     held = parent if number == 1 else full[0]
     if number > 1:
-        for depth, count in enumerate(tree.ancestors(number - 1), start=1):
-            held += count * (full[depth] - full[depth - 1])
-        held += parents * (parent - full[number - 2])
+        held += sum(count * blocks for count, blocks in zip(tree.ancestors(number - 1), full[1:], strict=False))
+        held += parents * size.held(ends[number - 1], above, above)
     return HeldBlocks(held + tree.children * new, parents * parent + tree.children * child)
 
 
@@ -151,6 +178,19 @@ class _Rounding:
 
     block_size: int
     varying: bool
+    window: int | None = None
+
+    def held(self, begin: float, end: float, computed: float) -> float:
+        """Blocks after the full ones of `begin` tokens, up to `end`, in the window of a path of `computed` tokens."""
+        return max(0.0, self.up(end) - max(self.down(begin), self._passed(computed)))
+
+    def shared(self, begin: float, end: float, computed: float) -> float:
+        """The same without the last block if it is partial."""
+        return max(0.0, self.down(end) - max(self.down(begin), self._passed(computed)))
+
+    def _passed(self, computed: float) -> float:
+        """Blocks behind the window."""
+        return 0.0 if self.window is None else self.down(max(0.0, computed - self.window))
 
     def up(self, tokens: float) -> float:
         if self.varying:

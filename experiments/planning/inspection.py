@@ -136,7 +136,7 @@ def inspect_checkpoint(
         weight_bytes=_weight_bytes(model, quantization),
         stored=str(outline.stored or ""),
         has_weights=outline.load_format is not LoadFormat.DUMMY,
-        kv_bytes_per_token=2 * c.num_layers * c.num_kv_heads * c.head_dim * dtype.itemsize,
+        kv_bytes_per_token=c.kv_bytes_per_token(dtype.itemsize),
         prompt=prompt,
         readings=readings,
         ends=tuple(end for end in turn_ends(outline, tokenizer) if end.token_id in model.eos_token_ids),

@@ -42,7 +42,7 @@ class ModelShape:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in all layers."""
-        return self.item_bytes * 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
+        return self.config.kv_bytes_per_token(self.item_bytes)
 
     @property
     def _layer(self) -> tuple[tuple[int, int], ...]:

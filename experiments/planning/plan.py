@@ -10,11 +10,12 @@ import torch
 from espalier.engine.errors import EspalierError
 from espalier.engine.memory.device_memory import plan_memory
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.experiments.planning.closed_form import PathLengths, TreeShape, blocks_by_round
+from espalier.experiments.planning.closed_form import HeldBlocks, PathLengths, TreeShape, blocks_by_round
 from espalier.experiments.planning.devices import CARD_MEMORY, CPU, card_of, planned_models
 from espalier.experiments.planning.known_models import ModelShape
 from espalier.experiments.planning.options import DeviceOptions, LengthOptions
 from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
+from espalier.kernels.layout import kv_groups
 from espalier.prm.limits import PathLimits, verifier_limits
 from espalier.search.algorithms import memory_estimate, needs_verifier
 from espalier.search.request import SearchRequest, validate
@@ -55,7 +56,7 @@ def make_plan(
             lengths.verifier_prompt_tokens or lengths.prompt_tokens, lengths.verifier_step_tokens or lengths.step_tokens
         ),
     }
-    search = _search_bytes(tree, models, paths, runtime.block_size)
+    search = _search_bytes(tree, models, paths, runtime.block_size, runtime.max_batch_tokens)
     weights = sum(model.memory_bytes for model in models.values())
     if device.card == CPU and device.memory is None:
         pool = default_cpu_kv_memory()
@@ -88,13 +89,15 @@ def make_plan(
     }
 
 
-def _search_bytes(tree: TreeShape, models: _Models, lengths: _Lengths, block_size: int) -> dict[str, Any]:
+def _search_bytes(
+    tree: TreeShape, models: _Models, lengths: _Lengths, block_size: int, batch_tokens: int
+) -> dict[str, Any]:
     """KV bytes of one search: expected in each round and in the fullest one, and the most that admission counts.
 
     Raises:
         InvalidRequestError: the algorithm has no closed form.
     """
-    held = {role: blocks_by_round(tree, lengths[role], block_size) for role in models}
+    held = {role: _held(tree, model, lengths[role], block_size) for role, model in models.items()}
     block_bytes = {role: model.kv_bytes_per_token * block_size for role, model in models.items()}
     rounds = [
         {role: row.physical * block_bytes[role] for role, row in zip(held, rows, strict=True)}
@@ -102,29 +105,36 @@ def _search_bytes(tree: TreeShape, models: _Models, lengths: _Lengths, block_siz
     ]
     totals = [sum(by_role.values()) for by_role in rounds]
     fullest = totals.index(max(totals))
-    blocks = _worst_case(tree, models, lengths, block_size)
     return {
         "rounds": rounds,
         "peak_bytes": totals[fullest],
         "peak_bytes_by_role": rounds[fullest],
         "mean_bytes": sum(totals) / len(totals),
         "logical_peak_bytes": sum(rows[fullest].logical * block_bytes[role] for role, rows in held.items()),
-        "worst_case_bytes": sum(blocks[role] * size for role, size in block_bytes.items()),
+        "worst_case_bytes": _worst_case(tree, models, lengths, block_size, batch_tokens),
     }
 
 
-def _worst_case(tree: TreeShape, models: _Models, lengths: _Lengths, block_size: int) -> dict[str, int]:
-    """Blocks that admission counts for a search whose limits are the planned lengths."""
-    estimates = memory_estimate(tree.request)
+def _held(tree: TreeShape, model: ModelShape, lengths: PathLengths, block_size: int) -> list[HeldBlocks]:
+    return blocks_by_round(tree, lengths, block_size, model.config.window_shares)
+
+
+def _worst_case(tree: TreeShape, models: _Models, lengths: _Lengths, block_size: int, batch_tokens: int) -> int:
+    """Bytes that admission counts for a search whose limits are the planned lengths."""
     its = lengths[GENERATOR]
     step = math.ceil(its.step_tokens)
-    limits = PathLimits(math.ceil(its.prompt_tokens), step * tree.rounds, step)
-    blocks = {GENERATOR: worst_case_blocks(estimates, limits, block_size)}
+    limits = {GENERATOR: PathLimits(math.ceil(its.prompt_tokens), step * tree.rounds, step)}
     if VERIFIER in models:
         prompt, context = math.ceil(lengths[VERIFIER].prompt_tokens), models[VERIFIER].config.max_positions
-        limits = verifier_limits(limits, prompt, max(context, prompt + 1), tree.rounds, same_vocabulary=True)
-        blocks[VERIFIER] = worst_case_blocks(estimates, limits, block_size)
-    return blocks
+        limits[VERIFIER] = verifier_limits(
+            limits[GENERATOR], prompt, max(context, prompt + 1), tree.rounds, same_vocabulary=True
+        )
+    estimates, total = memory_estimate(tree.request), 0
+    for role, model in models.items():
+        for shape, layers in kv_groups(model.config.kv_layers).items():
+            blocks = worst_case_blocks(estimates, limits[role], block_size, shape.window, batch_tokens)
+            total += blocks * block_size * len(layers) * shape.elements * model.item_bytes
+    return total
 
 
 def _speed(
@@ -136,7 +146,10 @@ def _speed(
     step = lengths[GENERATOR].step_tokens
     for number in range(1, tree.rounds + 1):
         so_far = replace(tree, rounds=number)
-        held = {role: blocks_by_round(so_far, lengths[role], block_size)[-1].physical * block_size for role in models}
+        held = {
+            role: _held(so_far, model, lengths[role], block_size)[-1].physical * block_size
+            for role, model in models.items()
+        }
         # Within a round a child's own step grows from nothing.
         read = held[GENERATOR] - tree.children * step / 2
         context = max(1, round(searches * read / rows))

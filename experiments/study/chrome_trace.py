@@ -73,9 +73,9 @@ class ChromeTrace:
             self._slice("search", _HOST, self._last, record.schedule_start)
         self._last = max(self._last, record.update_end)
         sizes = {name: getattr(record, name) for name in ("rows", "tokens", "draws", "reads", "copied_blocks")}
-        held = {role: scheduler.pool for role, scheduler in self._engine.schedulers.items()}
-        pool = held[record.role]
-        memory = {"live_blocks": pool.live_blocks, "bytes": pool.live_blocks * pool.layout.block_bytes}
+        held = {role: scheduler.pools for role, scheduler in self._engine.schedulers.items()}
+        used = {role: sum(pool.live_bytes for pool in pools) for role, pools in held.items()}
+        memory = {"live_blocks": sum(p.live_blocks for p in held[record.role]), "bytes": used[record.role]}
         phases = (
             ("scheduling", record.schedule_start, record.launch_start),
             ("launch", record.launch_start, record.launch_end),
@@ -87,10 +87,9 @@ class ChromeTrace:
             self._slice(f"{record.role} step", track, record.schedule_start, record.update_end, sizes | memory)
         for name, begun, ended in phases:
             self._slice(name, track, begun, ended, sizes | memory if ahead and name == "launch" else None)
-        for role, its in held.items():
-            blocks = {"live": its.live_blocks, "cached": its.cached_blocks, "free in its slabs": its.free_blocks}
-            self._write(self._event("C", f"{role} blocks", track, record.update_end, args=blocks))
-        used = {role: its.live_blocks * its.layout.block_bytes for role, its in held.items()}
+        for pool in (pool for pools in held.values() for pool in pools):
+            blocks = {"live": pool.live_blocks, "cached": pool.cached_blocks, "free in its slabs": pool.free_blocks}
+            self._write(self._event("C", f"{pool.name} blocks", track, record.update_end, args=blocks))
         self._write(self._event("C", "live KV bytes", track, record.update_end, args=used))
 
     def close(self) -> None:

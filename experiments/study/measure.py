@@ -53,11 +53,11 @@ class _Run:
         self.phases["decode" if record.role == GENERATOR else "scoring"] += record.computing_seconds
         self.phases["scheduling"] += record.scheduling_seconds
         schedulers = self.engine.schedulers.values()
-        used = sum(its.pool.live_blocks * its.pool.layout.block_bytes for its in schedulers)
-        self.most_bytes = max(self.most_bytes, used)
+        pools = [(its.table, group, pool) for its in schedulers for group, pool in enumerate(its.pools)]
+        self.most_bytes = max(self.most_bytes, sum(pool.live_bytes for *_, pool in pools))
         if self.counts_blocks:
-            logical = sum(len(table) for its in schedulers for table in its.table.live_block_tables())
-            self.held.append((logical, sum(its.pool.live_blocks for its in schedulers)))
+            logical = sum(len(blocks) for table, group, _ in pools for blocks in table.live_block_tables(group))
+            self.held.append((logical, sum(pool.live_blocks for *_, pool in pools)))
 
 
 def measure_cell(orchestrator: Orchestrator, problems: Iterable[str], request: SearchRequest) -> dict[str, Any]:
@@ -175,8 +175,10 @@ def _estimate_of(orchestrator: Orchestrator, problem: str, result: SearchResult)
         scored = usage.verifier_tree_tokens - prompt
         lengths[VERIFIER] = PathLengths(prompt, scored / len(steps), varying=True)
     size = engine.settings.block_size
-    block_bytes = [engine.schedulers[role].pool.layout.block_bytes for role in lengths]
-    rounds = zip(*(blocks_by_round(tree, its, size) for its in lengths.values()), strict=True)
+    stats, models = engine.stats(), engine.models
+    block_bytes = [stats[role].block_bytes for role in lengths]
+    rows = (blocks_by_round(tree, its, size, models[role].config.window_shares) for role, its in lengths.items())
+    rounds = zip(*rows, strict=True)
     fullest = max(rounds, key=lambda both: _held_bytes(both, block_bytes))
     return {
         "peak_kv_bytes": _held_bytes(fullest, block_bytes),

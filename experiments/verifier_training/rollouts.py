@@ -23,7 +23,7 @@ from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.grading.math_verify import Grader
 from espalier.search.grading.notation.numerals import number_in
 from espalier.search.run.generator import Generator
-from espalier.search.run.resolve import worst_case_blocks
+from espalier.search.run.resolve import worst_case
 
 
 def configuration_of(
@@ -100,7 +100,7 @@ class RolloutSampler:
         valued = 0 if settings.labels is Labels.OUTCOME else VALUED_AT_ONCE * settings.continuations
         estimate = MemoryEstimate(settings.solutions + valued)
         limits = PathLimits(prompt, most, min(settings.max_step_tokens, most))
-        return {GENERATOR: worst_case_blocks([estimate], limits, self.engine.settings.block_size)}
+        return worst_case(self.engine, GENERATOR, [estimate], limits)
 
 
 def _checker(problem: Problem, grader: Grader) -> Callable[[str], bool]:

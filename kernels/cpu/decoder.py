@@ -83,12 +83,24 @@ class _Buffers(NamedTuple):
     gated: StoredRows
 
 
+class _Group(NamedTuple):
+    """A step in one KV group.
+
+    Attributes:
+        writes: the block of each row's token, -1 where it is not written, and its position there.
+    """
+
+    geometry: Geometry
+    spans: Spans
+    writes: tuple[np.ndarray, np.ndarray]
+
+
 class _Step(NamedTuple):
     """One step, as compiled code reads it.
 
     Attributes:
-        places: where each layer's keys and values begin in a slab.
-        writes: the batch rows and addresses of keys and values to store.
+        places: `[layers, 3]`, where each layer's keys and values begin in a slab, and its KV group.
+        groups: the KV groups, which have all but blocks in common.
         inner: the MLP's width, filled up to whole panels.
         packs: whether attention's result is stored again for its product.
         parts: into how many parts the panels of qkv, of the residual stream and of the MLP are cut.
@@ -103,9 +115,7 @@ class _Step(NamedTuple):
     eps: np.float32
     flat: np.ndarray
     places: np.ndarray
-    geometry: Geometry
-    spans: Spans
-    writes: tuple[np.ndarray, np.ndarray]
+    groups: tuple[_Group, ...]
     scale: np.float32
     inner: int
     packs: bool
@@ -123,18 +133,22 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
     `counters` hold the next item of each phase.
     """
     (
-        tokens, outer, weights, windows, eps, flat, places, geometry, spans, writes, scale, inner, packs, parts,
-        threads, buffers, rotary, output,
+        tokens, outer, weights, windows, eps, flat, places, groups, scale, inner, packs, parts, threads, buffers,
+        rotary, output,
     ) = step  # fmt: skip
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
     hidden, normed, qkv, attn_out, packed_attn_out, gated = buffers
     qkv_parts, hidden_parts, gated_parts = parts
-    rows, width, wide = len(rotary[0]), norms.shape[2], geometry.heads * geometry.head_dim
+    rows, width, wide = len(rotary[0]), norms.shape[2], groups[0].geometry.heads * groups[0].geometry.head_dim
     stride = (width + PANEL - 1) // PANEL * PANEL
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
     few = (rows + FEW_ROWS - 1) // FEW_ROWS
     some, packed = (rows + ROWS_PER_ROTATION - 1) // ROWS_PER_ROTATION, few if packs else 0
-    attend_items, own_scratch = len(spans.items), scratch_for(geometry, spans)
+    own_scratch = scratch_for(groups[0].geometry, groups[0].spans)
+    for group in range(1, len(groups)):
+        other = scratch_for(groups[group].geometry, groups[group].spans)
+        if len(other) > len(own_scratch):
+            own_scratch = other
     scratch, room = microkernel.scratch(), aligned((2 * ROWS + 1) * PANEL)
     sums = room[: ROWS * PANEL], room[ROWS * PANEL : 2 * ROWS * PANEL], room[2 * ROWS * PANEL :]
     nothing, no_softcap = room[:0], np.float32(0.0)
@@ -144,6 +158,7 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
     phase: Any = np.int64(0)  # a plain 0 has a type of its own
     for layer in range(len(norms)):
         keys_at, values_at = places[layer, 0], places[layer, 1]
+        geometry, spans, writes = groups[places[layer, 2]]
 
         for item in phase_items(counters, phase, few):
             if layer == 0:
@@ -163,7 +178,7 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
             add_rows(item, stride, out_bias[layer], hidden)  # nothing reads the residual stream until `out` adds to it
         phase += 1
 
-        for item in phase_items(counters, phase, attend_items):
+        for item in phase_items(counters, phase, len(spans.items)):
             attend(
                 item, scale, windows[layer], no_softcap, nothing, qkv, flat, keys_at, values_at, geometry, spans,
                 own_scratch, attn_out,
@@ -249,12 +264,16 @@ class CpuLayers(Layers):
         if ids.view(np.uint64).max() >= vocabulary:  # read so, one below 0 is larger than any other
             raise IndexError(f"token ids are {ids.min()} to {ids.max()}, the embedding has {vocabulary} rows")
         output = torch.empty(rows, width)
-        geometry = self._geometry(layer_kvs[0])
-        spans = find_spans(batch, self.tokens_per_item, geometry)
-        writes = _writes(batch, rows, layer_kvs[0].keys.shape[1])
-        step = self._step(Tokens(ids, positions.numpy()), layer_kvs, geometry, spans, writes, output)
+        first_of = {layer_kv.group: layer_kv for layer_kv in reversed(layer_kvs)}
+        groups = tuple(self._group(first_of[group], batch.of(group), rows) for group in range(len(first_of)))
+        step = self._step(Tokens(ids, positions.numpy()), layer_kvs, groups, output)
         parallel_run(_forward, _PHASES * len(self) + 1, step)
         return output
+
+    def _group(self, layer_kv: LayerKV, batch: AttentionBatch, rows: int) -> _Group:
+        geometry = self._geometry(layer_kv)
+        spans = find_spans(batch, self.tokens_per_item, geometry)
+        return _Group(geometry, spans, _writes(batch, rows, layer_kv.keys.shape[1]))
 
     def _geometry(self, layer_kv: LayerKV) -> Geometry:
         return geometry_of(layer_kv, self._shape.num_heads, -(-self._stacked.arrays.qkv_bias.shape[1] // PANEL) * PANEL)
@@ -263,14 +282,12 @@ class CpuLayers(Layers):
         self,
         tokens: Tokens,
         layer_kvs: Sequence[LayerKV],
-        geometry: Geometry,
-        spans: Spans,
-        writes: tuple[np.ndarray, np.ndarray],
+        groups: tuple[_Group, ...],
         output: torch.Tensor,
     ) -> _Step:
         s, stacked, (rows, width), half = self._shape, self._stacked, output.shape, len(self._outer.inverse_frequencies)
         stride, inner = (-(-n // PANEL) * PANEL for n in (width, stacked.inner))
-        wide = s.num_heads * s.head_dim
+        wide, query_stride = s.num_heads * s.head_dim, groups[0].geometry.query_stride
         attn_out = np.empty(rows * wide, np.float32)
         rows_of, packs = (int8_rows, True) if stacked.int8 else (stored_rows, PACKS)
         return _Step(
@@ -280,19 +297,17 @@ class CpuLayers(Layers):
             windows=self._windows,
             eps=np.float32(s.norm_eps),
             flat=flat_kv_pool(layer_kvs[0]),
-            places=np.array([(kv.keys.storage_offset(), kv.values.storage_offset()) for kv in layer_kvs]),
-            geometry=geometry,
-            spans=spans,
-            writes=writes,
+            places=np.array([(kv.keys.storage_offset(), kv.values.storage_offset(), kv.group) for kv in layer_kvs]),
+            groups=groups,
             scale=np.float32(s.head_dim**-0.5),
             inner=inner,
             packs=packs,
-            parts=tuple(parts_of(rows, columns // PANEL) for columns in (geometry.query_stride, stride, inner)),
+            parts=tuple(parts_of(rows, columns // PANEL) for columns in (query_stride, stride, inner)),
             threads=num_threads(),
             buffers=_Buffers(
                 hidden=output_buffer(rows, stride),
                 normed=rows_of(rows, width),
-                qkv=output_buffer(rows, geometry.query_stride),
+                qkv=output_buffer(rows, query_stride),
                 attn_out=attn_out,
                 packed_attn_out=rows_of(rows, wide) if packs else attn_out,
                 gated=rows_of(rows, inner),
@@ -307,7 +322,8 @@ class CpuLayers(Layers):
         layout = KVLayout(1, s.num_kv_heads, s.head_dim, 1, torch.float32, 8 * s.num_kv_heads * s.head_dim)
         kv = layout.layer_view(torch.empty(layout.slab_bytes, dtype=torch.uint8), 0)
         tokens, output = Tokens(int64s, int64s), torch.empty(1, self.outer.embedding.shape[1])
-        step = self._step(tokens, [kv], self._geometry(kv), NO_SPANS, (int64s, int64s), output)
+        group = _Group(self._geometry(kv), NO_SPANS, (int64s, int64s))
+        step = self._step(tokens, [kv], (group,) * len(set(self._windows)), output)
         weights, buffers, flat, floats = step.weights, step.buffers, step.flat, step.output
         head_norms, bias = weights.head_norms[0], weights.qkv_bias[0]
         return compilation(
@@ -315,15 +331,15 @@ class CpuLayers(Layers):
             counters,
             step,
             parts=[
-                attend_compilation(step.geometry),
+                attend_compilation(group.geometry),
                 phase_compilation(buffers.normed, weights.qkv),
                 compilation(
                     gated_phase, counters, 0, 0, 0, buffers.normed, 0, 0, weights.gate_up, 0, 0, buffers.gated,
                     (floats, floats, floats), floats,
                 ),
                 compilation(
-                    rotate_and_store, 0, buffers.qkv, head_norms, step.eps, step.rotary, flat, 0, 0, step.geometry,
-                    step.writes,
+                    rotate_and_store, 0, buffers.qkv, head_norms, step.eps, step.rotary, flat, 0, 0, group.geometry,
+                    group.writes,
                 ),
                 compilation(embed_rows, 0, tokens, step.outer, 0, buffers.hidden, step.rotary),
                 compilation(norm_and_store_rows, 0, 0, buffers.hidden, 0, bias, step.eps, buffers.normed),

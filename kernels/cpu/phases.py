@@ -89,7 +89,7 @@ def rotate_and_store(
 
     `head_norms` are the weights `[2, head_dim]` of queries' and keys' own norms, `[0, head_dim]` without.
     """
-    slab_stride, slots, block_size, heads, kv_heads, head_dim, stride = geometry
+    slab_stride, slots, block_size, heads, kv_heads, head_dim, _, stride = geometry
     (cos, sin), (blocks, offsets) = rotary, writes
     for row in range(item * ROWS_PER_ROTATION, min((item + 1) * ROWS_PER_ROTATION, len(cos))):
         for head in range(heads + kv_heads):

@@ -73,16 +73,16 @@ def norm_rotate_write(
 def copy_blocks(layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
     """See `kernels.cache.copy_blocks`."""
     ids = to_device(np.array([sources, destinations], np.int64), kv_pool.device)
-    blocks = layout.block_view(kv_pool)
-    grid = (len(sources), 2 * layout.num_layers, triton.cdiv(layout.slot_elements, PORTION))
-    if sources:
-        copy_whole_blocks[grid](
+    for blocks in layout.block_views(kv_pool) if sources else ():
+        _, parts, slots, elements = blocks.shape
+        copy_whole_blocks[len(sources), parts, triton.cdiv(elements, PORTION)](
             blocks,
             ids[0],
             ids[1],
             blocks.stride(0),
-            SLOTS=layout.blocks_per_slab,
-            SLOT_ELEMENTS=layout.slot_elements,
+            blocks.stride(1),
+            SLOTS=slots,
+            SLOT_ELEMENTS=elements,
             PORTION=PORTION,
         )
 
@@ -172,22 +172,24 @@ def copy_whole_blocks(
     sources,
     destinations,
     slab_stride,
+    part_stride,
     SLOTS: tl.constexpr,
     SLOT_ELEMENTS: tl.constexpr,
     PORTION: tl.constexpr,
 ):
-    """Copy blocks, all layers; the grid is `[copies, keys and values of each layer, portions of a slot]`.
+    """Copy blocks, all layers; the grid is `[copies, parts, portions of a slot]`; see `KVLayout.block_views`.
 
     Args:
         pool: the KV pool as elements.
         sources: int64 `[copies]`, block ids.
         destinations: the same; none is also a source.
         slab_stride: elements from slab to slab.
+        part_stride: elements from part to part.
     """
-    copy, part = tl.program_id(0), tl.program_id(1)
+    copy, part = tl.program_id(0), tl.program_id(1).to(tl.int64)
     source, target = tl.load(sources + copy), tl.load(destinations + copy)
     e = tl.program_id(2) * PORTION + tl.arange(0, PORTION)
     mask = e < SLOT_ELEMENTS
-    from_at = source // SLOTS * slab_stride + (part * SLOTS + source % SLOTS) * SLOT_ELEMENTS
-    to_at = target // SLOTS * slab_stride + (part * SLOTS + target % SLOTS) * SLOT_ELEMENTS
+    from_at = source // SLOTS * slab_stride + part * part_stride + source % SLOTS * SLOT_ELEMENTS
+    to_at = target // SLOTS * slab_stride + part * part_stride + target % SLOTS * SLOT_ELEMENTS
     tl.store(pool + to_at + e, tl.load(pool + from_at + e, mask=mask), mask=mask)

@@ -76,7 +76,7 @@ class TritonLayers(TorchLayers):
         drawn: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Layers`. What it returns for a step of one token to a sequence holds until the next such step."""
-        step = self._describe(token_ids, positions, layer_kvs[0], batch)
+        step = self._describe(token_ids, positions, layer_kvs, batch)
         decodes = len(token_ids) == len(batch.context_lengths)
         if decodes and (recorded := self._recorded(step, layer_kvs)):
             return recorded.run(step, drawn)
@@ -128,7 +128,7 @@ class TritonLayers(TorchLayers):
     def _compute(self, step: DeviceStep, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """Hidden states of a step's tokens, `[tokens, hidden]`; waits for nothing and asks nothing of the host."""
         s, outer = self._shape, self.outer
-        plans = dict(zip(self._windows, step.plans, strict=True))
+        of_window = dict(zip(self._windows, zip(step.plans, step.places, step.tables, strict=True), strict=True))
         cos, sin = rotary_table(outer.inverse_frequencies, step.positions, outer.attention_factor)
         hidden = F.embedding(step.token_ids, outer.embedding)  # [T, hidden]
         added = None
@@ -137,25 +137,25 @@ class TritonLayers(TorchLayers):
             normed = add_norm(hidden, added, layer.attention_norm, s.norm_eps)
             qkv = qkv_product(normed).view(len(hidden), -1, s.head_dim)  # [T, heads + 2 * kv_heads, head_dim]
             norms = None if layer.query_norm is None or layer.key_norm is None else (layer.query_norm, layer.key_norm)
-            query = norm_rotate_write(qkv, cos, sin, norms, s.norm_eps, step.places, layer_kvs[index])
-            window = s.window(index)
-            mixed = attend(
-                query, layer_kvs[index], plans[window], step.positions, step.tables, s.head_dim**-0.5, window
-            )
+            plan, places, tables = of_window[window := s.window(index)]
+            query = norm_rotate_write(qkv, cos, sin, norms, s.norm_eps, places, layer_kvs[index])
+            mixed = attend(query, layer_kvs[index], plan, step.positions, tables, s.head_dim**-0.5, window)
             normed = add_norm(hidden, out(mixed.flatten(1)), layer.mlp_norm, s.norm_eps)
             added = down(gated(gate_up(normed)))
         return add_norm(hidden, added, outer.norm, s.norm_eps)
 
     def _describe(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch
+        self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kvs: Sequence[LayerKV], batch: AttentionBatch
     ) -> StepTokens:
         """Plan a step's attention, and say where its keys and values go."""
         if self._planner is None:
-            _, _, block_size, kv_heads, _ = layer_kv.keys.shape
+            _, _, block_size, kv_heads, _ = layer_kvs[0].keys.shape
             self._planner = Planner(block_size, kv_heads, self._tiles, self._costs, self._windows, self._chunk)
-        tables = batch.block_tables.numpy()
+        of_window = {self._shape.window(index): layer_kvs[index] for index in reversed(range(len(layer_kvs)))}
+        groups = [(kv := of_window[window], batch.of(kv.group)) for window in self._windows]
+        tables = [its.block_tables.numpy() for _, its in groups]
         plans = self._planner.plan(batch.query_starts.numpy(), batch.context_lengths.numpy(), tables)
-        places = places_of(batch, layer_kv, len(token_ids))
+        places = [places_of(its, layer_kv, len(token_ids)) for layer_kv, its in groups]
         return StepTokens(token_ids.numpy(), positions.numpy(), places, tables, plans)
 
 

@@ -161,22 +161,22 @@ class Planner:
         self._plans: list[AttentionPlan] = []
 
     def plan(
-        self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: np.ndarray
+        self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: Sequence[np.ndarray]
     ) -> list[AttentionPlan]:
-        """One plan for each window; arguments as `plan_attention` takes them."""
+        """One plan for each window, which has block tables of its own; arguments as `plan_attention` takes them."""
         decodes = query_starts[-1] == len(context_lengths)
         portions = -(-context_lengths // _SMALLEST_CHUNK)
-        if decodes and self._known is not None and self._still_holds(query_starts, portions, block_tables):
+        if decodes and self._known is not None and self._still_holds(query_starts, portions, block_tables[0]):
             return self._plans
         self._plans = [
-            plan_attention(query_starts, context_lengths, block_tables, *self._arguments, window, self._chunk)
-            for window in self._windows
+            plan_attention(query_starts, context_lengths, tables, *self._arguments, window, self._chunk)
+            for tables, window in zip(block_tables, self._windows, strict=True)
         ]
         self._known = None
         if decodes and self._windows == [None]:
             blocks = -(-context_lengths // self._block_size)
-            columns = np.arange(block_tables.shape[1], dtype=np.int32)
-            self._known = query_starts, portions, np.where(columns < blocks[:, None], block_tables, -1)
+            columns = np.arange(block_tables[0].shape[1], dtype=np.int32)
+            self._known = query_starts, portions, np.where(columns < blocks[:, None], block_tables[0], -1)
         return self._plans
 
     def _still_holds(self, starts: np.ndarray, portions: np.ndarray, tables: np.ndarray) -> bool:

@@ -35,15 +35,15 @@ class StepTokens(NamedTuple):
         token_ids: int `[T]`; negative where `DeviceStep.load` fills in what was drawn.
         positions: int `[T]`.
         places: int64 `[T]`, where each token's first head lies in its layer's keys, in elements; -1 if it is not
-            written.
-        tables: int32 `[S, blocks]`.
-        plans: of attention, one for each window that layers have.
+            written. One for each window that layers have, as layers with one are a KV group.
+        tables: int32 `[S, blocks]`, one for each window.
+        plans: of attention, one for each window.
     """
 
     token_ids: np.ndarray
     positions: np.ndarray
-    places: np.ndarray
-    tables: np.ndarray
+    places: Sequence[np.ndarray]
+    tables: Sequence[np.ndarray]
     plans: Sequence[AttentionPlan]
 
     @property
@@ -51,7 +51,7 @@ class StepTokens(NamedTuple):
         """The room it needs."""
         needs = [Room(0, len(p.narrow), len(p.wide), len(p.rows), p.partials, 0) for p in self.plans]
         most = Room(*map(max, *needs)) if len(needs) > 1 else needs[0]
-        return most._replace(tokens=len(self.token_ids), table_entries=self.tables.size)
+        return most._replace(tokens=len(self.token_ids), table_entries=self.tables[0].size)
 
 
 class DeviceStep:
@@ -60,15 +60,15 @@ class DeviceStep:
     Attributes:
         token_ids: int32 `[tokens]`.
         positions: int32 `[tokens]`.
-        places: int64 `[tokens]`; see `StepTokens`.
-        tables: int32, block tables, one after the other.
+        places: int64 `[tokens]`, one for each window; see `StepTokens`.
+        tables: int32, block tables, one after the other; one for each window.
         plans: one for each window.
     """
 
     def __init__(self, room: Room, windows: int, programs: int, device: torch.device) -> None:
         """Make room on `device` for steps with plans for `windows`; `programs` of each kv head share the items."""
         self.room = room
-        of_step = [(2 * room.tokens,), (room.tokens,), (room.tokens,), (room.table_entries,)]
+        of_step = [(2 * room.tokens,)] * windows + [(room.tokens,)] * 2 + [(room.table_entries,)] * windows
         of_plan = [(4,), (room.narrow, FIELDS), (room.wide, FIELDS), (room.rows,), (room.tokens + 1,), (room.partials,)]
         shapes: list[tuple[int, ...]] = of_step + of_plan * windows
         self._starts = np.cumsum([0, *(-(-int(np.prod(shape)) // 4) * 4 for shape in shapes)]).tolist()
@@ -79,8 +79,10 @@ class DeviceStep:
             self._device[start : start + int(np.prod(shape))].view(shape)
             for start, shape in zip(self._starts, shapes, strict=False)
         ]
-        self.places, self.token_ids, self.positions, self.tables = views[0].view(torch.int64), *views[1:4]
-        self.places.fill_(-1)
+        self.places = [view.view(torch.int64).fill_(-1) for view in views[:windows]]
+        self.token_ids, self.positions = views[windows : windows + 2]
+        self.tables = views[windows + 2 : len(of_step)]
+        self._of_step = len(of_step)
         self._loaded: Sequence[AttentionPlan] = ()  # the plans that are on the device, and the size of a block table
         self._table_size = 0
         self.plans = [
@@ -94,27 +96,27 @@ class DeviceStep:
         """Copy a step to the device; it must fit in the room. Where a token id is -1 - i, the i-th of `drawn` is."""
         self._hosts.reverse()
         self._hosts[0].wait()
-        places = np.full(self.room.tokens, -1, np.int64)
-        places[: len(step.places)] = step.places
+        places = np.full((len(self.places), self.room.tokens), -1, np.int64)
+        places[:, : len(step.token_ids)] = step.places
         # The embedding of the whole room is looked up, so that an id left by a step before must not stay there.
         token_ids = np.zeros(self.room.tokens, np.int32)
         token_ids[: len(step.token_ids)] = step.token_ids
-        self._copy(0, [places.view(np.int32), token_ids, step.positions, step.tables])
+        self._copy(0, [*places.view(np.int32), token_ids, step.positions, *step.tables])
         if drawn is not None:
             take_drawn(self.token_ids[: len(step.token_ids)], drawn)
-        if self._loaded is not step.plans or self._table_size != step.tables.shape[1]:
+        if self._loaded is not step.plans or self._table_size != step.tables[0].shape[1]:
             self._load_plans(step)
         self._hosts[0].is_read_from_now_on()
 
     def _load_plans(self, step: StepTokens) -> None:
-        self._loaded, self._table_size = step.plans, step.tables.shape[1]
+        self._loaded, self._table_size = step.plans, step.tables[0].shape[1]
         sections = []
         for plan in step.plans:
             sizes = np.array([len(plan.narrow), self._table_size, len(plan.wide), self._table_size], np.int32)
             ends = np.full(self.room.tokens + 1, plan.merge_starts[-1], np.int32)  # tokens beyond merge nothing
             ends[: len(step.token_ids) + 1] = plan.merge_starts[: len(step.token_ids) + 1]
             sections += [sizes, plan.narrow, plan.wide, plan.rows, ends, plan.merges]
-        self._copy(4, sections)
+        self._copy(self._of_step, sections)
 
     def _copy(self, first: int, sections: list[np.ndarray]) -> None:
         """Copy arrays to the sections from `first` on, at once."""

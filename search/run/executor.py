@@ -106,7 +106,7 @@ class ResolvedRequest:
         request: the request with every default filled in.
         generator_limits: bounds on the generator's tokens.
         verifier_limits: bounds on the verifier's tokens; None if the search opens no verifier sequences.
-        blocks: maximum KV blocks that the search may hold, by role.
+        blocks: maximum KV blocks that the search may hold, by KV group.
         generator_prompt: the generator's prompt, as token ids.
         verifier_prompt: the verifier's prompt; empty without `verifier_limits`.
         warnings: what the result will warn of, whole sentences.

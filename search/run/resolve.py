@@ -6,7 +6,7 @@ from dataclasses import replace
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, Violation
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.prm.limits import PathLimits
+from espalier.prm.limits import UNLIMITED, PathLimits
 from espalier.prm.scorer import Scorer
 from espalier.search.algorithms import (
     algorithms_for_answers,
@@ -97,9 +97,13 @@ class Resolver:
         limits = tuple(min(wanted, context - len(prompt)) for prompt in prompts)
         filled = replace(request, **generator.defaults.sampling_of(request))
         together = max(1, min(len(prompts), _MAX_BRANCHES // request.samples))
-        each = max(map(self._completion_blocks, prompts, limits, [request.samples] * len(prompts)))
+        each: dict[str, int] = {}  # the most of any prompt
+        for prompt, most in zip(prompts, limits, strict=True):
+            estimates = (MemoryEstimate(request.samples, partial_blocks=1),)
+            its = worst_case(self._engine, GENERATOR, estimates, PathLimits(len(prompt), most, most))
+            each = {group: max(count, each.get(group, 0)) for group, count in its.items()}
         while True:
-            blocks = {GENERATOR: together * each}
+            blocks = {group: together * count for group, count in each.items()}
             try:
                 self._engine.admission.require_fits_alone(blocks)
             except PoolTooSmallError:
@@ -128,14 +132,9 @@ class Resolver:
         limits = PathLimits(0, max(map(sum, lengths)), max(map(max, lengths)))
         bounds = scorer.bounds(len(prompt), limits, max(map(len, lengths)), tokenizer)
         paths = len(set(request.solutions)) + (scorer.rescored == VERIFIER)
-        size = self._engine.settings.block_size
-        blocks = {VERIFIER: worst_case_blocks((MemoryEstimate(paths, paths),), bounds, size)} if bounds else {}
+        blocks = worst_case(self._engine, VERIFIER, (MemoryEstimate(paths, paths),), bounds) if bounds else {}
         self._engine.admission.require_fits_alone(blocks)
         return ResolvedScores(request, prompt, blocks)
-
-    def _completion_blocks(self, prompt: Sequence[int], max_tokens: int, samples: int) -> int:
-        limits = PathLimits(len(prompt), max_tokens, max_tokens)
-        return worst_case_blocks((MemoryEstimate(samples, partial_blocks=1),), limits, self._engine.settings.block_size)
 
     def _scorer_of(self, request: SearchRequest) -> Scorer | None:
         """The scorer of a search; None if it uses no scores.
@@ -156,35 +155,64 @@ class Resolver:
         raise InvalidRequestError([Violation("algorithm", what)])
 
     def _worst_case(self, request: SearchRequest, generator: PathLimits, verifier: PathLimits | None) -> dict[str, int]:
-        """Maximum number of blocks that a search can hold, by role."""
-        size, estimates = self._engine.settings.block_size, memory_estimate(request)
+        """Maximum number of blocks that a search can hold, by KV group."""
+        estimates = memory_estimate(request)
         checked = tuple(replace(estimate, paths=estimate.paths + 1) for estimate in estimates)  # with the path checked
         rescored = self._scorer.rescored if self._scorer else ""
         limits = {GENERATOR: generator} | ({VERIFIER: verifier} if verifier else {})
-        return {
-            role: worst_case_blocks(checked if role == rescored else estimates, its, size)
-            for role, its in limits.items()
-        }
+        blocks: dict[str, int] = {}
+        for role, its in limits.items():
+            blocks |= worst_case(self._engine, role, checked if role == rescored else estimates, its)
+        return blocks
 
 
-def worst_case_blocks(estimates: Sequence[MemoryEstimate], limits: PathLimits, block_size: int) -> int:
-    """Maximum number of blocks of one model that a search holds, over the peaks that `estimates` describe.
+def worst_case(engine: Engine, role: str, estimates: Sequence[MemoryEstimate], limits: PathLimits) -> dict[str, int]:
+    """Maximum number of blocks of one model that a search holds, by KV group; see `worst_case_blocks`."""
+    size, batch_tokens = engine.settings.block_size, engine.settings.max_batch_tokens
+    return {
+        pool.name: worst_case_blocks(estimates, limits, size, pool.window, batch_tokens)
+        for pool in engine.schedulers[role].pools
+    }
+
+
+def worst_case_blocks(
+    estimates: Sequence[MemoryEstimate],
+    limits: PathLimits,
+    block_size: int,
+    window: int | None = None,
+    batch_tokens: int = 0,
+) -> int:
+    """Maximum number of blocks of one KV group that a search holds, over the peaks that `estimates` describe.
 
     Every sequence may hold one block more than its tokens fill, its own copy of a partial block; so may its fork that
-    is fed probe tokens.
+    is fed probe tokens. With a `window` a sequence holds no more than that; while a step runs, what the step writes is
+    held besides, of `batch_tokens` at most.
     """
-    prompt = _blocks(limits.prompt_tokens, block_size)
+    whole = _worst_case(estimates, limits, block_size, UNLIMITED, inner=1)
+    if window is None:
+        return whole
+    in_window = (window - 1) // block_size + 2  # it begins inside one block, and ends inside another
+    held = _worst_case(estimates, limits, block_size, in_window, inner=in_window)
+    return min(whole, held + _blocks(batch_tokens, block_size))
+
+
+def _worst_case(estimates: Sequence[MemoryEstimate], limits: PathLimits, block_size: int, most: int, inner: int) -> int:
+    """The same where a sequence holds `most` blocks, and an inner node of a path `inner` that others do not."""
+
+    def held(tokens: int) -> int:
+        return min(most, _blocks(tokens, block_size))
+
     if limits.rationales:
         # Of a path while it is scored: its text, which may not be in the prefix cache, and its rationales. A rationale,
         # and then the part of it that its verdict reads, is written after a copy of the text's partial block.
         its = limits.rationales
-        path = step = _blocks(its.text_tokens, block_size) + its.chains * (_blocks(its.tokens, block_size) + 1)
+        path = step = held(its.text_tokens) + its.chains * (held(its.tokens) + 1)
     else:
-        probe = _blocks(limits.max_probe_tokens, block_size) + 1 if limits.max_probe_tokens else 0
-        path = _blocks(limits.path_tokens, block_size) + 1 + probe
-        step = _blocks(min(limits.step_tokens, limits.path_tokens), block_size) + 1 + probe
-    return prompt + max(
-        estimate.paths * path + estimate.steps * step + estimate.partial_blocks for estimate in estimates
+        probe = held(limits.max_probe_tokens) + 1 if limits.max_probe_tokens else 0
+        path = held(limits.path_tokens) + 1 + probe
+        step = held(min(limits.step_tokens, limits.path_tokens)) + 1 + probe
+    return held(limits.prompt_tokens) + max(
+        estimate.paths * path + estimate.steps * step + estimate.partial_blocks * inner for estimate in estimates
     )
 
 

@@ -79,9 +79,7 @@ class EngineMachine(RuleBasedStateMachine):
     generator = "talker"
     slabs = 46
     most_blocks: ClassVar = {GENERATOR: 80, VERIFIER: 60}
-    """Of one owner, nothing shared: what fits the KV pool alone."""
-    most_in_window = 2**20
-    """Blocks of the generator that a sequence holds between steps."""
+    """Of one owner, by KV group, nothing shared: what fits the KV pool alone."""
     launch_ahead = False
     rules = 0
     preemptions = 0
@@ -128,12 +126,15 @@ class EngineMachine(RuleBasedStateMachine):
 
     def room_for(self, owner: Hashable, role: str, lengths: list[int]) -> bool:
         """Whether sequences of these lengths leave the owner with what fits the KV pool alone."""
-        held = [len(text) for s, text in self.texts.items() if s.owner == owner and s.role == role]
+        held = [*lengths, *(len(text) for s, text in self.texts.items() if s.owner == owner and s.role == role)]
         for sequence, work in self.working.items():
             if sequence.owner == owner and sequence.role == role and isinstance(work, Generate):
                 held += [len(self.texts[sequence]) + work.max_tokens] * len(work.samplings)
-        most = self.most_in_window if role == GENERATOR else 2**20
-        return sum(min(-(-length // BLOCK), most) + 1 for length in held + lengths) <= self.most_blocks[role]
+        for pool in self.engine.schedulers[role].pools:
+            most = 2**20 if pool.window is None else (pool.window - 1) // BLOCK + 2
+            if sum(min(-(-length // BLOCK), most) + 1 for length in held) > self.most_blocks[pool.name]:
+                return False
+        return True
 
     @rule(
         role=st.sampled_from([GENERATOR, VERIFIER]),
@@ -311,18 +312,20 @@ class WindowedMachine(EngineMachine):
 
     generator = "mistral-window"
     slabs = 14 + 4 + 6  # for the blocks below, and those that a step writes
-    most_in_window = 3
     most_blocks: ClassVar = {GENERATOR: 40, VERIFIER: 60}
 
 
-class WindowedLaunchAheadMachine(WindowedMachine):
-    """Both."""
+class MixedMachine(EngineMachine):
+    """The same with windows of 6 tokens in two of three layers, and the next batch launched before results are in."""
 
+    generator = "qwen3-mixed-window"
+    slabs = 8 + 2 + 8 + 6
+    most_blocks: ClassVar = {"generator/0": 40, "generator/1": 80, VERIFIER: 60}
     launch_ahead = True
 
 
 @pytest.mark.parametrize("examples", [100, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("machine", [EngineMachine, LaunchAheadMachine, WindowedMachine, WindowedLaunchAheadMachine])
+@pytest.mark.parametrize("machine", [EngineMachine, LaunchAheadMachine, WindowedMachine, MixedMachine])
 def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
     machine: type[EngineMachine], examples: int, load_model: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
 ):

@@ -10,15 +10,21 @@ BLOCK_SIZE = 4
 
 
 def tiny_pools(slabs: int = 6, window: int | None = None) -> dict[str, BlockPool]:
-    """A generator with 3 blocks a slab and a verifier with 2, in one KV pool; `window` is the generator's."""
+    """A generator with 3 blocks a slab and a verifier with 2, in one KV pool.
+
+    With a `window` the generator has another KV group, with that window and 2 blocks a slab.
+    """
     kv_pool = KVPool(slabs * 768, 768)
     small = KVLayout(1, 1, 8, BLOCK_SIZE, torch.float32, 768)
     large = KVLayout(1, 1, 12, BLOCK_SIZE, torch.float32, 768)
     assert (small.blocks_per_slab, large.blocks_per_slab) == (3, 2)
-    return {
-        "generator": BlockPool("generator", small, kv_pool, window=window),
+    pools = {
+        "generator": BlockPool("generator", small, kv_pool),
         "verifier": BlockPool("verifier", large, kv_pool),
     }
+    if window is not None:
+        pools["generator/1"] = BlockPool("generator", large, kv_pool, window=window, name="generator/1")
+    return pools
 
 
 def check(pools: dict[str, BlockPool], tables: dict[str, list]) -> None:

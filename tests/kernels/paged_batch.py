@@ -26,6 +26,7 @@ def paged_problem(
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 32,
+    value_dim: int = 0,
     block_size: int = 16,
     blocks_per_slab: int = 3,
     seed: int = 0,
@@ -35,8 +36,8 @@ def paged_problem(
     """A batch of `(context, new tokens)` sequences in blocks scattered over a KV pool of NaNs."""
     generator = torch.Generator().manual_seed(seed)
     layers, layer = 2, 1
-    block_bytes = layers * 2 * kv_heads * head_dim * dtype.itemsize * block_size
-    layout = kind(layers, kv_heads, head_dim, block_size, dtype, blocks_per_slab * block_bytes + 64)
+    block_bytes = layers * kv_heads * (head_dim + (value_dim or head_dim)) * dtype.itemsize * block_size
+    layout = kind(layers, kv_heads, head_dim, block_size, dtype, blocks_per_slab * block_bytes + 64, value_dim)
     counts = [-(-context // block_size) for context, _ in sequences]
     slabs = -(-2 * sum(counts) // blocks_per_slab) + 1
     kv_pool = torch.full((slabs * layout.slab_bytes // dtype.itemsize,), float("nan"), dtype=dtype).view(torch.uint8)
@@ -49,7 +50,7 @@ def paged_problem(
         taken += counts[s]
         tables[s, : counts[s]] = table.int()
         for dense, paged in ((keys, layer_kv.keys), (values, layer_kv.values)):
-            dense.append(torch.randn(context, kv_heads, head_dim, generator=generator).to(dtype))
+            dense.append(torch.randn(context, kv_heads, paged.shape[-1], generator=generator).to(dtype))
             for t in range(context):
                 block = int(table[t // block_size])
                 slot = block % blocks_per_slab

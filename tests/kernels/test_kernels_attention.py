@@ -181,6 +181,20 @@ def test_a_token_sees_its_window_and_no_more(chunk: int, window: int, monkeypatc
         torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("sequences", ODD_BATCHES.values(), ids=ODD_BATCHES.keys())
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(24, 8), (12, 20), (32, 4)])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_values_may_have_another_width_than_keys(
+    sequences: list[tuple[int, int]], head_dim: int, value_dim: int, kv_heads: int
+):
+    problem = paged_problem(sequences, kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim)
+    expected = dense_attention(problem, 0.2)
+    assert expected.shape[-1] == value_dim
+    for attend in (paged_attention_cpu, paged_attention_gathered):
+        output = attend(problem.query, problem.layer_kv, problem.batch, 0.2)
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("window", [1, 16, 33, 60])
 @pytest.mark.parametrize("chunk", [16, 48, 256])
 def test_blocks_behind_all_windows_may_be_gone(chunk: int, window: int, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,15 +68,19 @@ def test_write_kv_of_no_rows_writes_nothing():
 
 
 @pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_cpu])
-def test_copy_blocks_copies_every_layer_of_the_named_blocks_and_nothing_else(copy: Callable[..., None]):
+@pytest.mark.parametrize("layout", [LAYOUT, replace(LAYOUT, value_dim=3)], ids=["equal widths", "narrow values"])
+def test_copy_blocks_copies_every_layer_of_the_named_blocks_and_nothing_else(
+    layout: KVLayout, copy: Callable[..., None]
+):
     kv_pool = numbered_kv_pool()
     before = kv_pool.clone()
-    copy(LAYOUT, kv_pool, sources=[0, 5, 0], destinations=[10, 1, 8])
-    old, new = LAYOUT.block_view(before), LAYOUT.block_view(kv_pool)
-    for source, destination in ((0, 10), (5, 1), (0, 8)):
-        copied = new[destination // 3, :, :, destination % 3]
-        assert torch.equal(copied, old[source // 3, :, :, source % 3])
-    assert changed(before, kv_pool) == 3 * LAYOUT.block_bytes // 4
+    copy(layout, kv_pool, sources=[0, 5, 0], destinations=[10, 1, 8])
+    for layer in range(layout.num_layers):
+        old, new = layout.layer_view(before, layer), layout.layer_view(kv_pool, layer)
+        for source, destination in ((0, 10), (5, 1), (0, 8)):
+            for one, other in ((old.keys, new.keys), (old.values, new.values)):
+                assert torch.equal(other[destination // 3, destination % 3], one[source // 3, source % 3])
+    assert changed(before, kv_pool) == 3 * layout.block_bytes // 4
 
 
 @pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_cpu])

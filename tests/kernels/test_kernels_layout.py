@@ -10,6 +10,7 @@ shapes = st.fixed_dictionaries(
         "num_layers": st.integers(1, 4),
         "num_kv_heads": st.integers(1, 3),
         "head_dim": st.sampled_from([2, 8]),
+        "value_dim": st.sampled_from([0, 2, 6]),
         "block_size": st.integers(1, 5),
         "dtype": st.sampled_from([torch.float32, torch.bfloat16]),
     }
@@ -40,13 +41,22 @@ def test_layer_views_and_the_block_view_show_the_same_memory(shape: dict, slots:
     layout = KVLayout(**shape, slab_bytes=(slots * block_bytes(shape) + 7) // 8 * 8)
     elements = 2 * layout.slab_bytes // layout.dtype.itemsize
     kv_pool = torch.randn(elements, generator=torch.Generator().manual_seed(0)).to(layout.dtype).view(torch.uint8)
-    blocks = layout.block_view(kv_pool)
-    assert blocks.shape == (2, layout.num_layers, 2, layout.blocks_per_slab, layout.slot_elements)
+    views = layout.block_views(kv_pool)
+    assert len(views) == (1 if layout.value_dim in (0, layout.head_dim) else 2)
     for layer in range(layout.num_layers):
         view = layout.layer_view(kv_pool, layer)
         keys = view.keys.permute(0, 1, 3, 4, 2).flatten(2)  # [slab, slot, kv_head * head_dim * token]
-        assert torch.equal(keys, blocks[:, layer, 0])
-        assert torch.equal(view.values.transpose(2, 3).flatten(2), blocks[:, layer, 1])
+        values = view.values.transpose(2, 3).flatten(2)
+        places = (
+            [(views[0], layer), (views[-1], layer)] if len(views) > 1 else [(views[0], 2 * layer + i) for i in (0, 1)]
+        )
+        for found, (blocks, part) in zip((keys, values), places, strict=True):
+            assert torch.equal(found, blocks[:, part])
+
+
+def fill(layout: KVLayout, kv_pool: torch.Tensor, slab: int) -> None:
+    for blocks in layout.block_views(kv_pool):
+        blocks[slab].fill_(1)
 
 
 @given(shapes, shapes, st.integers(0, 3))
@@ -54,10 +64,10 @@ def test_two_models_in_different_slabs_never_meet(one: dict, other: dict, spare:
     slab = (max(block_bytes(one), block_bytes(other)) + 8 * spare + 7) // 8 * 8
     first, second = KVLayout(**one, slab_bytes=slab), KVLayout(**other, slab_bytes=slab)
     kv_pool = torch.zeros(2 * slab, dtype=torch.uint8)
-    first.block_view(kv_pool)[0].fill_(1)
-    second.block_view(kv_pool)[1].fill_(1)
+    fill(first, kv_pool, 0)
+    fill(second, kv_pool, 1)
     again = torch.zeros(2 * slab, dtype=torch.uint8)
-    first.block_view(again)[0].fill_(1)
+    fill(first, again, 0)
     assert torch.equal(kv_pool[:slab], again[:slab])
     assert not again[slab:].any()
 

@@ -113,7 +113,7 @@ def test_no_search_holds_more_than_was_set_aside_for_it_and_scarce_memory_change
     ample = run(search_with(name, full_rescore, kv_memory_bytes=2**24, reserved_share=1.0), *requests)
     orchestrator = search_with(name, full_rescore)
     blocks = orchestrator.check(request_).blocks
-    pools = {role: scheduler.pool for role, scheduler in orchestrator.engine.schedulers.items()}
+    pools = {role: scheduler.pools[0] for role, scheduler in orchestrator.engine.schedulers.items()}
     needed = sum(blocks[role] * pool.layout.block_bytes for role, pool in pools.items())
     memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "slab_bytes": 2**15}
     scarce = search_with(name, full_rescore, reserved_share=0.0, **memory)

@@ -219,7 +219,7 @@ def test_a_search_gives_the_same_scores_alone_in_company_and_with_scarce_memory(
     assert list(map(nodes_of, company)) == list(map(nodes_of, alone))
     orchestrator = search_with(name)
     blocks = orchestrator.check(request_).blocks
-    pools = {role: scheduler.pool for role, scheduler in orchestrator.engine.schedulers.items()}
+    pools = {role: scheduler.pools[0] for role, scheduler in orchestrator.engine.schedulers.items()}
     needed = sum(blocks[role] * pool.layout.block_bytes for role, pool in pools.items())
     memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "slab_bytes": 2**15}
     scarce = run(search_with(name, reserved_share=0.0, prefix_cache=False, **memory), *requests)

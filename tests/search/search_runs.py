@@ -76,11 +76,11 @@ def voting(orchestrator: Orchestrator) -> int:
 
 
 def check_reserved(engine: Engine) -> None:
-    """No role holds more blocks than its searches reserved, where they reserve all that they may need."""
+    """No KV group holds more blocks than its searches reserved, where they reserve all that they may need."""
     if engine.settings.reserved_share < 1:
         return
-    for role, stats in engine.stats().items():
-        assert stats.live_blocks <= engine.admission.reserved_blocks[role], f"{role} holds more than was reserved"
+    for name, pool in engine.admission.pools.items():
+        assert pool.live_blocks <= engine.admission.reserved_blocks[name], f"{name} holds more than was reserved"
 
 
 def tree(result: SearchResult) -> list[tuple]:

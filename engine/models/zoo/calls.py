@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from espalier.engine.models.zoo.attention import NotRunnableError, Terms, running
+from espalier.kernels.layout import KVShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +30,6 @@ class Call:
     window: int | None
     slot: int
     writes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """The one shape that the KV of all calls is kept in: narrower heads are filled up, fewer heads repeated.
-
-    (Room is lost where layers differ; a layout for each shape would save it.)
-    """
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
 
 
 class Tracer:
@@ -95,18 +84,15 @@ def trace(run: Callable[[], object], config_windows: bool) -> tuple[Call, ...]:
     return tuple(tracer.calls)
 
 
-def kv_shape(calls: tuple[Call, ...]) -> KVShape:
-    """The shape that holds the KV of all `calls`.
-
-    Raises:
-        NotRunnableError: numbers of heads do not divide one another.
-    """
-    most = max(call.kv_heads for call in calls)
+def kv_layers(calls: tuple[Call, ...]) -> tuple[KVShape, ...]:
+    """What each KV layer keeps of a token, and how far the calls that read it look back."""
+    windows: dict[int, list[int | None]] = {}
     for call in calls:
-        if most % call.kv_heads or call.heads % most:
-            raise NotRunnableError(f"layers with {call.kv_heads} and with {most} KV heads cannot share one layout")
-    head_dim = max(max(call.key_dim, call.value_dim) for call in calls)
-    return KVShape(sum(call.writes for call in calls), most, head_dim)
+        windows.setdefault(call.slot, []).append(call.window)
+    widest = {slot: None if None in its else max(window for window in its if window) for slot, its in windows.items()}
+    return tuple(
+        KVShape(call.kv_heads, call.key_dim, call.value_dim, widest[call.slot]) for call in calls if call.writes
+    )
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

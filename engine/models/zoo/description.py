@@ -13,7 +13,7 @@ from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.quantization import linear_bytes
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.zoo.attention import NotRunnableError
-from espalier.engine.models.zoo.calls import Call, KVShape, kv_shape
+from espalier.engine.models.zoo.calls import Call, kv_layers
 from espalier.engine.models.zoo.exchange import Groups, product_shapes
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.probe import require_runnable, trace_decoder, use_paged_attention
@@ -49,11 +49,6 @@ class TransformersConfig(DecoderConfig):
             for (rows, columns), count in self.products
         )
         return sum(sizes) + self.other_weights * dtype.itemsize
-
-    @property
-    def kv_shape(self) -> KVShape:
-        """The shape that keys and values are kept in."""
-        return KVShape(self.num_layers, self.num_kv_heads, self.head_dim)
 
 
 def text_config(raw: Mapping[str, Any], place: str) -> Any:
@@ -136,15 +131,15 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
     decoder = LogitsHead.split(model)[0] if generates else model
     vocabulary, hidden = decoder.get_input_embeddings().weight.shape
     calls, groups = _traced(decoder, config_windows)
-    shape = kv_shape(calls)
+    layers = kv_layers(calls)
     return TransformersConfig(
         vocab_size=vocabulary,
         hidden_size=getattr(config, "hidden_size", hidden),
         intermediate_size=max((max(pair) for pair in shapes if vocabulary not in pair), default=0),
-        num_layers=shape.num_layers,
+        num_layers=len(layers),
         num_heads=max(call.heads for call in calls),
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        num_kv_heads=max(layer.kv_heads for layer in layers),
+        head_dim=max(max(layer.key_dim, layer.value_dim) for layer in layers),
         norm_eps=0.0,
         rope_theta=next((float(rope.get("rope_theta") or 0) for rope in _ropes(config)), 0.0),
         rope_scaling=next((rope for rope in _ropes(config) if rope.get("rope_type", "default") != "default"), None),
@@ -153,7 +148,7 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
         attention_bias=False,
         out_bias=False,
         head_norms=False,
-        windows=tuple(call.window for call in calls if call.writes),
+        kv_layers=layers,
         impl=ModelImpl.TRANSFORMERS,
         calls=calls,
         groups=groups,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.zoo.attention import Terms, running
-from espalier.engine.models.zoo.calls import Call, KVShape
+from espalier.engine.models.zoo.calls import Call
 from espalier.engine.models.zoo.experts import ROWS
 from espalier.kernels.attention import Attend
 from espalier.kernels.backend import Backend
@@ -24,46 +24,37 @@ class PagedStep:
     def __init__(
         self,
         calls: Sequence[Call],
-        shape: KVShape,
         layer_kvs: Sequence[LayerKV],
         batch: AttentionBatch,
         backend: Backend,
     ) -> None:
         self.config_windows = False  # each call has its window already
         self._calls = calls
-        self._shape = shape
         self._layer_kvs = layer_kvs
         self._batch = batch
         self._backend = backend
-        self._attend: dict[int, Attend] = {}
+        self._attend: dict[tuple[int, int], Attend] = {}  # by KV group and query heads
         self._done = 0
 
     def attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
     ) -> torch.Tensor:
         """See `attention.Step`."""
-        call, width, added = self._calls[self._done], self._shape.head_dim, len(query) - len(self._batch.row_sequences)
+        call, added = self._calls[self._done], len(query) - len(self._batch.row_sequences)
         query, key, value = (states[: len(states) - added] for states in (query, key, value))
         self._done += 1
         layer_kv = self._layer_kvs[call.slot]
+        batch, alike = self._batch.of(layer_kv.group), (layer_kv.group, call.heads)
         if call.writes:
-            self._backend.write_kv(layer_kv, self._filled(key), self._filled(value), self._batch)
-        if (attend := self._attend.get(call.heads)) is None:
-            attend = self._attend[call.heads] = self._backend.prepare_attention(layer_kv, self._batch, call.heads)
-        query = F.pad(query, (0, width - call.key_dim)) if width > call.key_dim else query
+            self._backend.write_kv(layer_kv, key, value, batch)
+        if (attend := self._attend.get(alike)) is None:
+            attend = self._attend[alike] = self._backend.prepare_attention(layer_kv, batch, call.heads)
         output = attend(query, layer_kv, terms.scale, call.window, terms.softcap, terms.sinks)
-        return F.pad(output[..., : call.value_dim], (0, 0, 0, 0, 0, added))
+        return F.pad(output, (0, 0, 0, 0, 0, added))
 
     def finish(self) -> None:
         """Check that the step made every call that was expected."""
         assert self._done == len(self._calls), f"a step made {self._done} of {len(self._calls)} calls of attention"
-
-    def _filled(self, states: torch.Tensor) -> torch.Tensor:
-        """Keys or values `[T, kv_heads, dim]` in the shape that all KV is kept in."""
-        heads, dim = states.shape[1:]
-        if repeats := self._shape.num_kv_heads // heads - 1:
-            states = states.repeat_interleave(repeats + 1, dim=1)
-        return F.pad(states, (0, self._shape.head_dim - dim)) if dim < self._shape.head_dim else states
 
 
 class TransformersLayers(Layers):
@@ -79,13 +70,11 @@ class TransformersLayers(Layers):
         model: torch.nn.Module,
         head: Callable[[torch.Tensor], torch.Tensor] | None,
         calls: Sequence[Call],
-        shape: KVShape,
         backend: Backend,
     ) -> None:
         self.model = model
         self.head = head
         self._calls = calls
-        self._shape = shape
         self._backend = backend
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         weight = embedding.weight.detach()
@@ -102,7 +91,7 @@ class TransformersLayers(Layers):
         return self.head
 
     def __len__(self) -> int:
-        return self._shape.num_layers
+        return sum(call.writes for call in self._calls)
 
     def weights(self, index: int) -> LayerWeights:
         """None are known one by one."""
@@ -119,7 +108,7 @@ class TransformersLayers(Layers):
         """See `Layers`."""
         device = self.outer.embedding.device
         token_ids, positions, batch = token_ids.to(device), positions.to(device), batch.to(device)
-        step = PagedStep(self._calls, self._shape, layer_kvs, batch, self._backend)
+        step = PagedStep(self._calls, layer_kvs, batch, self._backend)
         token_ids, added = with_drawn(token_ids, drawn), -len(token_ids) % ROWS
         with torch.inference_mode(), running(step):
             hidden = hidden_states(self.model, F.pad(token_ids, (0, added)), F.pad(positions, (0, added)))

@@ -57,7 +57,7 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
     if not outline:
         for module in (decoder, head.model) if head else (decoder,):
             _move(module, checkpoint, dtype, device)
-    layers = TransformersLayers(decoder, head, config.calls, config.kv_shape, backend)
+    layers = TransformersLayers(decoder, head, config.calls, backend)
     return Decoder(config, backend, layers, _weight_bytes(decoder, head))
 
 

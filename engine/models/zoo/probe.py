@@ -6,19 +6,20 @@ passes over paged KV, the way an engine batches them, and each alone by transfor
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from espalier.engine.models.zoo.attention import NAME, NotRunnableError
-from espalier.engine.models.zoo.calls import Call, kv_shape, trace
+from espalier.engine.models.zoo.calls import Call, kv_layers, trace
 from espalier.engine.models.zoo.exchange import Groups, exchange, layers_by_input
 from espalier.engine.models.zoo.experts import NAME as EXPERTS
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.layers import TransformersLayers, hidden_states
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layout import KVLayout
+from espalier.kernels.layout import KVLayout, KVShape, LayerKV, kv_groups
 from espalier.kernels.torch_backend import TorchBackend
 
 TOLERANCE = 1e-4
@@ -117,25 +118,21 @@ def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool, config_win
     backend = TorchBackend()
     use_paged_attention(model)
     base, head = LogitsHead.split(model) if causal else (model, None)
-    calls, groups = trace_decoder(base, torch.arange(3), config_windows)
-    exchange(base, backend.prepare_linear, _as_is, _as_is, groups)
+    calls, products = trace_decoder(base, torch.arange(3), config_windows)
+    exchange(base, backend.prepare_linear, _as_is, _as_is, products)
     if causal:
         exchange(model, backend.prepare_linear, _as_is, _as_is)
-    shape = kv_shape(calls)
-    layers = TransformersLayers(base, head, calls, shape, backend)
+    layers = TransformersLayers(base, head, calls, backend)
     blocks = -(-max(map(len, texts)) // _BLOCK)
-    layout = KVLayout(
-        shape.num_layers, shape.num_kv_heads, shape.head_dim, _BLOCK, torch.float32,
-        len(texts) * blocks * shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * _BLOCK * 4,
-    )  # fmt: skip
-    pool = torch.full((layout.slab_bytes // 4,), float("nan")).view(torch.uint8)
-    layer_kvs = [layout.layer_view(pool, layer) for layer in range(shape.num_layers)]
+    groups = kv_groups(kv_layers(calls))
+    layer_kvs = _layer_kvs(groups, len(texts) * blocks)
     done, found = [0] * len(texts), [[] for _ in texts]
     for counts in _PASSES:
         rows = [s for s, count in enumerate(counts) if count]
         positions = torch.cat([torch.arange(done[s], done[s] + counts[s]) for s in rows])
         token_ids = torch.cat([texts[s][done[s] : done[s] + counts[s]] for s in rows])
         batch = _batch([counts[s] for s in rows], [done[s] for s in rows], rows, blocks)
+        batch = replace(batch, others=(batch,) * (len(groups) - 1))
         hidden = layers.forward(token_ids, positions, layer_kvs, batch)
         given = head(hidden) if head else hidden
         for s, part in zip(rows, given.split([counts[s] for s in rows]), strict=True):
@@ -162,6 +159,18 @@ def trace_decoder(decoder: Any, positions: torch.Tensor, config_windows: bool) -
 
     groups = layers_by_input(decoder, run)
     return calls[0], groups
+
+
+def _layer_kvs(groups: Mapping[KVShape, list[int]], blocks: int) -> list[LayerKV]:
+    """Keys and values of every layer, in memory that holds nothing yet: one slab of `blocks` for each KV group."""
+    found: dict[int, LayerKV] = {}
+    for group, (shape, layers) in enumerate(groups.items()):
+        elements = blocks * len(layers) * shape.elements * _BLOCK
+        sizes = (len(layers), shape.kv_heads, shape.key_dim, _BLOCK, torch.float32, 4 * elements)
+        layout = KVLayout(*sizes, shape.value_dim, group)
+        slab = torch.full((elements,), float("nan")).view(torch.uint8)
+        found |= {layer: layout.layer_view(slab, place) for place, layer in enumerate(layers)}
+    return [found[layer] for layer in sorted(found)]
 
 
 def _batch(counts: list[int], done: list[int], sequences: list[int], blocks: int) -> AttentionBatch:

@@ -102,7 +102,7 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
         model,
         Specialisation(
             cache.copy_whole_blocks,
-            {"pool": bf16, "sources": i64, "destinations": i64, "slab_stride": "i64"},
+            {"pool": bf16, "sources": i64, "destinations": i64, "slab_stride": "i64", "part_stride": "i32"},
             {
                 "SLOTS": _BLOCKS_PER_SLAB,
                 "SLOT_ELEMENTS": s.config.num_kv_heads * s.config.head_dim * _BLOCK_SIZE,

@@ -151,12 +151,12 @@ def attention_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, A
         tiles = rows_of_tiles(c.num_heads // c.num_kv_heads)
         plan = plan_attention(starts, contexts, tables, _BLOCK_SIZE, c.num_kv_heads, *tiles, bench.costs, share=share)
         nothing = np.zeros(rows, np.int32)
-        step = StepTokens(nothing, nothing + context - 1, np.full(rows, -1, np.int64), tables, [plan])
+        step = StepTokens(nothing, nothing + context - 1, [np.full(rows, -1, np.int64)], [tables], [plan])
         on_device = DeviceStep(step.room, 1, 4 * bench.costs.processors // c.num_kv_heads + 1, bench.device)
         on_device.load(step)
         query = torch.randn(rows, c.num_heads, c.head_dim, device=bench.device, dtype=bench.dtype)
 
-        places = on_device.plans[0], on_device.positions, on_device.tables
+        places = on_device.plans[0], on_device.positions, on_device.tables[0]
         run = partial(attend, query, layer_kv, *places, c.head_dim**-0.5)
         seconds = bench.kernel_seconds(run)
         needed = (shared + rows * (context - shared)) * s.kv_bytes_per_token

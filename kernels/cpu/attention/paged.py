@@ -50,7 +50,8 @@ class ItemShape(NamedTuple):
         width: positions of a chunk.
         groups: query heads of one kv head.
         num_kv_heads: kv heads of the item.
-        head_dim: elements of a head.
+        head_dim: elements of a head of queries and keys.
+        value_dim: elements of a head of values.
         block_size: tokens of a block.
     """
 
@@ -59,6 +60,7 @@ class ItemShape(NamedTuple):
     groups: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int
     block_size: int
 
 
@@ -93,9 +95,9 @@ def attend(
         geometry: from `geometry_of`.
         all_spans: from `find_spans`.
         scratch: float32, from `scratch_for`, the thread's own.
-        output: flat float32 `[T * heads * head_dim]`, written.
+        output: flat float32 `[T * heads * value_dim]`, written.
     """
-    _, _, block_size, heads, kv_heads, head_dim, query_stride = geometry
+    _, _, block_size, heads, kv_heads, head_dim, value_dim, query_stride = geometry
     chunk, items, firsts, visible, chunks, chunk_spans, spans, places = all_spans
     groups = heads // kv_heads
     part, kv_head, num_kv_heads = items[item, 0], items[item, 1], items[item, 2]
@@ -106,13 +108,14 @@ def attend(
     least, longest = extremes(visible, first, first + rows)
     if chunks[part + 1] - chunks[part] == 1:
         width = (longest + block_size - 1) // block_size * block_size
-    shape = ItemShape(of_head, width, groups, num_kv_heads, head_dim, block_size)
+    shape = ItemShape(of_head, width, groups, num_kv_heads, head_dim, value_dim, block_size)
     # A query is a row of these: groups of one token, then the next token's, then those of the next kv head.
     scaled = scratch[: queries * head_dim]
     logits = scratch[queries * head_dim : queries * (head_dim + width)]
-    attn_out = scratch[queries * (head_dim + width) : queries * (2 * head_dim + width)]
-    row_max = scratch[queries * (2 * head_dim + width) : queries * (2 * head_dim + width + 1)]
-    row_sum = scratch[queries * (2 * head_dim + width + 1) : queries * (2 * head_dim + width + 2)]
+    end = head_dim + width + value_dim
+    attn_out = scratch[queries * (head_dim + width) : queries * end]
+    row_max = scratch[queries * end : queries * (end + 1)]
+    row_sum = scratch[queries * (end + 1) : queries * (end + 2)]
     attn_out[:] = np.float32(0.0)
     row_sum[:] = np.float32(0.0)
     q, size = 0, groups * head_dim
@@ -124,33 +127,33 @@ def attend(
                 written[i] = given[i] * scale
             q += size
     keys_at += kv_head * block_size * head_dim
-    values_at += kv_head * block_size * head_dim
+    values_at += kv_head * block_size * value_dim
     passed = least - window  # positions before every token's window
     for c in range(chunks[part], chunks[part + 1]):
         before = int(c - chunks[part]) * width
         if before + width <= passed:
             continue
         for i in range(chunk_spans[c], chunk_spans[c + 1]):
-            _multiply_keys(scaled, flat, keys_at, places, i * chunk, spans[i], logits, shape)
+            _multiply_keys(scaled, flat, keys_at, places[0], i * chunk, spans[i], logits, shape)
         seen = visible[first : first + rows] - before
         if softcap > 0:
             _squeeze(logits, seen, window, softcap, shape)
         _online_softmax(logits, seen, window, row_max, row_sum, attn_out, shape)
         for i in range(chunk_spans[c], chunk_spans[c + 1]):
-            _multiply_values(logits, flat, values_at, places, i * chunk, spans[i], attn_out, shape)
+            _multiply_values(logits, flat, values_at, places[1], i * chunk, spans[i], attn_out, shape)
     q = 0
     for h in range(kv_head, kv_head + num_kv_heads):
         for r in range(first, first + rows):
             for g in range(groups):
-                at = ((r * kv_heads + h) * groups + g) * head_dim
-                summed, written = attn_out[q * head_dim : (q + 1) * head_dim], output[at : at + head_dim]
+                at = ((r * kv_heads + h) * groups + g) * value_dim
+                summed, written = attn_out[q * value_dim : (q + 1) * value_dim], output[at : at + value_dim]
                 total, factor = row_sum[q], np.float32(1.0)
                 if len(sinks):
                     sink = sinks[h * groups + g]
                     top = max(row_max[q], sink)
                     factor = np.float32(math.exp(row_max[q] - top))
                     total = total * factor + np.float32(math.exp(sink - top))
-                for i in range(head_dim):
+                for i in range(value_dim):
                     written[i] = summed[i] * factor / total
                 q += 1
 
@@ -174,7 +177,7 @@ def _multiply_keys(
     shape: ItemShape,
 ) -> None:
     """Write the logits of a span's queries with the keys of its blocks, which begin at `places[first]` and so on."""
-    of_head, width, groups, num_kv_heads, head_dim, block_size = shape
+    of_head, width, groups, num_kv_heads, head_dim, _, block_size = shape
     count, a, of_block = span[1] * groups, span[0] * groups * head_dim, block_size * head_dim
     out = span[0] * groups * width + span[2] * block_size
     pairs = span[3] // 2 if 2 * block_size == NR else 0
@@ -198,7 +201,7 @@ def _multiply_keys(
 @inner
 def _squeeze(logits: np.ndarray, seen: np.ndarray, window: int, softcap: np.float32, shape: ItemShape) -> None:
     """Squeeze the logits of the positions that tokens see; arguments as `_online_softmax`."""
-    of_head, width, groups, num_kv_heads, _, _ = shape
+    of_head, width, groups, num_kv_heads, _, _, _ = shape
     for r in range(len(seen)):
         start, end = max(0, seen[r] - window), min(seen[r], width)
         for h in range(num_kv_heads):
@@ -228,7 +231,7 @@ def _online_softmax(
         attn_out: the weighted sum of values of each query so far, rescaled where its largest logit has changed.
         shape: see `ItemShape`.
     """
-    of_head, width, groups, num_kv_heads, head_dim, block_size = shape
+    of_head, width, groups, num_kv_heads, _, value_dim, block_size = shape
     for r in range(len(seen)):
         start, end = max(0, seen[r] - window), min(seen[r], width)
         beyond = (end + block_size - 1) // block_size * block_size
@@ -245,7 +248,7 @@ def _online_softmax(
                     if top > row_max[q]:  # seldom, once some chunks have passed
                         factor = np.float32(math.exp(row_max[q] - top))
                         row_sum[q] *= factor
-                        scale_in_place(attn_out, q * head_dim, head_dim, factor)
+                        scale_in_place(attn_out, q * value_dim, value_dim, factor)
                     else:
                         top = row_max[q]
                 row_max[q] = top
@@ -264,25 +267,25 @@ def _multiply_values(
     shape: ItemShape,
 ) -> None:
     """Add the values of a span's blocks, weighted, to its queries' sums; arguments as `_multiply_keys`."""
-    of_head, width, groups, num_kv_heads, head_dim, block_size = shape
+    of_head, width, groups, num_kv_heads, _, value_dim, block_size = shape
     count, blocks, last = span[1] * groups, span[3], span[4]
-    a, out = span[0] * groups * width + span[2] * block_size, span[0] * groups * head_dim
+    a, out = span[0] * groups * width + span[2] * block_size, span[0] * groups * value_dim
     if num_kv_heads == 1:
-        few = max(1, _NEAR // (block_size * head_dim))
+        few = max(1, _NEAR // (block_size * value_dim))
         for k in range(0, blocks, few):
             some = min(few, blocks - k)
             size = last if k + some == blocks else block_size
             multiply_add_blocked(
                 logits, a + k * block_size, width, flat, values_at, places, first + k, some, block_size, size, attn_out,
-                out, head_dim, count, head_dim,
+                out, value_dim, count, value_dim,
             )  # fmt: skip
         return
     for k in range(blocks):
         inner = last if k == blocks - 1 else block_size
         for h in range(num_kv_heads):
-            x, z = a + h * of_head * width + k * block_size, out + h * of_head * head_dim
-            at = values_at + places[first + k] + h * block_size * head_dim
-            multiply_add(logits, x, width, flat, at, attn_out, z, head_dim, count, inner, head_dim)
+            x, z = a + h * of_head * width + k * block_size, out + h * of_head * value_dim
+            at = values_at + places[first + k] + h * block_size * value_dim
+            multiply_add(logits, x, width, flat, at, attn_out, z, value_dim, count, inner, value_dim)
 
 
 @inner
@@ -293,7 +296,7 @@ def scratch_for(geometry: Geometry, all_spans: Spans) -> np.ndarray:
         rows = firsts[items[i, 0] + 1] - firsts[items[i, 0]]
         queries = max(queries, rows * items[i, 2] * geometry.heads // geometry.kv_heads)
     width = all_spans.chunk_blocks * geometry.block_size
-    return np.empty(queries * (2 * geometry.head_dim + width + 2), np.float32)
+    return np.empty(queries * (geometry.head_dim + width + geometry.value_dim + 2), np.float32)
 
 
 def flat_kv_pool(layer_kv: LayerKV) -> np.ndarray:
@@ -347,7 +350,7 @@ class CpuAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `GatheredAttention`."""
-        output = torch.empty(query.shape, dtype=torch.float32)
+        output = torch.empty((*query.shape[:2], self._geometry.value_dim), dtype=torch.float32)
         parallel_run(
             _attend_all,
             1,

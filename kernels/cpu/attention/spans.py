@@ -29,7 +29,8 @@ class Geometry(NamedTuple):
         block_size: tokens of a block.
         heads: query heads.
         kv_heads: key and value heads.
-        head_dim: elements of a head.
+        head_dim: elements of a head of queries and keys.
+        value_dim: elements of a head of values.
         query_stride: elements from one token's queries to the next one's.
     """
 
@@ -39,6 +40,7 @@ class Geometry(NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     query_stride: int
 
 
@@ -57,7 +59,8 @@ class Spans(NamedTuple):
         chunk_spans: `[chunks + 1]`, the first span of each chunk, and the number of spans.
         spans: `[spans, 5]`, of each span its first token within the part, its tokens, its first block within the
             chunk, its blocks, and how many positions of the last block any of its tokens sees.
-        places: `[spans * chunk_blocks]`, where each block of a span begins, for the first layer's first kv head.
+        places: `[2, spans * chunk_blocks]`, where keys and values of each block of a span begin, for the first layer's
+            first kv head.
     """
 
     chunk_blocks: int
@@ -70,7 +73,7 @@ class Spans(NamedTuple):
     places: np.ndarray
 
 
-NO_SPANS = Spans(1, *(np.empty(shape, np.int64) for shape in ((0, 3), 0, 0, 0, 0, (0, 5), 0)))
+NO_SPANS = Spans(1, *(np.empty(shape, np.int64) for shape in ((0, 3), 0, 0, 0, 0, (0, 5), (2, 0))))
 """The spans of no tokens."""
 
 
@@ -92,7 +95,7 @@ def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> S
 def spans_compilation() -> Compilation:
     """The compilation of `find_spans`."""
     tables, sequences, visible = np.zeros((1, 1), np.int32), np.zeros(1, np.int32), np.zeros(1, np.int64)
-    return compilation(_find_spans, tables, sequences, visible, 0, 0, 0, Geometry(0, 0, 0, 0, 0, 0, 0))
+    return compilation(_find_spans, tables, sequences, visible, 0, 0, 0, Geometry(0, 0, 0, 0, 0, 0, 0, 0))
 
 
 @compiled()
@@ -119,11 +122,11 @@ def _find_spans(
         _, longest = extremes(visible, firsts[part], firsts[part + 1])
         chunks[part + 1] = chunks[part] + (longest + width - 1) // width
     chunk_spans = np.zeros(chunks[parts] + 1, np.int64)
-    spans, places = np.empty((0, 5), np.int64), np.empty(0, np.int64)
+    spans, places = np.empty((0, 5), np.int64), np.empty((2, 0), np.int64)
     found = chunk_spans[0]  # a plain 0 has a type of its own, for which `_find_chunk` would be compiled as well
     for writing in range(2):
         if writing:
-            spans, places = np.empty((found, 5), np.int64), np.empty(found * chunk, np.int64)
+            spans, places = np.empty((found, 5), np.int64), np.empty((2, found * chunk), np.int64)
         found = chunk_spans[0]
         for part in range(parts):
             rows = slice(firsts[part], firsts[part + 1])
@@ -195,7 +198,7 @@ def _find_chunk(
     Neighbouring rows that share a block are a run, even if some see less of the block than others, as earlier tokens of
     a sequence do. A block with the same runs as the block before, if all of that one is seen, prolongs its spans.
     """
-    slab_stride, slots, block_size, _, kv_heads, head_dim, _ = geometry
+    slab_stride, slots, block_size, _, kv_heads, head_dim, value_dim, _ = geometry
     rows = len(visible)
     longest = (extremes(visible, 0, rows)[1] + block_size - 1) // block_size
     runs, last = np.empty((rows, 3), np.int64), np.empty((rows, 3), np.int64)
@@ -232,8 +235,9 @@ def _find_chunk(
                     spans[span, 2], spans[span, 3] = b - before, 0
                 spans[span, 4] = runs[n, 2]
                 block = tables[sequences[runs[n, 0]], b]
-                at = block // slots * slab_stride + block % slots * kv_heads * block_size * head_dim
-                places[span * chunk + spans[span, 3]] = at
+                slab, slot = block // slots * slab_stride, block % slots * kv_heads * block_size
+                places[0, span * chunk + spans[span, 3]] = slab + slot * head_dim
+                places[1, span * chunk + spans[span, 3]] = slab + slot * value_dim
                 spans[span, 3] += 1
         runs, last, num_last = last, runs, num_runs
     return found
@@ -242,4 +246,5 @@ def _find_chunk(
 def geometry_of(layer_kv: LayerKV, heads: int, query_stride: int) -> Geometry:
     """The layout of keys, values and queries, for `attend`."""
     _, slots, block_size, kv_heads, head_dim = layer_kv.keys.shape
-    return Geometry(layer_kv.keys.stride(0), slots, block_size, heads, kv_heads, head_dim, query_stride)
+    value_dim = layer_kv.values.shape[-1]
+    return Geometry(layer_kv.keys.stride(0), slots, block_size, heads, kv_heads, head_dim, value_dim, query_stride)

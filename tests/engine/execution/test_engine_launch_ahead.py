@@ -105,7 +105,7 @@ def test_preempting_waits_for_what_is_in_flight_and_loses_nothing(models: dict[s
         done = [d for _ in range(steps) for d in engine.step()]
         engine.suspend("search")
         engine.resume_owner("search")
-        assert all(scheduler.pool.live_blocks == 0 for scheduler in engine.schedulers.values())
+        assert all(scheduler.pools[0].live_blocks == 0 for scheduler in engine.schedulers.values())
         done += drain(engine)
         assert is_all_of_one(done)
         release_all(engine, opened, done)

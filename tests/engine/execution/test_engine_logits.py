@@ -202,8 +202,8 @@ def test_a_token_computed_again_for_its_logits_is_not_written_again(make_engine:
     first = generate(engine, sequence, GREEDY, tokens=1, **NEVER_ENDS)[0]
     scheduler = engine.schedulers["generator"]
     last_block = int(scheduler.table.block_table(sequence)[-1])
-    slots = scheduler.pool.layout.blocks_per_slab
-    scheduler.pool.layout.block_view(engine.kv_pool.bytes)[last_block // slots, :, :, last_block % slots] = (
+    slots = scheduler.pools[0].layout.blocks_per_slab
+    scheduler.pools[0].layout.block_views(engine.kv_pool.bytes)[0][last_block // slots, :, last_block % slots] = (
         0.5  # a write would show
     )
     marked = engine.kv_pool.bytes.clone()

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
-from tiny_pools import check, tiny_pools
+from tiny_pools import BLOCK_SIZE, check, tiny_pools
 
 from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.blocks import BlockPool
 from espalier.engine.memory.pool import KVPool
+from espalier.engine.memory.sequences import SequenceTable
 
 
 def take(pool: BlockPool, count: int) -> list[int]:
@@ -97,15 +98,32 @@ def test_cached_blocks_are_used_again_only_where_no_slab_is_taken_that_the_other
     generator.free(blocks)
     assert (generator.cached_blocks, generator.free_blocks, generator.idle_slabs) == (4, 2, 2)
     verifier.reserved_slabs = 2
-    assert generator.match(names) == []
-    assert (generator.hits, generator.live_slabs) == (0, 0)
+    assert generator.take(names) == []
+    assert generator.live_slabs == 0
     verifier.reserved_slabs = 1
-    assert generator.match(names) == blocks[:3], "the fourth lies in the slab that is left for the verifier"
-    assert generator.hits == 3
+    assert generator.take(names) == blocks[:3], "the fourth lies in the slab that is left for the verifier"
     check(pools, {"generator": [np.array(blocks[:3])], "verifier": []})
     assert len(take(verifier, 2)) == 2
     generator.reserved_slabs = 2
-    assert generator.match(names[:2]) == blocks[:2], "live blocks cost nothing"
+    assert generator.take(names[:2]) == blocks[:2], "live blocks cost nothing"
+
+
+def test_a_sequence_begins_with_those_cached_blocks_that_it_may_use():
+    pools = tiny_pools(slabs=2)
+    table, prompt = SequenceTable([pools["generator"]]), list(range(4 * BLOCK_SIZE))
+    first = table.open("generator", prompt)
+    table.prepare_write(np.array([first.row]), np.array([len(prompt)]))
+    table.register(first.row, len(prompt))
+    table.release(first)
+    computed = {}
+    for reserved in (2, 1, 0):
+        pools["verifier"].reserved_slabs = reserved
+        sequence = table.open("generator", prompt)
+        computed[reserved] = int(table.computed[sequence.row]) // BLOCK_SIZE
+        check(pools, {"generator": table.live_block_tables(), "verifier": []})
+        table.release(sequence)
+    assert computed == {2: 0, 1: 3, 0: 4}, "three lie in one slab, the last in another"
+    assert (table.cache_lookups, table.cache_hits) == (16, 7)
 
 
 def test_a_model_takes_a_cached_block_of_its_own_before_a_slab_that_the_other_has_reserved():

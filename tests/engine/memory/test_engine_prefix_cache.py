@@ -121,7 +121,7 @@ def test_cancelled_work_leaves_no_unfinished_prompt_behind(make: Make):
 
 def test_cached_blocks_give_way_the_least_recently_used_first(make: Make):
     engine = make(kv_memory_bytes=2**18)
-    room = engine.schedulers["generator"].pool.allocatable_blocks
+    room = engine.schedulers["generator"].pools[0].allocatable_blocks
     prompts = [
         [i + 2, *PROMPT] for i in range(room)
     ]  # three blocks each, two of them kept: more than there is room for
@@ -130,17 +130,17 @@ def test_cached_blocks_give_way_the_least_recently_used_first(make: Make):
         compute(engine, "generator", prompts[0])  # in use all the time
     stats = engine.stats()["generator"]
     assert stats.evicted_blocks > 0
-    assert engine.schedulers["generator"].pool.allocatable_blocks == room, "cached blocks take no room from anyone"
+    assert engine.schedulers["generator"].pools[0].allocatable_blocks == room, "cached blocks take no room from anyone"
     assert compute(engine, "generator", prompts[0]) == len(prompts[0]) - 32
     assert compute(engine, "generator", prompts[1]) == len(prompts[1])
 
 
 def test_a_slab_of_cached_blocks_moves_to_the_other_model(make: Make):
     engine = make("qwen2-untied", "qwen2-tied", kv_memory_bytes=2**18)
-    for i in range(engine.schedulers["generator"].pool.allocatable_blocks):
+    for i in range(engine.schedulers["generator"].pools[0].allocatable_blocks):
         compute(engine, "generator", [i + 2, *PROMPT])
     assert engine.kv_pool.free_slabs < engine.kv_pool.num_slabs
-    pool = engine.schedulers["verifier"].pool
+    pool = engine.schedulers["verifier"].pools[0]
     assert pool.allocatable_blocks == engine.kv_pool.num_slabs * pool.layout.blocks_per_slab
     blocks = [pool.allocate() for _ in range(pool.allocatable_blocks)]
     with pytest.raises(PoolExhaustedError):

@@ -12,23 +12,28 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tiny_pools import BLOCK_SIZE, check, tiny_pools
 
+from espalier.engine.errors import PoolExhaustedError
+from espalier.engine.memory.blocks import BlockPool
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
 
 ROLES = st.sampled_from(["generator", "verifier"])
 
 
 class SequenceMachine(RuleBasedStateMachine):
-    window: int | None = None  # of the generator
+    window: int | None = None  # of a second KV group of the generator, if it has one
 
     def __init__(self) -> None:
         super().__init__()
         self.pools = tiny_pools(slabs=8, window=self.window)
         self.tables = {
-            role: SequenceTable(pool, rows=2, columns=5, cache_seed=role.encode()) for role, pool in self.pools.items()
+            role: SequenceTable(
+                [pool for pool in self.pools.values() if pool.role == role], 2, 5, cache_seed=role.encode()
+            )
+            for role in ("generator", "verifier")
         }
         self.texts: dict[KVSequence, list[int]] = {}  # tokens of every live sequence
         self.computed: dict[KVSequence, int] = {}
-        self.memory: dict[tuple[str, int], dict[int, int]] = {}  # (role, block) -> offset -> token
+        self.memory: dict[tuple[str, int], dict[int, int]] = {}  # (pool, block) -> offset -> token
         self.names = itertools.count(1)
 
     def fresh(self, count: int) -> list[int]:
@@ -91,29 +96,39 @@ class SequenceMachine(RuleBasedStateMachine):
         pending = [s for s in self.texts if s.role == role and len(self.texts[s]) > self.computed[s]]
         chosen = [s for s in pending if data.draw(st.booleans())]
         counts = [data.draw(st.integers(1, len(self.texts[s]) - self.computed[s])) for s in chosen]
-        table, pool = self.tables[role], self.pools[role]
-        if not chosen or sum(2 + count // BLOCK_SIZE for count in counts) > pool.allocatable_blocks:
+        table = self.tables[role]
+        if not chosen:
             return
         rows = np.array([s.row for s in chosen])
-        sources, destinations = table.prepare_write(rows, np.array(counts))
-        self.check_copies(chosen, pool, sources, destinations)
-        copied = [dict(self.memory[role, source]) for source in sources]
-        for destination, content in zip(destinations, copied, strict=True):
-            self.memory[role, destination] = content
+        before = [table.blocks.copy(), *(pool.ref_counts.copy() for pool in table.pools)]
+        try:
+            copies = table.prepare_write(rows, np.array(counts))
+        except PoolExhaustedError:
+            assert not table.has_room(table.blocks_needed(rows, np.array(counts)))
+            after = [table.blocks, *(pool.ref_counts for pool in table.pools)]
+            assert all(map(np.array_equal, before, after)), "nothing has changed"
+            return
+        for pool, (sources, destinations) in zip(table.pools, copies, strict=True):
+            self.check_copies(chosen, pool, sources, destinations)
+            copied = [dict(self.memory[pool.name, source]) for source in sources]
+            for destination, content in zip(destinations, copied, strict=True):
+                self.memory[pool.name, destination] = content
         for sequence, count in zip(chosen, counts, strict=True):
             start = self.computed[sequence]
-            blocks = table.blocks[sequence.row]
-            for position in range(start, start + count):
-                block = int(blocks[position // BLOCK_SIZE])
-                assert pool.ref_counts[block] == 1, "a shared block is about to be written"
-                offsets = self.memory.setdefault((role, block), {})
-                offsets[position % BLOCK_SIZE] = self.texts[sequence][position]
+            for pool, blocks in zip(table.pools, table.blocks[:, sequence.row], strict=True):
+                for position in range(start, start + count):
+                    block = int(blocks[position // BLOCK_SIZE])
+                    assert pool.ref_counts[block] == 1, "a shared block is about to be written"
+                    offsets = self.memory.setdefault((pool.name, block), {})
+                    offsets[position % BLOCK_SIZE] = self.texts[sequence][position]
             self.computed[sequence] = start + count
             table.computed[sequence.row] = start + count
             table.register(sequence.row, start + count)
         table.free_passed(rows)
 
-    def check_copies(self, chosen: list[KVSequence], pool: object, sources: list[int], destinations: list[int]) -> None:
+    def check_copies(
+        self, chosen: list[KVSequence], pool: BlockPool, sources: list[int], destinations: list[int]
+    ) -> None:
         partial = [s for s in chosen if self.computed[s] % BLOCK_SIZE]
         assert len(sources) == len(destinations) <= len(partial), "only partial tails are copied"
         assert not set(sources) & set(destinations)
@@ -125,24 +140,32 @@ class SequenceMachine(RuleBasedStateMachine):
         for sequence, text in self.texts.items():
             table = self.tables[sequence.role]
             assert table.token_ids(sequence) == text
-            computed, window = self.computed[sequence], table.pool.window
-            passed = 0 if window is None else max(0, computed - window) // BLOCK_SIZE
-            blocks = table.blocks[sequence.row, : -(-computed // BLOCK_SIZE)].tolist()
-            assert blocks == [-1] * passed + table.block_table(sequence).tolist(), "they cover what may still be seen"
-            seen = range(passed * BLOCK_SIZE, computed)
-            read = [self.memory[sequence.role, blocks[p // BLOCK_SIZE]][p % BLOCK_SIZE] for p in seen]
-            assert read == text[passed * BLOCK_SIZE : computed]
+            for group, pool in enumerate(table.pools):
+                self.check_reads(table, sequence, group, pool)
+
+    def check_reads(self, table: SequenceTable, sequence: KVSequence, group: int, pool: BlockPool) -> None:
+        text, computed = self.texts[sequence], self.computed[sequence]
+        passed = 0 if pool.window is None else max(0, computed - pool.window) // BLOCK_SIZE
+        blocks = table.blocks[group, sequence.row, : -(-computed // BLOCK_SIZE)].tolist()
+        assert blocks == [-1] * passed + table.block_table(sequence, group).tolist(), "they cover what may be seen"
+        seen = range(passed * BLOCK_SIZE, computed)
+        read = [self.memory[pool.name, blocks[p // BLOCK_SIZE]][p % BLOCK_SIZE] for p in seen]
+        assert read == text[passed * BLOCK_SIZE : computed]
 
     @invariant()
     def the_pools_are_whole(self) -> None:
-        check(self.pools, {role: table.live_block_tables() for role, table in self.tables.items()})
+        check(self.pools, {name: self.live_block_tables(pool) for name, pool in self.pools.items()})
         for role, table in self.tables.items():
             assert table.live_sequences == sum(s.role == role for s in self.texts)
+
+    def live_block_tables(self, pool: BlockPool) -> list[np.ndarray]:
+        table = self.tables[pool.role]
+        return table.live_block_tables(table.pools.index(pool))
 
     def teardown(self) -> None:
         for sequence in list(self.texts):
             self.tables[sequence.role].release(sequence)
-        check(self.pools, {"generator": [], "verifier": []})
+        check(self.pools, {name: [] for name in self.pools})
         assert all(pool.live_blocks == 0 for pool in self.pools.values())
         assert self.pools["generator"].kv_pool.available_slabs == 8
 

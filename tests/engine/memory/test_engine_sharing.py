@@ -91,7 +91,7 @@ def test_generated_children_share_the_prompts_full_blocks(make_engine: Callable[
     footprint = engine.footprint([sequence, *children])
     assert footprint.logical_blocks == 4 + 4 * 5
     assert footprint.physical_blocks == 4 + 4
-    assert footprint.physical_bytes == 8 * engine.schedulers["generator"].pool.layout.block_bytes
+    assert footprint.physical_bytes == 8 * engine.schedulers["generator"].pools[0].layout.block_bytes
     release(engine, sequence, *children)
 
 
@@ -102,7 +102,7 @@ def test_footprint_adds_both_models(make_engine: Callable[..., Engine]):
         engine.submit(Score("reader", sequence, (), ()))
     drain(engine)
     footprint = engine.footprint(sequences)
-    size = sum(3 * scheduler.pool.layout.block_bytes for scheduler in engine.schedulers.values())
+    size = sum(3 * scheduler.pools[0].layout.block_bytes for scheduler in engine.schedulers.values())
     assert (footprint.logical_blocks, footprint.physical_blocks, footprint.physical_bytes) == (6, 6, size)
     release(engine, *sequences)
 

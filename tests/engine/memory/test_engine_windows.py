@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from engine_driver import generate, read, release
 
 from espalier.engine.engine import Engine
+from espalier.engine.errors import DeviceError
 from espalier.engine.memory.blocks import BlockPool
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
@@ -23,13 +25,23 @@ DRAWS = tuple(Sampling(key=key) for key in range(16))
 
 
 @pytest.fixture
-def windowed(copy_of: Callable[[str], Path]) -> Model:
+def load_windowed(copy_of: Callable[[str], Path]) -> Callable[[str], Model]:
+    """Loads a tiny generator with windows of 64 tokens."""
+
+    def load(name: str) -> Model:
+        folder = copy_of(name)
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"sliding_window": WINDOW, "max_position_embeddings": 4096}
+        (folder / "config.json").write_text(json.dumps(config))
+        return load_generator(Checkpoint(folder), torch.float32, "cpu")
+
+    return load
+
+
+@pytest.fixture
+def windowed(load_windowed: Callable[[str], Model]) -> Model:
     """A generator whose layers all have a window of 64 tokens."""
-    folder = copy_of("mistral-window")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"sliding_window": WINDOW, "max_position_embeddings": 4096}
-    (folder / "config.json").write_text(json.dumps(config))
-    return load_generator(Checkpoint(folder), torch.float32, "cpu")
+    return load_windowed("mistral-window")
 
 
 @pytest.fixture
@@ -38,13 +50,13 @@ def keep_all(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def keep() -> None:
         made = BlockPool.__init__
-        monkeypatch.setattr(BlockPool, "__init__", lambda self, *given: made(self, *given[:-1], None))
+        monkeypatch.setattr(BlockPool, "__init__", lambda self, *given: made(self, *given[:4], None, given[5]))
 
     return keep
 
 
 def pool_of(engine: Engine) -> BlockPool:
-    return engine.schedulers[GENERATOR].pool
+    return engine.schedulers[GENERATOR].pools[0]
 
 
 def outcomes(done: list[Generated]) -> list[tuple]:
@@ -76,6 +88,55 @@ def test_2000_tokens_and_16_forks_hold_a_window_a_block_and_the_tails_of_the_for
     everything = make_engine(windowed, block_size=BLOCK, max_batch_tokens=chunk, kv_memory_bytes=2**23)
     assert found == search(everything, lambda forks: 2**20)
     assert pool_of(everything).kv_pool.num_slabs > 0
+
+
+def test_only_layers_with_a_window_give_blocks_up(
+    load_windowed: Callable[[str], Model], make_engine: Callable[..., Engine], keep_all: Callable[[], None]
+):
+    model = load_windowed("qwen3-mixed-window")
+
+    def search(engine: Engine) -> list[tuple]:
+        root = engine.open(GENERATOR, PROMPT[:600])
+        children = generate(engine, root, *DRAWS[:4], tokens=150, delimiter="", merge_equal=False)
+        held = [pool.live_blocks for pool in engine.schedulers[GENERATOR].pools]
+        footprint = engine.footprint([root, *(child.sequence for child in children)])
+        assert footprint.blocks_by_role == {GENERATOR: sum(held)}
+        assert footprint.bytes_by_role[GENERATOR] == engine.stats()[GENERATOR].live_bytes
+        release(engine, root, *(child.sequence for child in children))
+        live.append(held)
+        return outcomes(children)
+
+    live: list[list[int]] = []
+    found = search(make_engine(model, max_batch_tokens=128))
+    keep_all()
+    assert found == search(make_engine(model, max_batch_tokens=128))
+    (in_windows, whole), (kept, also) = live
+    assert in_windows <= 5 * OF_A_WINDOW
+    assert whole == also == kept > 200
+
+
+def test_what_a_failed_step_wrote_is_not_used_though_it_is_behind_a_window(
+    windowed: Model, make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+):
+    engine = make_engine(windowed)
+    runner, wait = engine._runners[GENERATOR], engine._runners[GENERATOR].wait
+    sequence = engine.open(GENERATOR, PROMPT[:300])
+    expected = read(engine, sequence, PROMPT[300:301])
+    release(engine, sequence)
+    while pool_of(engine).reclaim_idle_slab():
+        pass
+
+    def fail(*_: object) -> None:
+        engine.kv_pool.bytes.fill_(255)  # not numbers
+        raise DeviceError(GENERATOR, "cpu", RuntimeError("lost"))
+
+    monkeypatch.setattr(runner, "wait", fail)
+    sequence = engine.open(GENERATOR, PROMPT[:300])
+    with pytest.raises(DeviceError, match="lost"):
+        read(engine, sequence, PROMPT[300:301])
+    monkeypatch.setattr(runner, "wait", wait)
+    assert np.array_equal(engine.step()[0].values, expected)  # type: ignore[union-attr]
+    release(engine, sequence)
 
 
 def test_a_fork_of_a_sequence_whose_children_went_on_has_its_own_window(

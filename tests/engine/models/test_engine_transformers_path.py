@@ -25,6 +25,7 @@ from espalier.engine.models.zoo.probe import random_model
 from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
 from espalier.experiments.cli.commands.doctor import examine
 from espalier.experiments.planning.inspection import inspect_checkpoint
+from espalier.kernels.layout import KVShape
 from espalier.prm.families import load_verifier
 from espalier.prm.heads import take_token_rows
 from espalier.search.run.load import RuntimeSettings
@@ -233,6 +234,19 @@ def test_doctor_and_log_name_the_code_that_runs_a_model(folders: dict[str, Path]
     assert "runs by native code" in caplog.text
 
 
+def test_kv_takes_the_room_of_its_own_heads_and_widths(models: dict[str, Model], make_engine: Callable[..., Engine]):
+    assert set(models["deepseek_v3"].config.kv_layers) == {KVShape(6, 12, 4, None)}, "values narrower than keys"
+    engine = make_engine(models["gemma3_text"])
+    windowed, whole = engine.schedulers["generator"].pools
+    assert (windowed.window, windowed.layout.num_layers, whole.window, whole.layout.num_layers) == (5, 3, None, 1)
+    sequence = engine.open("generator", some_ids(100))
+    read(engine, sequence, [5], [0])
+    assert windowed.live_blocks <= 3
+    assert whole.live_blocks == 26
+    assert engine.stats()["generator"].live_bytes == windowed.live_bytes + whole.live_bytes
+    release(engine, sequence)
+
+
 def test_a_window_is_that_of_its_layer(folders: dict[str, Path]):
     assert Checkpoint(folders["gemma3_text"]).decoder_config.windows == (5, 5, 5, None)
     assert Checkpoint(folders["gpt_oss"]).decoder_config.windows == (5, None, 5, None)
@@ -330,8 +344,7 @@ def test_a_yes_no_verifier_reads_capped_logits(folders: dict[str, Path], make_en
 def test_inspection_gives_the_sizes_that_loading_gives(kind: str, folders: dict[str, Path], models: dict[str, Model]):
     found = inspect_checkpoint(str(folders[kind]), torch.float32, model_impl=ModelImpl.TRANSFORMERS)
     assert found.config == models[kind].config
-    layout = found.config.num_layers * found.config.num_kv_heads * found.config.head_dim
-    assert found.kv_bytes_per_token == 2 * layout * 4
+    assert found.kv_bytes_per_token == sum(layer.elements for layer in models[kind].config.kv_layers) * 4
     estimate = model_bytes(found.config, torch.float32, Quantization.NONE, generates=True)
     assert 0.75 * models[kind].weight_bytes < estimate <= models[kind].weight_bytes, "last panels are filled up"
 

@@ -97,7 +97,7 @@ def test_who_finds_no_room_beside_one_that_is_ahead_waits_and_does_not_fail(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ):
     engine = make_engine("talker", kv_memory_bytes=2**25, reserved_share=0.01)
-    pool = engine.schedulers[GENERATOR].pool
+    pool = engine.schedulers[GENERATOR].pools[0]
     reservations = [engine.admission.try_reserve({GENERATOR: 50}, owner) for owner in ("large", "small")]
     _sample(engine, "large", "one", 40, 40)
     done: list[Done] = []

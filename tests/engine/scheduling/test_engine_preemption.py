@@ -28,7 +28,7 @@ def make(make_engine: Make, load_model: Callable[[str], Model]) -> Make:
     def make(slabs: int, **options: object) -> Engine:
         options = {"prefix_cache": False, "reserved_share": 0.01, **options}
         engine = make_engine(*models, kv_memory_bytes=slabs * SLAB, slab_bytes=SLAB, **options)
-        layouts = [scheduler.pool.layout.blocks_per_slab for scheduler in engine.schedulers.values()]
+        layouts = [scheduler.pools[0].layout.blocks_per_slab for scheduler in engine.schedulers.values()]
         assert layouts == [GENERATOR_BLOCKS, VERIFIER_BLOCKS]
         return engine
 
@@ -62,11 +62,11 @@ def finish(engine: Engine, sequences: list[KVSequence], reservations: list[Reser
 
 def interleave(engine: Engine, role: str, slabs: int) -> list[KVSequence]:
     """Slabs full of blocks of `second`, but for one of `first` in each; the sequences of `first` come first."""
-    owners = ["first", *["second"] * (engine.schedulers[role].pool.layout.blocks_per_slab - 1)] * slabs
+    owners = ["first", *["second"] * (engine.schedulers[role].pools[0].layout.blocks_per_slab - 1)] * slabs
     sequences = [prefill(engine, role, owner, 4, start=i) for i, owner in enumerate(owners)]
     sequences.sort(key=lambda sequence: sequence.owner)
     drain(engine)
-    assert engine.schedulers[role].pool.live_slabs == slabs
+    assert engine.schedulers[role].pools[0].live_slabs == slabs
     assert engine.schedulers[role].table.blocks_of("first") == slabs
     return sequences
 
@@ -240,13 +240,13 @@ def test_preempted_owners_resume_in_order_while_there_is_room_and_none_before_a_
     policy, scheduler = Preemption(engine.kv_pool, engine.schedulers, engine.admission), engine.schedulers[GENERATOR]
     for owner in ("third", "second"):
         policy.preempt(owner)
-    taken = [scheduler.pool.allocate() for _ in range((11 - slabs) * GENERATOR_BLOCKS)]
+    taken = [scheduler.pools[0].allocate() for _ in range((11 - slabs) * GENERATOR_BLOCKS)]
     assert engine.kv_pool.available_slabs == slabs
     scheduler.planner.blocked = blocked and BlockedWork(blocked, 1)
     policy.resume()
     assert scheduler.planner.paused == {"second", "third"} - resumed
     scheduler.planner.blocked = None
-    scheduler.pool.free(taken)
+    scheduler.pools[0].free(taken)
     engine.cancel("first")
     policy.resume()
     assert not scheduler.planner.paused

@@ -51,13 +51,16 @@ def check_against_measured(folder: Path, seed: int, algorithm: AlgorithmName = A
     problem = problem_of(prompt)
     request = SearchRequest(problem, algorithm, width, expansion, temperature=1.0, merge_duplicates=False)
     measured = [peak_after(orchestrator, replace(request, seed=number), rounds) for number in range(_SEARCHES)]
-    layouts = {role: scheduler.pool.layout for role, scheduler in orchestrator.engine.schedulers.items()}
+    bytes_of = {role: stats.block_bytes for role, stats in orchestrator.engine.stats().items()}
+    shares = {role: model.config.window_shares for role, model in orchestrator.engine.models.items()}
     orchestrator.close()
     tree = shape(algorithm, width, expansion, rounds)
     lengths = {GENERATOR: PathLengths(prompt + 1, step, pending_tokens=1), VERIFIER: PathLengths(prompt, step)}
     rows = [
-        sum(blocks.physical * layouts[role].block_bytes for role, blocks in zip(lengths, both, strict=True))
-        for both in zip(*(blocks_by_round(tree, its, block) for its in lengths.values()), strict=True)
+        sum(blocks.physical * bytes_of[role] for role, blocks in zip(lengths, both, strict=True))
+        for both in zip(
+            *(blocks_by_round(tree, its, block, shares[role]) for role, its in lengths.items()), strict=True
+        )
     ]
     assert max(rows) == pytest.approx(sum(measured) / len(measured), rel=0.05), (width, expansion, rounds, step)
 
@@ -91,6 +94,17 @@ def test_two_rounds_by_hand():
     assert first.physical == 2 + 4 * 1  # a child: its copy of the prompt's second block, then full
     assert second.physical == 1 + 2 * 2 + 4 * 1
     assert (first.logical, second.logical) == (2 + 4 * 2, 2 * 3 + 4 * 3)
+
+
+def test_two_rounds_with_a_window_by_hand():
+    """The same with a window of 4 tokens: a child at 12 tokens holds blocks after 8, its parent at 9 those after 4."""
+    tree, lengths = shape(AlgorithmName.BEAM, 2, 2, 2), PathLengths(5, 4, pending_tokens=1)
+    first, second = blocks_by_round(tree, lengths, 4, {4: 1.0})
+    assert first.physical == 2 + 4 * 1
+    assert second.physical == 0 + 2 * 2 + 4 * 1
+    assert second.logical == 2 * 2 + 4 * 1
+    mixed = blocks_by_round(tree, lengths, 4, {None: 0.25, 4: 0.75})
+    assert mixed[1].physical == 0.25 * (1 + 2 * 2 + 4 * 1) + 0.75 * second.physical
 
 
 def test_nothing_is_pruned_with_one_child_so_that_ancestors_stay_apart():

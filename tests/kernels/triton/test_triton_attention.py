@@ -218,21 +218,21 @@ def test_a_plan_holds_while_the_same_sequences_decode_and_not_beyond_a_portion_o
     contexts = np.array([250, 300, 40], np.int32)
     tables = np.arange(3 * 32, dtype=np.int32).reshape(3, 32)
     starts = np.arange(4, dtype=np.int32)
-    plans = planner.plan(starts, contexts, tables)
+    plans = planner.plan(starts, contexts, [tables])
     for _ in range(6):
         contexts = contexts + 1
-        assert planner.plan(starts, contexts, tables.copy()) is plans
-    beyond = planner.plan(starts, contexts + 1, tables)
+        assert planner.plan(starts, contexts, [tables.copy()]) is plans
+    beyond = planner.plan(starts, contexts + 1, [tables])
     assert beyond is not plans, "257 positions are two portions"
-    assert planner.plan(starts, contexts + 2, tables) is beyond
+    assert planner.plan(starts, contexts + 2, [tables]) is beyond
     copied = tables.copy()
     copied[2, 2] = 99
-    other = planner.plan(starts, contexts + 2, copied)
+    other = planner.plan(starts, contexts + 2, [copied])
     assert other is not beyond
-    assert planner.plan(starts[:3], contexts[:2] + 2, copied[:2]) is not other
+    assert planner.plan(starts[:3], contexts[:2] + 2, [copied[:2]]) is not other
 
 
 def test_a_plan_with_a_window_is_made_anew_each_step():
     planner = Planner(16, 2, rows_of_tiles(2), SMALL, [None, 64], None)
-    arguments = np.arange(2, dtype=np.int32), np.array([250], np.int32), np.arange(20, dtype=np.int32)[None]
+    arguments = np.arange(2, dtype=np.int32), np.array([250], np.int32), [np.arange(20, dtype=np.int32)[None]] * 2
     assert planner.plan(*arguments) is not planner.plan(*arguments)

@@ -105,8 +105,9 @@ def test_queries_are_rotated_and_keys_and_values_written(
 
 @pytest.mark.parametrize("kind", [KVLayout, TokenMajorLayout])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_whole_blocks_are_copied_and_nothing_else_is_touched(kind: type[KVLayout], dtype: torch.dtype):
-    layout = kind(3, 2, 4, 5, dtype, slab_bytes=3 * 3 * 2 * 2 * 4 * 5 * dtype.itemsize + 64)
+@pytest.mark.parametrize("value_dim", [0, 3])
+def test_whole_blocks_are_copied_and_nothing_else_is_touched(kind: type[KVLayout], dtype: torch.dtype, value_dim: int):
+    layout = kind(3, 2, 4, 5, dtype, slab_bytes=3 * 3 * 2 * 2 * 4 * 5 * dtype.itemsize + 64, value_dim=value_dim)
     pool = torch.randint(
         0, 255, (4 * layout.slab_bytes,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
     )

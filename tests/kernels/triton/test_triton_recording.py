@@ -119,7 +119,7 @@ def test_memory_that_is_copied_to_the_device_is_not_overwritten_before_that():
             for position in range(7):
                 tokens, none = np.full(2, position), np.empty((0, FIELDS), np.int32)
                 plan = AttentionPlan(none, none, tokens[:0], np.zeros(3, np.int32), tokens[:0], 0)
-                on_device.load(StepTokens(tokens, tokens, tokens.astype(np.int64), np.zeros((2, 3)), [plan]))
+                on_device.load(StepTokens(tokens, tokens, [tokens.astype(np.int64)], [np.zeros((2, 3))], [plan]))
             torch.cuda.synchronize()
     assert counted["to_device"] == 2 * 7
 

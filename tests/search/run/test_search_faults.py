@@ -315,7 +315,7 @@ def test_a_search_that_finds_no_blocks_ends_alone(name: str, room: int, make_orc
     ids, ended = [orchestrator.submit(request) for request in (greedy, VICTIMS[name])], dict[str, SearchResult]()
     for _ in range(2):
         orchestrator.step()
-    pool = orchestrator.engine.schedulers[GENERATOR].pool
+    pool = orchestrator.engine.schedulers[GENERATOR].pools[0]
     lost = [pool.allocate() for _ in range(pool.allocatable_blocks - room)]
     while orchestrator.busy:
         ended |= {result.search_id: result for result in orchestrator.step()}

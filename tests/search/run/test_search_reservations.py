@@ -4,6 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from engine_driver import scripted
@@ -23,6 +24,7 @@ from search_runs import (
     run,
 )
 
+from espalier.engine.memory.blocks import BlockPool
 from espalier.engine.models.model import Model
 from espalier.search.algorithms import auto
 from espalier.search.request import SearchRequest
@@ -93,3 +95,36 @@ def test_the_worst_generator_stays_within_what_was_set_aside_and_uses_a_good_par
     assert all(held[role] <= reserved[role] for role in held), (dict(held), dict(reserved))
     if block_size == 1 and "short" not in name:
         assert held["generator"] > 0.4 * reserved["generator"], (dict(held), dict(reserved))
+
+
+@pytest.mark.parametrize("model", ["mistral-window", "qwen3-mixed-window"])
+@pytest.mark.parametrize("name", WORST)
+def test_models_with_windows_stay_within_what_was_set_aside_for_each_kv_group(
+    name: str,
+    model: str,
+    load_model: Callable[[str], Model],
+    make_orchestrator: Callable[..., Orchestrator],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Windows are of 5 and 6 tokens, paths of 20; while a step runs, what it writes is held besides."""
+    monkeypatch.setattr(auto, "EASY", 0.0 if name.startswith("easy") else 2.0)
+    request = WORST[name]
+    generator = worst_generator(load_model(model), request.max_steps or 0, request.max_step_tokens or 0)
+    orchestrator = make_orchestrator(
+        generator, "classifier", block_size=2, kv_memory_bytes=2**22, max_batch_tokens=16, prefix_cache=False
+    )
+    admission, held = orchestrator.engine.admission, defaultdict[str, int](int)
+
+    def watched(pool: BlockPool, allocate: Callable[[], int]) -> int:
+        block = allocate()
+        held[pool.name] = max(held[pool.name], pool.live_blocks)
+        assert pool.live_blocks <= admission.reserved_blocks[pool.name], pool.name
+        return block
+
+    for pool in admission.pools.values():
+        monkeypatch.setattr(pool, "allocate", partial(watched, pool, pool.allocate))
+    assert run(orchestrator, request).only.answer == "1"
+    windowed = orchestrator.engine.schedulers["generator"].pools[0]
+    assert windowed.window
+    assert held[windowed.name] > 0
+    assert sum(stats.preemptions for stats in orchestrator.engine.stats().values()) == 0
