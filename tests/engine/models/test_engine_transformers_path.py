@@ -155,7 +155,8 @@ def test_a_pool_that_holds_few_sequences_at_a_time_gives_the_same_bits(
         engine = make_engine(
             models[kind], max_batch_tokens=11, kv_memory_bytes=blocks * size, slab_bytes=size, reserved_share=0.01
         )
-        reserved = {f"search {i}": engine.admission.try_reserve({"generator": 12}, f"search {i}") for i in range(5)}
+        each = {name: 12 if pool.window is None else 9 for name, pool in engine.admission.pools.items()}
+        reserved = {f"search {i}": engine.admission.try_reserve(each, f"search {i}") for i in range(5)}
         prompts = {f"search {i}": engine.open("generator", some_ids(7 + i, i), owner=f"search {i}") for i in range(5)}
         for i, (owner, prompt) in enumerate(prompts.items()):
             engine.submit(Generate(owner, prompt, (Sampling(key=2 * i), Sampling(key=2 * i + 1)), 12, ""))
