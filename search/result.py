@@ -1,9 +1,11 @@
 """Events and result of a search, with its usage."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from html import escape
+from itertools import dropwhile
 from typing import Any
 
 from espalier.search.algorithms.base import Expand
@@ -90,6 +92,20 @@ class ScoredStep:
     appended: str = ""
 
 
+def thought_of(steps: Sequence[ScoredStep | NodeRecord]) -> str:
+    """What the model thought on a path, without marks; empty if it did not."""
+    return "".join(step.text[: step.thought_chars] for step in steps).strip()
+
+
+def content_of(steps: Sequence[ScoredStep | NodeRecord]) -> tuple[str, ...]:
+    """The texts of a path's steps without its thought, and without the blanks between the two."""
+    texts = [step.text[step.thought_chars :] for step in steps]
+    if any(step.thought_chars or step.appended for step in steps):
+        texts = list(dropwhile(lambda text: not text.strip(), texts))
+        texts[:1] = [text.lstrip() for text in texts[:1]]
+    return tuple(texts)
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A complete path: its answer, its aggregated score, and the number of sampled paths merged into it.
@@ -112,13 +128,12 @@ class Candidate:
     @property
     def thought(self) -> str:
         """What the model thought, without marks; empty if it did not."""
-        return "".join(step.text[: step.thought_chars] for step in self.steps).strip()
+        return thought_of(self.steps)
 
     @property
     def content(self) -> str:
         """The text of the path without its thought."""
-        content = "".join(step.text[step.thought_chars :] for step in self.steps)
-        return content.lstrip() if any(step.thought_chars or step.appended for step in self.steps) else content
+        return "".join(content_of(self.steps))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ _ENDED = {
     "length": "✗ cut off",
     "degenerate": "✗ repeats itself",
     "budget": "✗ over budget",
+    "unclosed": "✗ ended in its thought",
 }
 """How a path ended, in words."""
 Key = tuple[str, int]

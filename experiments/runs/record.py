@@ -46,6 +46,7 @@ class Unanswered(StrEnum):
     TIME_LIMIT = "time-limit", "cut by --time-limit", "raise --time-limit"
     VERIFIER = "verifier", "cut where the verifier could not read on", "take a verifier with a longer context"
     REPETITION = "repetition", "lost in repetition", "raise --temperature"
+    THOUGHT = "thought", "ended within their thought", "set --thinking to a number of tokens"
     NO_FINAL_ANSWER = "no-final-answer", "complete without a final answer", "ask for \\boxed{} with --system-prompt"
     CANCELLED = "cancelled", "cancelled"
     UNKNOWN = "unknown", "without a recorded reason"
@@ -56,7 +57,7 @@ _STOPPED = {
     StopReason.DEADLINE: Unanswered.TIME_LIMIT,
     StopReason.CANCELLED: Unanswered.CANCELLED,
 }
-_ENDED = {"budget": Unanswered.BUDGET, "degenerate": Unanswered.REPETITION}
+_ENDED = {"budget": Unanswered.BUDGET, "degenerate": Unanswered.REPETITION, "unclosed": Unanswered.THOUGHT}
 """Reasons by a node's termination, apart from `length`, which has several."""
 _MAX_LISTED = 6
 _STEP_END = "\n\n"

@@ -13,6 +13,7 @@ const ENDED = {
   budget: "cut off by a budget",
   degenerate: "cut off: it repeats itself or says nothing",
   cancelled: "cut off when the search was stopped",
+  unclosed: "ended within its thought: no answer",
 };
 
 // Fills `section` with the path to `mark`; `picked` says whether somebody chose it, or it is the search's best.
@@ -45,18 +46,29 @@ function facts(search, { node, record, kind, sharing }) {
   return list;
 }
 
+// The steps of a path; those of its thought are folded unless the marked one is among them.
 function steps(path, mark, onPick) {
   const list = html("ol", "steps");
-  for (const { node, record } of path) {
-    const button = html("button", "", record.text.trim() || "(end)");
-    button.type = "button";
-    button.addEventListener("click", () => onPick(node.id));
-    const score = html("span", "score", scoreText(record.score));
-    setScore(score, record.score);
-    const item = html("li", node === mark.node ? "here" : "", score, button);
-    list.append(item);
+  const thought = path.filter(({ record }) => record.thought_chars);
+  if (thought.length) {
+    const fold = html("details", "thought", html("summary", "", `Thought: ${counted(thought.length, "step")}`));
+    fold.open = thought.some(({ node }) => node === mark.node);
+    fold.append(html("ol", "steps", ...thought.map((each) => step(each, mark, onPick))));
+    list.append(html("li", "folded", fold));
   }
+  list.append(...path.filter(({ record }) => !record.thought_chars).map((each) => step(each, mark, onPick)));
   return list;
+}
+
+function step({ node, record }, mark, onPick) {
+  const button = html("button", "", record.text.trim() || "(end)");
+  button.type = "button";
+  button.addEventListener("click", () => onPick(node.id));
+  const score = html("span", "score", scoreText(record.score));
+  setScore(score, record.score);
+  const item = html("li", node === mark.node ? "here" : "", score, button);
+  if (record.appended) item.append(html("p", "appended", record.appended));
+  return item;
 }
 
 function lineage(node) {

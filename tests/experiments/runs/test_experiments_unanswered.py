@@ -39,6 +39,7 @@ def reason(*nodes: NodeRecord, limit: int | None = None, **changes: object) -> U
         ((step(1, (0,), 3, "length"),), "verifier"),
         ((step(1, (0,), 3, "degenerate"),), "repetition"),
         ((step(1, (0,), 3, "budget"),), "budget"),
+        ((step(1, (0,), 3, "unclosed"),), "thought"),
         ((step(1, (0,), 3, "pruned"),), "unknown"),
         ((step(1, (0,), 6, "length"), step(2, (1,), 3, "degenerate", times=2), step(3, (2,), 3, "pruned", times=9)),
          "repetition"),

@@ -36,6 +36,7 @@ _PARAMETERS = {
 }
 """Fields of a search by the parameters that set them."""
 _FIELDS = {f.name for f in fields(SearchRequest)}
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
 _OF_PLAIN = "is offered by NAME@plain, which samples without a search"
 
 
@@ -155,6 +156,8 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
             values[field], places[field] = value, name
     violations = [*not_honoured(body, _KNOWN, _FIELDS), *_wrong_messages(chat.messages), *_not_of_search(chat)]
     stop = stop_texts(body.get("stop"), violations)
+    if thinking := _thinking(chat):
+        values["thinking"], places["thinking"] = thinking
     for name, value in (chat.espalier or {}).items():
         if name in ("problem", "history"):
             violations.append(Violation(f"espalier.{name}", "set by `messages`; remove it"))
@@ -215,8 +218,16 @@ def _not_of_search(chat: ChatBody) -> Iterator[Violation]:
     if chat.add_generation_prompt is False:
         yield Violation("add_generation_prompt", _OF_PLAIN)
     for name, value in (chat.chat_template_kwargs or {}).items():
-        if name != "enable_thinking" or value is not False:
+        if name not in _THINKING_SWITCHES or not isinstance(value, bool):
             yield Violation(f"chat_template_kwargs.{name[:80]}", _OF_PLAIN)
+
+
+def _thinking(chat: ChatBody) -> tuple[str, str] | None:
+    """The `thinking` that a body asks for, and the place where; None if it leaves that open."""
+    for name in _THINKING_SWITCHES:
+        if isinstance(value := (chat.chat_template_kwargs or {}).get(name), bool):
+            return "on" if value else "off", f"chat_template_kwargs.{name}"
+    return ("off", "reasoning_effort") if chat.reasoning_effort == "none" else None
 
 
 def _not_read(messages: list[_Message]) -> Iterator[Violation]:

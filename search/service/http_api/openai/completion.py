@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from espalier.search.result import Candidate, NodeRecord, SearchResult, StepDone
+from espalier.search.result import Candidate, NodeRecord, SearchResult, StepDone, content_of, thought_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,14 +13,23 @@ class Shown:
     """The path that is shown for a search.
 
     Attributes:
-        steps: its texts.
+        steps: its texts without its thought.
         tokens: number of tokens sampled for it.
         finish_reason: `stop` if the path is complete, `length` if a limit cut it.
+        thought: what the model thought, empty if it did not.
+        thought_tokens: number of tokens sampled for its thought.
     """
 
     steps: tuple[str, ...]
     tokens: int
     finish_reason: str
+    thought: str = ""
+    thought_tokens: int = 0
+
+    @property
+    def reasoning(self) -> dict[str, str]:
+        """The thought as a field of a message or a delta, by both names that clients know; empty without one."""
+        return {"reasoning_content": self.thought, "reasoning": self.thought} if self.thought else {}
 
     def stopped(self, stop: Sequence[str], include_stop: bool) -> "Shown":
         """The path up to the first of the texts `stop` that is in it, which may lie across steps."""
@@ -49,13 +58,16 @@ def shown_paths(result: SearchResult, count: int) -> list[Shown]:
     if not candidates:
         furthest = max(result.nodes, key=lambda node: (len(node.path), _score(node)), default=None)
         path = _path_to(result, furthest.node_id if furthest else None)
-        return [Shown(tuple(step.text for step in path), sum(step.tokens for step in path), "length")]
+        thinking = sum(step.tokens for step in path if step.thought_chars)
+        return [Shown(content_of(path), _tokens(path), "length", thought_of(path), thinking)]
     return [
-        Shown(
-            tuple(step.text for step in each.steps), sum(step.tokens for step in _path_to(result, each.node_id)), "stop"
-        )
-        for each in candidates
+        Shown(content_of(c.steps), _tokens(_path_to(result, c.node_id)), "stop", c.thought, c.thought_tokens)
+        for c in candidates
     ]
+
+
+def _tokens(path: list[NodeRecord]) -> int:
+    return sum(step.tokens for step in path)
 
 
 def candidates_shown(result: SearchResult, count: int) -> list[Candidate]:
@@ -115,7 +127,7 @@ class Completion:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(path.steps), "refusal": None},
+                "message": {"role": "assistant", "content": "".join(path.steps), **path.reasoning, "refusal": None},
                 "logprobs": None,
                 "finish_reason": path.finish_reason,
             }
@@ -140,9 +152,9 @@ class Completion:
         usage = {"usage": None} if self.include_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **more}
 
-    def reasoning(self, text: str) -> dict[str, Any]:
-        """A chunk about the search, which is no part of the answer; by both names that clients know."""
-        return self.chunk({"reasoning_content": text, "reasoning": text})
+    def progress(self, text: str) -> dict[str, Any]:
+        """A chunk about the search, which is no part of the message."""
+        return self.chunk({}, espalier={"progress": text})
 
     def last_chunks(self, result: SearchResult) -> list[dict[str, Any]]:
         """The chunks of a search that has ended: the selected path, how it ended, and the usage if wanted."""
@@ -151,6 +163,8 @@ class Completion:
         for index, path in enumerate(paths):
             if index:
                 chunks.append(self.chunk({"role": "assistant", "content": ""}, index=index))
+            if path.thought:
+                chunks.append(self.chunk(dict(path.reasoning), index=index))
             chunks += [self.chunk({"content": step}, index=index) for step in path.steps]
             own = {} if index else {"espalier": espalier_of(result, self.choices)}
             chunks.append(self.chunk({}, path.finish_reason, index, **own))
@@ -163,14 +177,13 @@ class Completion:
 
 
 def usage_of(result: SearchResult, paths: Sequence[Shown]) -> dict[str, Any]:
-    """Tokens as the OpenAI API counts them: all that is sampled is completion, and reasoning if not shown."""
+    """Tokens as the OpenAI API counts them: all that is sampled is completion, and shown thoughts are reasoning."""
     usage = result.usage
-    visible = sum(path.tokens for path in paths)
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.generated_tokens,
         "total_tokens": usage.prompt_tokens + usage.generated_tokens,
-        "completion_tokens_details": {"reasoning_tokens": max(0, usage.generated_tokens - visible)},
+        "completion_tokens_details": {"reasoning_tokens": sum(path.thought_tokens for path in paths)},
     }
 
 

@@ -106,7 +106,7 @@ def _chunks(event: Event, completion: Completion) -> list[dict[str, Any]]:
         case Started():
             return [completion.chunk({"role": "assistant", "content": ""})]
         case StepDone():
-            return [completion.reasoning(progress_line(event))]
+            return [completion.progress(progress_line(event))]
         case Finished():
             return completion.last_chunks(event.result)
         case _:

@@ -17,7 +17,7 @@ from espalier.search.client import SearchClient, ServiceError
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import Candidate, Finished, NodeRecord, ScoredStep, SearchResult, StopReason
-from espalier.search.service.http_api.openai.completion import shown
+from espalier.search.service.http_api.openai.completion import Completion, shown
 from espalier.search.service.http_api.openai.model_names import ModelNames
 
 BODIES = Path(__file__).with_name("bodies")
@@ -64,8 +64,8 @@ def test_a_completion_is_the_selected_path_with_what_the_search_took(serve, chat
     usage = completion.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (USAGE.prompt_tokens, USAGE.generated_tokens)
     assert usage.total_tokens == USAGE.prompt_tokens + USAGE.generated_tokens
-    visible = usage.completion_tokens - usage.completion_tokens_details.reasoning_tokens
-    assert visible == NODES[1].tokens + NODES[2].tokens
+    assert usage.completion_tokens_details.reasoning_tokens == 0
+    assert "reasoning_content" not in choice.message.model_dump()
     own = completion.espalier
     assert completion.id == f"chatcmpl-{own['search_id']}"
     assert (own["answer"], own["score"], own["stop_reason"]) == ("42", 0.5, "finished")
@@ -81,8 +81,9 @@ def test_a_stream_shows_progress_apart_from_the_answer_and_ends_with_the_usage(s
     *chunks, last = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(pieces(chunks)) == TEXT
-    assert [line.split(":")[0] for line in pieces(chunks, "reasoning_content")] == ["Depth 1", "Depth 2"]
-    assert pieces(chunks, "reasoning_content") == pieces(chunks, "reasoning")
+    progress = [chunk.espalier["progress"] for chunk in chunks[1:-1] if getattr(chunk, "espalier", None)]
+    assert [line.split(":")[0] for line in progress] == ["Depth 1", "Depth 2"]
+    assert pieces(chunks, "reasoning_content") == []
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
     assert chunks[-1].espalier["answer"] == "42"
     assert {chunk.id for chunk in (*chunks, last)} == {f"chatcmpl-{chunks[-1].espalier['search_id']}"}
@@ -109,8 +110,9 @@ def test_nothing_that_was_scored_on_the_way_is_ever_content(serve, http, fake):
         fake.flood_until(500)
         fake.release.set()
         events = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
-    deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
-    assert len([delta for delta in deltas if "reasoning" in delta]) > 1
+    chunks = list(map(json.loads, events))
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert len([chunk for chunk in chunks if "progress" in chunk.get("espalier", {})]) > 1
     assert "".join(delta.get("content", "") for delta in deltas) == TEXT
 
 
@@ -440,3 +442,51 @@ def test_both_doors_are_served_by_one_queue(serve, chat, fake):
         for stream in streams:
             list(stream)
         assert client.solve(SearchRequest("solve"), PATIENCE).answer == "42"
+
+
+# ---- thoughts
+
+
+THINKER = Completion("s", "espalier", 0, include_usage=True, choices=2)
+THOUGHTS = (
+    ScoredStep("Is it 7?\n\n", 0.1, 10),
+    ScoredStep("\\boxed{7}", 0.1, 9, "Considering the limited time"),
+    ScoredStep("\n\nIt is ", 0.9),
+    ScoredStep("42.", 0.9),
+)
+THOUGHT, CONTENT = "Is it 7?\n\n\\boxed{7}", "It is 42."
+
+
+def thoughtful() -> SearchResult:
+    best = Candidate(NODES[2].node_id, "42", 0.9, 1, THOUGHTS, thought_tokens=11)
+    return outcome(best=best, candidates=(best,))
+
+
+def test_a_thought_is_reasoning_and_not_content():
+    whole = THINKER.whole(thoughtful())
+    message = whole["choices"][0]["message"]
+    assert (message["reasoning_content"], message["reasoning"], message["content"]) == (THOUGHT, THOUGHT, CONTENT)
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 11
+
+
+def test_the_deltas_of_a_thought_and_its_answer_are_the_whole_message():
+    deltas = [choice["delta"] for chunk in THINKER.last_chunks(thoughtful()) for choice in chunk["choices"]]
+    joined = {name: "".join(delta.get(name, "") for delta in deltas) for name in ("reasoning_content", "content")}
+    assert joined == {"reasoning_content": THOUGHT, "content": CONTENT}
+
+
+@pytest.mark.parametrize(
+    ("body", "thinking"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "off"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "on"),
+        ({"chat_template_kwargs": {"thinking": True}}, "on"),
+        ({"reasoning_effort": "none"}, "off"),
+        ({"reasoning_effort": "high"}, "auto"),
+        ({"espalier": {"thinking": "1000"}, "reasoning_effort": "none"}, "1000"),
+        ({}, "auto"),
+    ],
+)
+def test_thinking_is_switched_as_clients_switch_it(body, thinking, serve, http):
+    reply = http(serve()).post("/v1/chat/completions", json={"model": "espalier", "messages": user(), **body}).json()
+    assert reply["espalier"]["configuration"]["thinking"] == thinking

@@ -410,3 +410,16 @@ def test_a_tree_of_thousands_of_steps_is_drawn_and_replayed(open_traces):
     assert len(page.steps()) == 1 + 2560
     page.click_step(recorded["best"])
     assert page.text(".details h3") == "Step 10"
+
+
+def test_a_thought_is_folded_until_one_of_its_steps_is_chosen(open_traces):
+    recorded = trace("beam")
+    thought, *_, last = lineage(recorded, recorded["best"])
+    node = recorded["nodes"][thought]
+    node |= {"thought_chars": len(node["text"]), "appended": "Time is up."}
+    page = open_traces(recorded)
+    assert page.text(".thought summary") == "Thought: 1 step"
+    assert not page.one(".thought").get_property("open")
+    page.run("document.querySelector('.thought').open = true")
+    assert page.text(".appended") == "Time is up."
+    assert last != thought
