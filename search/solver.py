@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from espalier.engine.errors import EspalierError, MisuseError
 from espalier.search.request import SearchFields, SearchRequest, SubmitOptions, make_request, several, with_own_code
@@ -155,7 +155,7 @@ class Solver:
             ended: dict[str, SearchResult] = {}
             faults: list[Exception] = []
 
-            def tell(event: Event) -> None:
+            def tell(event: Any) -> None:  # an `Event`, as all these are searches
                 try:
                     if on_event:
                         on_event(event)
@@ -167,6 +167,7 @@ class Solver:
                 order = [self._orchestrator.submit(request, tell, options) for request in requests]
                 while len(ended) < len(order):
                     for result in self._orchestrator.step():
+                        assert isinstance(result, SearchResult)
                         ended[result.search_id] = result
                         if on_progress:
                             on_progress(len(ended), len(order), result)
