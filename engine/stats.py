@@ -59,7 +59,7 @@ class RoleStats:
         steps: batches launched.
         copied_blocks: partial blocks copied for sequences that part.
         live_blocks: blocks that sequences refer to, of all KV groups of the model; so of cached and free blocks.
-        live_bytes: bytes of live blocks.
+        live_bytes: bytes of live blocks; so of cached and free ones.
         wasted_bytes: bytes at the ends of owned slabs that no block covers.
         preemptions: how often an owner's KV of this role was freed to make room.
         cache_lookups: full blocks of prompts that were looked up in the prefix cache.
@@ -76,9 +76,11 @@ class RoleStats:
     steps: int
     copied_blocks: int
     live_blocks: int
-    live_bytes: int
     cached_blocks: int
     free_blocks: int
+    live_bytes: int
+    cached_bytes: int
+    free_bytes: int
     wasted_bytes: int
     preemptions: int
     cache_lookups: int
@@ -98,7 +100,8 @@ class RoleStats:
 
 
 _HELD = (
-    "live_blocks", "live_bytes", "cached_blocks", "free_blocks", "wasted_bytes", "live_sequences", "owned_slabs",
+    "live_blocks", "cached_blocks", "free_blocks", "live_bytes", "cached_bytes", "free_bytes", "wasted_bytes",
+    "live_sequences", "owned_slabs",
 )  # fmt: skip
 _SIZES = ("bytes_per_token", "block_bytes")
 

@@ -112,10 +112,11 @@ class EngineMetrics(Collector):
 
 def _of_the_models(stats: dict[str, RoleStats]) -> Iterator[Metric]:
     """Families of what engines count by role; without samples where the executor has no counters."""
-    sizes = GaugeMetricFamily("espalier_kv_block_bytes", "Size of one KV block of a model.", labels=("role",))
+    held = GaugeMetricFamily("espalier_kv_bytes", "Bytes of the KV blocks of a model.", labels=("role", "state"))
     for role, each in stats.items():
-        sizes.add_metric((role,), each.block_bytes)
-    yield sizes
+        for state in KvBlocks.__slots__:
+            held.add_metric((role, state), getattr(each, f"{state}_bytes"))
+    yield held
     for field, name, text in _COUNTERS:
         counter = CounterMetricFamily(f"espalier_{name}", text, labels=("role",))
         for role, each in stats.items():
