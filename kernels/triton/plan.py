@@ -25,11 +25,14 @@ Rows see nothing behind their own positions, so that an end beyond them costs no
 TILE = 64
 """Positions whose logits a work item holds at a time; portions begin at multiples of it."""
 _SMALLEST_CHUNK = 128
+"""Positions of the smallest portions; those of twice the size are tried too."""
 _BEYOND = -2
 """The entry of a block table beyond the context; behind all windows it is -1."""
 _ITEMS_PER_PROCESSOR = 4
 _ITEM_COST = 64
 """Positions that could be read in the time that an item takes to find its rows and to keep a partial result."""
+_MERGE_COST = 8
+"""The same for the time in which a partial result is merged."""
 _OVERLAP = 1.5
 """How much sooner than one after the other a processor is through with several items, as it waits for memory less."""
 
@@ -113,27 +116,31 @@ def plan_attention(
         return _plan(*step, block_size, narrow_rows, wide_rows, window or 0, chunk, shared_end, share)
 
     def seconds(plan: AttentionPlan) -> float:
-        """Time of a plan, in that of a position of a narrow item: for narrow items, and for wide ones after them.
+        """Time of a plan, in that of a position of a narrow item: of narrow items, then wide ones, then merging.
 
-        Each kind takes as long as its longest item, or as every processor's share.
+        Each kind takes as long as its longest item, or as every processor's share; merging, as the row with most to do.
         """
-        longest, total = int(context_lengths.max()), 0.0
+        longest, total = int(context_lengths.max()), _MERGE_COST * float(np.diff(plan.merge_starts).max())
         for items, cost in ((plan.narrow, 1.0), (plan.wide, costs.wide_cost)):
             if len(items):
                 each = cost * (np.minimum(items[:, 4], longest) - items[:, 3] + _ITEM_COST)
                 total += max(float(each.max()), float(each.sum()) * kv_heads / (_OVERLAP * costs.processors))
         return total
 
-    def best(chunk: int) -> AttentionPlan:
-        alone = plan(chunk, False)
-        return min(alone, plan(chunk, True), key=seconds) if share and len(order) > 1 else alone
+    def best(*chunks: int) -> AttentionPlan:
+        shared = (False, True) if share and len(order) > 1 else (False,)
+        return min((plan(chunk, share) for chunk in chunks for share in shared), key=seconds)
 
     if chunk is not None:
         return best(chunk)
-    small = best(_SMALLEST_CHUNK)
+    small = best(_SMALLEST_CHUNK, 2 * _SMALLEST_CHUNK)
     # As many portions as keep every processor busy with several; more of them would only cost merging.
     spare = (len(small.narrow) + len(small.wide)) * kv_heads // (_ITEMS_PER_PROCESSOR * costs.processors)
-    return small if spare < 2 else best(_SMALLEST_CHUNK << (spare.bit_length() - 1))
+    return (
+        small
+        if spare < 2
+        else best(_SMALLEST_CHUNK << (spare.bit_length() - 1), 2 * _SMALLEST_CHUNK << (spare.bit_length() - 1))
+    )
 
 
 class Planner:

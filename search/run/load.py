@@ -127,12 +127,12 @@ class RuntimeSettings:
     block_size: Annotated[int, Interval(ge=1, le=1024), Option("Tokens per KV block.")] = 16
     max_batch_tokens: Annotated[int, Interval(ge=1), Option("Maximum tokens computed in one engine step.")] = 2048
     launch_ahead: Annotated[
-        bool,
+        bool | None,
         Option(
-            "Launch the next batch before processing the results of the last one, to keep a GPU busy. "
-            "Answers do not change; no gain on a CPU."
+            "Launch the next batch before processing the results of the last one, to keep a GPU busy; by default on a "
+            "GPU. Answers do not change; no gain on a CPU."
         ),
-    ] = False
+    ] = None
     batch_invariant: Annotated[
         bool,
         Option(
@@ -187,7 +187,7 @@ class SolverSettings(TypedDict, total=False):
     reserved_share: float
     block_size: int
     max_batch_tokens: int
-    launch_ahead: bool
+    launch_ahead: bool | None
     batch_invariant: bool
     system_prompt: str | None
     thought_marks: str | None
@@ -338,7 +338,7 @@ def _make_engine(
         settings.block_size,
         max_batch_tokens=settings.max_batch_tokens,
         reserved_share=settings.reserved_share,
-        launch_ahead=settings.launch_ahead,
+        launch_ahead=device.type == "cuda" if settings.launch_ahead is None else settings.launch_ahead,
     )
     engine = Engine(models, engine_settings)
     engine.set_threads(settings.threads)

@@ -75,7 +75,7 @@ def memory_and_time_command(
             "block_size": runtime.block_size,
             "reserved_share": runtime.reserved_share,
             "max_batch_tokens": runtime.max_batch_tokens,
-            "launch_ahead": runtime.launch_ahead,
+            "launch_ahead": orchestrator.engine.settings.launch_ahead,
             "in_flight": in_flight,
             "threads": runtime.threads,
         }
