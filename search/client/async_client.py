@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import grpc.aio
@@ -16,9 +17,17 @@ from espalier.search.client.errors import ConnectionSettingsError, cancelled, ty
 from espalier.search.client.retries import DEFAULT_RETRIES, NO_RETRIES, Attempts, RetryPolicy
 from espalier.search.request import SearchFields, SearchRequest, make_request, several
 from espalier.search.result import Event, SearchResult
+from espalier.search.scores import ScoreRequest, ScoreResult
 from espalier.search.server_info import ServerInfo
 from espalier.search.service.access.calls import REQUEST_ID, request_id_of
-from espalier.search.service.grpc_api.convert import event_from_wire, info_from_wire, request_to_wire, result_from_wire
+from espalier.search.service.grpc_api.convert import (
+    event_from_wire,
+    info_from_wire,
+    request_to_wire,
+    result_from_wire,
+    score_request_to_wire,
+    scores_from_wire,
+)
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
 
@@ -248,6 +257,35 @@ class AsyncSearchClient:
             for search in searches:
                 search.cancel()
             await asyncio.gather(*searches, return_exceptions=True)
+
+    async def score(
+        self,
+        request: ScoreRequest | str,
+        solutions: Iterable[Iterable[str]] = (),
+        timeout: float | None = TIMEOUT,
+        priority: int = 0,
+        *,
+        request_id: str | None = None,
+    ) -> ScoreResult:
+        """Score the steps of given solutions.
+
+        Args:
+            request: the problem, the solutions and how to score them, or the problem's text.
+            solutions: the steps of each, unless `request` has them.
+            timeout: as of `solve`.
+            priority: as of `solve`.
+            request_id: as of `solve`.
+
+        Raises:
+            InvalidRequestError: a field breaks a rule or a limit of the server, or it has no verifier that scores
+                given texts; lists every such field.
+            ServiceError: the call failed for any other reason.
+        """
+        if isinstance(request, str):
+            request = ScoreRequest(request, tuple(map(tuple, solutions)))
+        message = score_request_to_wire(request, priority)
+        read = partial(scores_from_wire, request=request)
+        return await _only(self._responses(self._stub.ScoreSolution, message, read, timeout, request_id))
 
     async def server_info(self, timeout: float | None = INFO_TIMEOUT) -> ServerInfo:
         """Return what the server serves, and what it holds now; raises `ServiceError` as `solve` does."""

@@ -92,6 +92,7 @@ class SearchClient:
     solve = _blocking(AsyncSearchClient.solve)
     solve_many = _blocking(AsyncSearchClient.solve_many)
     solve_stream = _iterating(AsyncSearchClient.solve_stream)
+    score = _blocking(AsyncSearchClient.score)
     server_info = _blocking(AsyncSearchClient.server_info)
     health = _blocking(AsyncSearchClient.health)
 

@@ -468,3 +468,68 @@ class SearchResult(_message.Message):
     grader: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, search_id: _Optional[str] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ..., best: _Optional[_Union[Candidate, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ..., omitted_candidates: _Optional[int] = ..., omitted_nodes: _Optional[int] = ..., grader: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ScoreSolutionRequest(_message.Message):
+    __slots__ = ("problem", "solutions", "history", "aggregation", "seed", "verifier_budget", "time_limit", "priority")
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    SOLUTIONS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATION_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    problem: str
+    solutions: _containers.RepeatedCompositeFieldContainer[Solution]
+    history: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    aggregation: Aggregation
+    seed: int
+    verifier_budget: int
+    time_limit: _duration_pb2.Duration
+    priority: int
+    def __init__(self, problem: _Optional[str] = ..., solutions: _Optional[_Iterable[_Union[Solution, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., seed: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class Solution(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, steps: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ScoreSolutionResponse(_message.Message):
+    __slots__ = ("search_id", "solutions", "stop_reason", "usage", "scorer", "digests")
+    class DigestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
+    SOLUTIONS_FIELD_NUMBER: _ClassVar[int]
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    SCORER_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    search_id: str
+    solutions: _containers.RepeatedCompositeFieldContainer[SolutionScores]
+    stop_reason: StopReason
+    usage: Usage
+    scorer: str
+    digests: _containers.ScalarMap[str, str]
+    def __init__(self, search_id: _Optional[str] = ..., solutions: _Optional[_Iterable[_Union[SolutionScores, _Mapping]]] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., scorer: _Optional[str] = ..., digests: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class SolutionScores(_message.Message):
+    __slots__ = ("score", "step_scores", "reason")
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    STEP_SCORES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    score: float
+    step_scores: _containers.RepeatedCompositeFieldContainer[StepScore]
+    reason: str
+    def __init__(self, score: _Optional[float] = ..., step_scores: _Optional[_Iterable[_Union[StepScore, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StepScore(_message.Message):
+    __slots__ = ("score",)
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    score: float
+    def __init__(self, score: _Optional[float] = ...) -> None: ...

@@ -51,6 +51,11 @@ class SearchServiceStub(object):
                 request_serializer=espalier_dot_v1_dot_search__pb2.SolveProblemStreamRequest.SerializeToString,
                 response_deserializer=espalier_dot_v1_dot_search__pb2.SolveProblemStreamResponse.FromString,
                 _registered_method=True)
+        self.ScoreSolution = channel.unary_unary(
+                '/espalier.v1.SearchService/ScoreSolution',
+                request_serializer=espalier_dot_v1_dot_search__pb2.ScoreSolutionRequest.SerializeToString,
+                response_deserializer=espalier_dot_v1_dot_search__pb2.ScoreSolutionResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/espalier.v1.SearchService/GetServerInfo',
                 request_serializer=espalier_dot_v1_dot_search__pb2.GetServerInfoRequest.SerializeToString,
@@ -82,6 +87,13 @@ class SearchServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScoreSolution(self, request, context):
+        """Scores the steps of solutions that were written elsewhere. Steps that solutions begin with together are read once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """What the server serves, and what it holds at this moment: an idle server holds no live block.
         """
@@ -101,6 +113,11 @@ def add_SearchServiceServicer_to_server(servicer, server):
                     servicer.SolveProblemStream,
                     request_deserializer=espalier_dot_v1_dot_search__pb2.SolveProblemStreamRequest.FromString,
                     response_serializer=espalier_dot_v1_dot_search__pb2.SolveProblemStreamResponse.SerializeToString,
+            ),
+            'ScoreSolution': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScoreSolution,
+                    request_deserializer=espalier_dot_v1_dot_search__pb2.ScoreSolutionRequest.FromString,
+                    response_serializer=espalier_dot_v1_dot_search__pb2.ScoreSolutionResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -169,6 +186,33 @@ class SearchService(object):
             '/espalier.v1.SearchService/SolveProblemStream',
             espalier_dot_v1_dot_search__pb2.SolveProblemStreamRequest.SerializeToString,
             espalier_dot_v1_dot_search__pb2.SolveProblemStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScoreSolution(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/espalier.v1.SearchService/ScoreSolution',
+            espalier_dot_v1_dot_search__pb2.ScoreSolutionRequest.SerializeToString,
+            espalier_dot_v1_dot_search__pb2.ScoreSolutionResponse.FromString,
             options,
             channel_credentials,
             insecure,

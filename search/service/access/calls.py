@@ -7,12 +7,14 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espalier.search.fairness import Account
-from espalier.search.run.executor import AnyResult
 from espalier.search.service.access.callers import Caller
 from espalier.search.service.settings import LogFormat
+
+if TYPE_CHECKING:
+    from espalier.search.run.executor import AnyResult  # clients read this module and need no model
 
 log = logging.getLogger("espalier.access")
 
@@ -49,7 +51,7 @@ class Call:
     caller: Caller | None = None
     code: str = "OK"
     reason: str | None = None
-    result: AnyResult | None = None
+    result: "AnyResult | None" = None
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     span: Any = None

@@ -33,6 +33,7 @@ from espalier.search.result import (
     Usage,
 )
 from espalier.search.schema import MAX_ITEMS
+from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.server_info import KvBlocks, Occupancy, ServerInfo
 from espalier.v1 import search_pb2 as pb
 
@@ -47,6 +48,9 @@ _DATACLASSES: dict[str, type] = {
     **{kind.__name__: kind for kind in (ChatMessage, SearchResult, Usage, Candidate, ScoredStep, KvBlocks)},
     **{message.DESCRIPTOR.name: kind for kind, (_, message) in _EVENTS.items() if kind is not Finished},
     "SolveProblemRequest": SearchRequest,
+    "ScoreSolutionRequest": ScoreRequest,
+    "ScoreSolutionResponse": ScoreResult,
+    "SolutionScores": SolutionScores,
     "SearchNode": NodeRecord,
 }
 """Dataclasses by the name of their message."""
@@ -60,6 +64,16 @@ _RENAMED = {
     "first_step_duration": "first_step_seconds",
     "search_duration": "seconds",
 }
+
+
+_PLAIN: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "Solution": (lambda steps: pb.Solution(steps=steps), lambda message: tuple(message.steps)),
+    "StepScore": (
+        lambda score: pb.StepScore(score=score),
+        lambda message: message.score if message.HasField("score") else None,
+    ),
+}
+"""Messages around plain values, which protobuf can list only so: how they are written and read."""
 
 
 def _as_is(value: Any) -> Any:
@@ -96,11 +110,20 @@ def request_to_wire(
         InvalidRequestError: lists all values that the message cannot represent, such as integers over 32 bits.
     """
     options: dict[str, Any] = {"include_nodes": include_nodes, "priority": priority}
-    message = pb.SolveProblemRequest(**options)
+    return _with_fields(pb.SolveProblemRequest(**options), request)
+
+
+def score_request_to_wire(request: ScoreRequest, priority: int | None = None) -> pb.ScoreSolutionRequest:
+    """Convert a request for scores to a message; raises as `request_to_wire`."""
+    return _with_fields(pb.ScoreSolutionRequest(priority=priority), request)
+
+
+def _with_fields(message: Any, request: SearchRequest | ScoreRequest) -> Any:
+    """The message with the fields of a request."""
     violations: list[Violation] = []
     for field in _wire_fields(message.DESCRIPTOR, type(request)):
         try:
-            message.MergeFrom(_to_message(request, pb.SolveProblemRequest, (field,)))
+            message.MergeFrom(_to_message(request, type(message), (field,)))
         except (KeyError, TypeError, ValueError, OverflowError):
             violations.append(Violation(field.wire.name, "cannot be sent: wrong type, unknown, or out of range"))
     if violations:
@@ -115,7 +138,28 @@ def request_from_wire(message: pb.SolveProblemRequest) -> tuple[SearchRequest, l
     return kind(**_values(message, kind, violations)), violations
 
 
+def score_request_from_wire(message: pb.ScoreSolutionRequest) -> tuple[ScoreRequest, list[Violation]]:
+    """Convert a message to a request for scores; as `request_from_wire`."""
+    violations: list[Violation] = []
+    values = {"solutions": (), **_values(message, ScoreRequest, violations)}
+    return ScoreRequest(**values), violations
+
+
 # ---- the result
+
+
+def scores_to_wire(result: ScoreResult) -> pb.ScoreSolutionResponse:
+    """Convert scores to a message."""
+    return _to_message(result, pb.ScoreSolutionResponse)
+
+
+def scores_from_wire(message: pb.ScoreSolutionResponse, request: ScoreRequest) -> ScoreResult:
+    """Convert a message to the scores of `request`.
+
+    Raises:
+        ValueError: an enum value is unknown to this version.
+    """
+    return ScoreResult(configuration=request, **_values(message, ScoreResult))
 
 
 def result_to_wire(result: SearchResult) -> pb.SearchResult:
@@ -233,10 +277,10 @@ def _wire_field(field: Any, attribute: str, kind: Any) -> _WireField:
         return wire._replace(write=_duration, read=_seconds)
     if message.GetOptions().map_entry:
         return wire._replace(read=dict)
-    write = partial(_to_message, kind=GetMessageClass(message))
+    write, read = _PLAIN.get(message.name) or (partial(_to_message, kind=GetMessageClass(message)), _from_message)
     if _is_repeated(field):
-        return wire._replace(write=partial(_each, write), read=partial(_each, _from_message))
-    return wire._replace(write=write, read=_from_message)
+        return wire._replace(write=partial(_each, write), read=partial(_each, read))
+    return wire._replace(write=write, read=read)
 
 
 def _is_repeated(field: Any) -> bool:

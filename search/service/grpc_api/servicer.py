@@ -5,7 +5,13 @@ from functools import partial
 from typing import Any
 
 from espalier.search.result import Event, Finished
-from espalier.search.service.grpc_api.convert import event_to_wire, info_to_wire, request_from_wire
+from espalier.search.service.grpc_api.convert import (
+    event_to_wire,
+    info_to_wire,
+    request_from_wire,
+    score_request_from_wire,
+    scores_to_wire,
+)
 from espalier.search.service.grpc_api.interceptor import CALL
 from espalier.search.service.session import SearchCall, Session, finished
 from espalier.v1 import search_pb2 as pb
@@ -31,6 +37,16 @@ class SolveServicer(SearchServiceServicer):
             async for event in events:
                 if (message := await self._message(event, request.request.include_nodes)) is not None:
                     await context.write(message)
+
+    async def ScoreSolution(self, request: pb.ScoreSolutionRequest, context: Any) -> pb.ScoreSolutionResponse:  # noqa: N802 (the contract's)
+        """Score the steps of given solutions."""
+        call = CALL.get()
+        asked, violations = await self._session.read(
+            call, request.ByteSize(), partial(score_request_from_wire, request)
+        )
+        async with self._session.search(SearchCall(asked, request.priority, violations=violations), call) as events:
+            end = await finished(events)
+        return scores_to_wire(end.result)
 
     async def GetServerInfo(  # noqa: N802 (the contract's name)
         self, request: pb.GetServerInfoRequest, context: Any

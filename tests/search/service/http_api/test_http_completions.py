@@ -226,7 +226,7 @@ def test_lm_evals_chat_is_taken_with_a_search_and_without(post: Callable[..., An
 
 
 def test_inspects_chat_is_refused_for_its_schema_alone(client: openai.OpenAI) -> None:
-    body = {**sent_by("inspect_chat"), "model": "espalier@plain", "stream": True}
+    body = {**sent_by("inspect_chat"), "model": "espalier@plain", "stream": True, "max_tokens": 24}
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**body)
     assert refused.value.param == "response_format"

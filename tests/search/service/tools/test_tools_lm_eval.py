@@ -68,7 +68,9 @@ def lm_eval(tool: Callable[[str, str], Path], folder: Path) -> Callable[..., tup
 def of_readme(number: int, served: ServerProcess, strategy: str = "") -> list[str]:
     """The arguments of a command of the README, for a running server and another strategy; the task is the test's."""
     (line, *_) = [block for block in blocks(README, "sh") if block.startswith("lm_eval ")][number:]
-    words = shlex.split(line.replace("http://127.0.0.1:8080", served.url or "").replace("@majority-8", strategy))
+    for written, meant in (("\\\n", " "), ("http://127.0.0.1:8080", served.url or ""), ("@majority-8", strategy)):
+        line = line.replace(written, meant)
+    words = shlex.split(line)
     return [word for at, word in enumerate(words[2:], 2) if not {word, words[at - 1]} & {"--tasks", "--include_path"}]
 
 
