@@ -27,7 +27,7 @@ def keep(folder: RunFolder, *samples: Sample) -> None:
 
 
 def whole_configuration(**changes: Any) -> dict[str, Any]:
-    """As `run_configuration` makes it, of models by any name."""
+    """As `Evaluation.configuration` makes it, of models by any name."""
     filled = {"vote": "weighted", "temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 512}
     search = search_fields(replace(REQUEST, **{**filled, **changes}))
     return {"benchmark": "some", **search, "generator": "a1", "verifier": "b2", "answer_equivalence": "exact-match"}
