@@ -1,6 +1,7 @@
 """How long a path may think, and what the host writes to close its thought."""
 
 from dataclasses import dataclass
+from itertools import count
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.models.tokenizer import TextTokenizer
@@ -71,16 +72,22 @@ def plan_thoughts(
     """
     closing = tuple(tokenizer.encode(f"{CLOSING_SENTENCE}{marks.closing.text}{marks.header or _BLANK_LINE}"))
     header = tuple(tokenizer.encode(marks.header))
-    answer = min(ANSWER_TOKENS, path_tokens // 4)
+    answer = _answer_tokens(path_tokens)
     room = path_tokens - len(closing) - answer - OVERRUN
     if thinking.budget is None and room < 1 and not opened:
         return ThoughtPlan(marks, opened, path_tokens, closing, header)  # it may not think at all
     if (budget := thinking.budget or 1) > room:
+        needed = next(n for n in count(path_tokens + 1) if n - len(closing) - _answer_tokens(n) - OVERRUN >= budget)
         why = (
             f"a thought of {budget} tokens, the {len(closing)} that close it and an answer of {answer} do not fit into "
-            f"the {path_tokens} tokens of a path; raise max_tokens to {budget + path_tokens - room} or more where the "
+            f"the {path_tokens} tokens of a path; raise max_tokens to {needed} or more where the "
             "context has room"
         )
         lower = f", or lower thinking to at most {room}" if room >= 1 else ", or switch thinking off"
         raise InvalidRequestError([Violation("thinking", why + lower)])
     return ThoughtPlan(marks, opened, thinking.budget or room, closing, header)
+
+
+def _answer_tokens(path_tokens: int) -> int:
+    """Tokens of a path that are kept for its answer."""
+    return min(ANSWER_TOKENS, path_tokens // 4)

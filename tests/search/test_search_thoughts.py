@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from search_runs import BEAM, GREEDY, MAJORITY, run
+import torch
+from search_runs import ALL, BEAM, GREEDY, MAJORITY, outcome, run
 from thinkers import SHAPES, thinker, write_thinker
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.request import SearchRequest, validate
 from espalier.search.result import SearchResult
@@ -363,3 +365,28 @@ def test_accounts_add_up_where_the_host_has_written(
 def test_a_trace_says_what_the_host_wrote(think: Callable[..., Any]):
     trace = json.loads(json.dumps(trace_of(think("opened by the prompt", *"Is it 5", thinking="5"))))
     assert [node["appended"] for node in trace["nodes"] if node["appended"]] == [CLOSING_SENTENCE.strip()]
+
+
+# ---- every search
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "greedy"])
+def test_every_search_thinks_within_its_budget_alone_and_where_memory_is_short(
+    name: str, checkpoint: Callable[[str], Checkpoint], make_orchestrator: Callable[..., Orchestrator]
+):
+    model = load_generator(checkpoint("opened by the prompt"), torch.float32, "cpu")
+    request = replace(ALL[name], thinking="12", max_tokens=200, max_steps=12, temperature=0.7)
+    requests = [replace(request, seed=seed) for seed in range(3)]
+    alone = [run(make_orchestrator(model), each).only for each in requests]
+    crowded = make_orchestrator(model, kv_memory_bytes=2**21, reserved_share=0.05)
+    results = run(crowded, *requests).results
+    crowded.engine.check_drained()
+    assert list(map(outcome, results)) == list(map(outcome, alone))
+    nodes = [node for result in results for node in result.nodes]
+    closed = [node for node in nodes if node.appended]
+    assert closed
+    assert {node.appended for node in closed} == {CLOSING_SENTENCE.strip()}
+    for result in results:
+        assert replay(trace_of(result)) == len(result.rounds)
+        assert not any("Considering" in candidate.content for candidate in result.candidates)
+        assert all(candidate.thought_tokens <= 20 for candidate in result.candidates)
