@@ -194,15 +194,20 @@ class Engine:
         """
         return self._settled_table(sequence).token_ids(sequence)
 
-    def append(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
+    def append(self, sequence: KVSequence, token_ids: Sequence[int], instead_of: int = 0) -> None:
         """Write tokens at the end of a sequence; they are computed with the next work on it or on a fork.
+
+        Args:
+            sequence: no work may wait or run on it.
+            token_ids: the tokens.
+            instead_of: how many of its last tokens they take the place of.
 
         Raises:
             NoEmbeddingError: when the model has no embedding for one of the tokens.
             MisuseError: when the sequence was released, belongs to another engine, has work, or would go beyond the
                 model's context.
         """
-        self._scheduler(sequence).append(sequence, token_ids)
+        self._scheduler(sequence).append(sequence, token_ids, instead_of)
 
     def release(self, sequence: KVSequence) -> None:
         """Release a sequence; blocks that no other sequence shares become free.

@@ -98,7 +98,7 @@ class Scheduler:
             raise MisuseError(f"work waits or runs on a {self.role} sequence that is released; cancel its owner first")
         self.table.release(sequence)
 
-    def append(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
+    def append(self, sequence: KVSequence, token_ids: Sequence[int], instead_of: int = 0) -> None:
         """Write tokens at the end of a sequence; see `Engine.append`.
 
         Raises:
@@ -106,8 +106,11 @@ class Scheduler:
             MisuseError: when the sequence takes no tokens now, or not as many.
         """
         self._require_free(sequence)
-        self._require_fits(int(self.table.lengths[sequence.row]) + len(token_ids))
+        length = int(self.table.lengths[sequence.row]) - instead_of
+        self._require_fits(length + len(token_ids))
         self._model.require_embedded(self.role, token_ids)
+        if instead_of:
+            self.table.truncate(sequence.row, length)
         self.table.append(sequence, list(token_ids))
 
     def works_on(self, sequence: KVSequence) -> bool:

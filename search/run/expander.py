@@ -267,14 +267,19 @@ class TreeExpander:
         if plan is None:
             return
         looping = node.termination is Termination.DEGENERATE
-        if state.position.inside and (looping or (node.open and node.path_tokens() >= plan.budget)):
+        ended = cause is StopCause.EOS  # whose token the closing takes the place of
+        spent = ended or node.path_tokens() >= plan.budget
+        if state.position.inside and (looping or (node.open and spent)):
             ids, node.appended, node.termination = plan.closing, CLOSING_SENTENCE.strip(), None
         elif node.open and cause is StopCause.MARK and not state.position.inside and plan.header:
             ids, node.appended = plan.header, plan.marks.header
         else:
             return
+        if node.path_tokens() + len(ids) >= self._resolved.generator_limits.path_tokens:
+            node.termination, node.appended = Termination.LENGTH, ""  # it has thought again behind its first thought
+            return
         assert state.generator is not None
-        self._engine.append(state.generator, ids)
+        self._engine.append(state.generator, ids, instead_of=int(ended))
         node.appended_tokens, state.position = len(ids), Position()
         self._meter.appended_tokens += node.multiplicity * len(ids)
 
@@ -328,7 +333,9 @@ class TreeExpander:
     def _termination(self, node: Node, cause: StopCause, expansion: PendingExpansion) -> Termination | None:
         if cause is StopCause.EOS:
             if self._states[node].position.inside:
-                return Termination.UNCLOSED
+                forced = self._thoughts is not None and self._thoughts.forced
+                goes_on = forced and self._budget.generator_left(node, expansion.round_root) > 0
+                return None if goes_on else Termination.UNCLOSED
             # An empty last step still completes the text before it.
             return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
         if self._request.end_at_box and _ends_boxed(node):

@@ -8,7 +8,7 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.work import StepMarks
 from espalier.search.step_rule import PARAGRAPH, StepRule
 from espalier.search.thoughts.marks import ThoughtMarks
-from espalier.search.thoughts.mode import Thinking
+from espalier.search.thoughts.mode import Thinking, ThinkingMode
 
 CLOSING_SENTENCE = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly now.\n"
@@ -33,6 +33,7 @@ class ThoughtPlan:
         budget: tokens of a path after which its thought is closed.
         closing: token ids that the host writes to close a thought.
         header: those that it writes where the model has closed it.
+        forced: whether a path that the model ends within its thought goes on to an answer.
     """
 
     marks: ThoughtMarks
@@ -40,6 +41,7 @@ class ThoughtPlan:
     budget: int
     closing: tuple[int, ...]
     header: tuple[int, ...] = ()
+    forced: bool = False
 
     @property
     def step_marks(self) -> StepMarks:
@@ -85,7 +87,8 @@ def plan_thoughts(
         )
         lower = f", or lower thinking to at most {room}" if room >= 1 else ", or switch thinking off"
         raise InvalidRequestError([Violation("thinking", why + lower)])
-    return ThoughtPlan(marks, opened, thinking.budget or room, closing, header)
+    forced = thinking.mode is ThinkingMode.ON
+    return ThoughtPlan(marks, opened, thinking.budget or room, closing, header, forced)
 
 
 def _answer_tokens(path_tokens: int) -> int:

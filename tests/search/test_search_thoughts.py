@@ -279,6 +279,20 @@ def test_a_path_that_ends_in_its_thought_has_no_answer_and_no_vote(think: Callab
     assert result.nodes[-1].thought_chars == len(result.nodes[-1].text)
 
 
+@pytest.mark.parametrize("thinking", ["on", "200"])
+def test_a_path_that_ends_in_its_thought_goes_on_to_its_answer_where_thinking_is_asked_for(
+    thinking: str, checkpoint: Callable[[str], Checkpoint], make_orchestrator: Callable[..., Orchestrator]
+):
+    model = thinker(
+        checkpoint("opened by the prompt"), "17 times 23.", "<|im_end|>", "It is \\boxed{391}.", "<|im_end|>"
+    )
+    result = run(make_orchestrator(model, None), replace(PATH, thinking=thinking)).only
+    assert result.best is not None
+    assert (result.best.thought, result.best.content, result.answer) == ("17 times 23.", "It is \\boxed{391}.", "391")
+    assert [node.appended != "" for node in result.nodes[1:]] == [True, False]
+    assert result.usage.generator_tokens == result.usage.generator_tree_tokens
+
+
 # ---- budgets
 
 
@@ -318,6 +332,15 @@ def test_a_thought_that_goes_round_in_circles_is_closed(think: Callable[..., Any
     result = think("opened by the prompt", *loop, "It is \\boxed{3}", "\n\n")
     assert result.answer == "3"
     assert [node.appended != "" for node in result.nodes[1:]] == [False, False, True, False]
+
+
+def test_a_model_that_thinks_again_and_again_comes_to_an_end(think: Callable[..., Any]):
+    result = think("opened by the prompt", *["x ", "<think>", "y"] * 100, thinking="5", max_tokens=300)
+    assert (result.answer, result.stop_reason) == ("", "finished")
+    again = [text for i in range(50) for text in ("<think>", f"{i}+{i * i % 83}", "\n\n")]
+    result = think("opened by the prompt", *"12345", *again, thinking="5", max_tokens=300)
+    assert result.nodes[-1].termination == "length"
+    assert sum(node.appended != "" for node in result.nodes) >= 2
 
 
 def test_the_answers_tokens_are_kept_without_a_budget(think: Callable[..., Any]):
