@@ -5,9 +5,10 @@ import pytest
 from engine_driver import drain, generate, release, scripted
 
 from espalier.engine.engine import Engine
+from espalier.engine.errors import MisuseError
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR
-from espalier.engine.work import Generate, Generated, Sampling, Score, StopCause
+from espalier.engine.work import Generate, Generated, Sampling, Score, StepMarks, StopCause
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -301,3 +302,49 @@ def test_samplings_that_need_not_be_one_child_are_children_of_their_own_with_the
         release(engine, parent, *(child.sequence for child in children))
         engine.check_drained()
     assert drawn[True] == drawn[False]
+
+
+@pytest.mark.parametrize("instead_of", [0, 1])
+def test_appended_tokens_are_read_as_if_the_sequence_had_begun_with_them(
+    instead_of: int, make_engine: Callable[..., Engine]
+):
+    engine = make_engine(prefix_cache=False)
+    sequence = engine.open(GENERATOR, [9, 8, 7, 6, 5])
+    (first,) = generate(engine, sequence, GREEDY, tokens=4, delimiter="")
+    whole = [*engine.token_ids(first.sequence)[: 9 - instead_of], 11, 12]
+    engine.append(first.sequence, [11, 12], instead_of)
+    assert engine.token_ids(first.sequence) == whole
+    again = engine.open(GENERATOR, whole)
+    ((appended,), (opened,)) = (generate(engine, each, GREEDY, tokens=5) for each in (first.sequence, again))
+    assert appended.token_ids == opened.token_ids
+    assert appended.log_probabilities == pytest.approx(opened.log_probabilities)
+    assert appended.computed_tokens == 1 - instead_of + 2 + instead_of + len(appended.token_ids) - 1
+    release(engine, sequence, first.sequence, again, appended.sequence, opened.sequence)
+
+
+def test_a_sequence_at_work_takes_no_tokens(make_engine: Callable[..., Engine]):
+    engine = make_engine()
+    sequence = engine.open(GENERATOR, [9, 8])
+    engine.submit(Score("a", sequence, (), ()))
+    with pytest.raises(MisuseError, match="one piece of work at a time"):
+        engine.append(sequence, [7])
+    drain(engine)
+    release(engine, sequence)
+
+
+def test_a_full_step_finishes_its_letter_within_what_it_may_overrun(say: Callable[..., Generated]):
+    assert say("1€2", tokens=2, delimiter="").text == "1\ufffd"
+    assert say("1€2", tokens=2, delimiter="", overrun=3).text == "1€"
+    assert len(say("1€2", tokens=2, delimiter="", overrun=1).token_ids) == 3
+
+
+def test_a_mark_ends_a_step_though_it_has_no_other_content(say: Callable[..., Generated]):
+    done = say("\n", "<|im_start|>", "He", marks=StepMarks(end_ids=(1,)))
+    assert (done.token_ids[-1], done.cause) == (1, StopCause.MARK)
+    done = say("a </", "x", "> </", "t", ">", "He", marks=StepMarks(end_text="</t>"))
+    assert (done.text, done.cause) == ("a </x> </t>", StopCause.MARK)
+
+
+def test_a_mark_that_ends_sequences_elsewhere_is_a_mark(say: Callable[..., Generated]):
+    done = say("Tom", "<|im_end|>", "He", marks=StepMarks(end_ids=(2,)))
+    assert (done.text, done.cause) == ("Tom", StopCause.MARK)
