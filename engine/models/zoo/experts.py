@@ -1,10 +1,10 @@
 """Mixtures of experts as transformers stores them, computed expert by expert with the backend's products."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from espalier.kernels.linear import Linear
@@ -12,7 +12,7 @@ from espalier.kernels.linear import Linear
 NAME = "espalier"
 """The name that the function is registered by."""
 ROWS = 4
-"""A batch, and an expert's share of it, are filled up to a multiple of so many rows for torch's operations.
+"""A batch is filled up to a multiple of so many rows for torch's operations; so its rows for all experts are, too.
 
 A product sums rows in another order where they are few or a remainder, and a function of single elements treats the
 last few of all rows together otherwise than those before; neither is so with multiples of 4 rows of 8 elements.
@@ -63,14 +63,14 @@ def experts_function(
     order = top_k_index.reshape(-1).argsort(stable=True)  # [T * k], sorted by expert
     ends = torch.bincount(top_k_index.reshape(-1), minlength=len(products))[: len(products)].cumsum(0).tolist()
     rows = hidden[order // k]
-    output = torch.zeros_like(rows)
-    start = 0
-    for (up, down), end in zip(products, ends, strict=True):
-        if end > start:
-            inner = F.pad(up(rows[start:end]), (0, 0, 0, (start - end) % ROWS))
-            inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-            output[start:end] = down(inner[: end - start])
-        start = end
+    bounds = zip(pairwise([0, *ends]), products, strict=True)
+    shares = [(slice(start, end), pair) for (start, end), pair in bounds if end > start]
+    inner, output = rows.new_zeros(len(rows), products[0][0].out_features), torch.zeros_like(rows)
+    for share, (up, _) in shares:
+        inner[share] = up(rows[share])
+    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)  # of all experts at once
+    for share, (_, down) in shares:
+        output[share] = down(inner[share])
     if module.has_post_expert_norm:
         output = module.post_expert_norm(output)
     weighted = torch.empty_like(output)

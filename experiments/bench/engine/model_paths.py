@@ -205,7 +205,7 @@ class Generation:
         _, first, *_, last = times.at  # the prompts come before the first tokens
         return batch * length / (first - start), batch * (new_tokens - 1) / (last - first)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # it updates in place what it makes outside of inference mode
     def continuously(self, prompts: torch.Tensor, new_tokens: int) -> Rates:
         """See `Contestant`; the time of one new token is the prompts', and is taken off that of all."""
         from transformers import GenerationConfig
