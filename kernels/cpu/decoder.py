@@ -265,7 +265,7 @@ class CpuLayers(Layers):
             raise IndexError(f"token ids are {ids.min()} to {ids.max()}, the embedding has {vocabulary} rows")
         output = torch.empty(rows, width)
         first_of = {layer_kv.group: layer_kv for layer_kv in reversed(layer_kvs)}
-        groups = tuple(self._group(first_of[group], batch.of(group), rows) for group in range(len(first_of)))
+        groups = tuple(self._group(first_of[group], batch.of(group), rows) for group in sorted(first_of))
         step = self._step(Tokens(ids, positions.numpy()), layer_kvs, groups, output)
         parallel_run(_forward, _PHASES * len(self) + 1, step)
         return output
@@ -288,6 +288,7 @@ class CpuLayers(Layers):
         s, stacked, (rows, width), half = self._shape, self._stacked, output.shape, len(self._outer.inverse_frequencies)
         stride, inner = (-(-n // PANEL) * PANEL for n in (width, stacked.inner))
         wide, query_stride = s.num_heads * s.head_dim, groups[0].geometry.query_stride
+        of = {group: place for place, group in enumerate(sorted({kv.group for kv in layer_kvs}))}
         attn_out = np.empty(rows * wide, np.float32)
         rows_of, packs = (int8_rows, True) if stacked.int8 else (stored_rows, PACKS)
         return _Step(
@@ -297,7 +298,7 @@ class CpuLayers(Layers):
             windows=self._windows,
             eps=np.float32(s.norm_eps),
             flat=flat_kv_pool(layer_kvs[0]),
-            places=np.array([(kv.keys.storage_offset(), kv.values.storage_offset(), kv.group) for kv in layer_kvs]),
+            places=np.array([(kv.keys.storage_offset(), kv.values.storage_offset(), of[kv.group]) for kv in layer_kvs]),
             groups=groups,
             scale=np.float32(s.head_dim**-0.5),
             inner=inner,

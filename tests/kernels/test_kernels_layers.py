@@ -93,6 +93,27 @@ def test_bits_do_not_depend_on_where_arrays_happen_to_lie():
         assert torch.equal(layers.forward(step.token_ids, step.positions, kvs, step.batch), expected)
 
 
+@pytest.mark.parametrize("backend", [CpuBackend(), TorchBackend()], ids=["compiled", "torch"])
+def test_layers_of_a_kv_group_read_and_write_where_its_block_tables_say(backend: TorchBackend):
+    hidden, inner, shape, bias = 40, 50, LayerShape(4, 2, 12, 1e-6), False
+    layers = backend.prepare_layers(
+        LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape)
+    )
+    step = make_step(SEQUENCES[:4], shape)
+    expected, _ = step.run(layers)
+    b, kv_pool, slots = step.batch, step.kv_pool.clone(), step.layout.blocks_per_slab
+    kvs = [dataclasses.replace(step.layout.layer_view(kv_pool, i), group=1 + i % 2) for i in range(LAYERS)]
+    slabs = len(kvs[0].keys)
+    for layer_kv in kvs[1::2]:  # of group 2, whose slabs lie the other way round
+        layer_kv.keys.copy_(layer_kv.keys.flip(0).clone())
+        layer_kv.values.copy_(layer_kv.values.flip(0).clone())
+    tables = (slabs - 1 - b.block_tables.long() // slots) * slots + b.block_tables % slots
+    turned = b.in_other_group(tables.int(), slabs - 1 - b.write_slabs, b.write_slots)
+    nowhere = b.in_other_group(torch.zeros_like(b.block_tables), b.write_slabs, b.write_slots)
+    batch = dataclasses.replace(nowhere, others=(b, turned))
+    assert torch.equal(layers.forward(step.token_ids, step.positions, kvs, batch), expected)
+
+
 def test_tokens_that_are_only_computed_again_write_nothing():
     hidden, inner, shape, bias = SHAPES["panels filled"]
     layers = CpuLayers(
