@@ -49,8 +49,13 @@ class StepEnds:
 
         A step of nothing but blanks is no step: a delimiter counts once there is content before it.
         """
-        if work.delimiter and self._with_byte(work.delimiter.encode()[-1])[token_ids[-1]]:
-            return work.delimiter in self._tokenizer.decode(token_ids.tolist()).lstrip()[1:]
+        delimiter = work.delimiter.encode()
+        if delimiter and self._with_byte(delimiter[-1])[token_ids[-1]]:
+            # A long step is decoded as a whole only where it seems to end.
+            last = self._tokenizer.decode(token_ids[-max(_WINDOW, len(delimiter) + 1) :].tolist())
+            return work.delimiter in last and (
+                work.delimiter in self._tokenizer.decode(token_ids.tolist()).lstrip()[1:]
+            )
         if work.markers and self._beyond_words()[token_ids[-1]]:
             return bool(_begun_by(work.markers).search(self._last(token_ids).lstrip()))
         return False
