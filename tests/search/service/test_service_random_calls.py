@@ -136,6 +136,7 @@ def request_with(values: dict[str, Any]) -> pb.SolveProblemRequest:
     return pb.SolveProblemRequest(**values)
 
 
+_SOLVED = {"solutions": [{"steps": ["38+47=85", "85"]}]}
 _REQUESTS = message_of(pb.SolveProblemRequest.DESCRIPTOR)
 _FEW_CHANGES = some.tuples(_REQUESTS, some.integers(0, 3)).map(
     lambda drawn: {"problem": PROBLEM, **dict(list(drawn[0].items())[: drawn[1]])}
@@ -154,7 +155,22 @@ def test_messages(method: str, served: Served):
     assert min(ended["OK"], ended["INVALID_ARGUMENT"]) > 50, "both happen often, else it is no test"
 
 
-@pytest.mark.parametrize("method", ["SolveProblem", "SolveProblemStream", "GetServerInfo", "Nothing"])
+def test_messages_for_scores(served: Served):
+    made_up = message_of(pb.ScoreSolutionRequest.DESCRIPTOR)
+    few = some.integers(0, 2).flatmap(
+        lambda count: made_up.map(lambda drawn: {"problem": PROBLEM, **_SOLVED, **dict(list(drawn.items())[:count])})
+    )
+    ended = attack(
+        served,
+        made_up | few,
+        900,
+        lambda values: served.send("ScoreSolution", pb.ScoreSolutionRequest(**values).SerializeToString()),
+    )
+    assert ended.keys() <= {"OK", "INVALID_ARGUMENT"}
+    assert min(ended["OK"], ended["INVALID_ARGUMENT"]) > 20, "both happen often, else it is no test"
+
+
+@pytest.mark.parametrize("method", ["SolveProblem", "SolveProblemStream", "ScoreSolution", "GetServerInfo", "Nothing"])
 def test_bytes_for_messages(method: str, served: Served):
     ended = attack(served, some.binary(max_size=200), 500, lambda raw: served.send(method, raw))
     assert ended.keys() <= {"OK", "INVALID_ARGUMENT", "UNIMPLEMENTED"}
@@ -215,6 +231,11 @@ _PLAIN_CHATS = some.fixed_dictionaries(
     optional={**_PLAIN, "chat_template_kwargs": some.dictionaries(some.text(max_size=8), _JSON, max_size=2)},
 )
 _TOKENS = some.fixed_dictionaries({}, optional={"prompt": some.just(PROMPT) | _JSON, "messages": _MESSAGES | _JSON})
+_STEPS = some.lists(some.sampled_from(["38+47=85", " ", "so"]) | _JSON, max_size=3)
+_SCORES = some.fixed_dictionaries(
+    {"problem": some.just(PROBLEM) | _JSON, "steps": some.lists(_STEPS, max_size=3) | _STEPS | _JSON},
+    optional={"espalier": _JSON, "messages": _MESSAGES, "text_1": _JSON, "text_2": _JSON, "use_activation": _JSON},
+)
 _SEARCHES = some.fixed_dictionaries(
     {"problem": some.just(PROBLEM) | _JSON},
     optional={name: some.integers(-1, 5) | _JSON for name in SearchRequest.__dataclass_fields__ if name != "problem"},
@@ -229,9 +250,10 @@ _SEARCHES = some.fixed_dictionaries(
         ("/v1/completions", _COMPLETIONS | _JSON),
         ("/v1/chat/completions", _PLAIN_CHATS),
         ("/tokenize", _TOKENS | _JSON),
+        ("/v1/score", _SCORES | _JSON),
         ("/detokenize", some.fixed_dictionaries({"tokens": _IDS | _JSON})),
     ],
-    ids=["chats", "searches", "completions", "plain chats", "tokenize", "detokenize"],
+    ids=["chats", "searches", "completions", "plain chats", "tokenize", "scores", "detokenize"],
 )
 def test_bodies(path: str, bodies: Any, served: Served):
     with httpx2.Client(base_url=served.url, timeout=PATIENCE, trust_env=False) as client:
