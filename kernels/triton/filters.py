@@ -19,8 +19,8 @@ GROUPS = 2048
 """Groups of a row at most: of neighbouring tokens, as many in each."""
 ENOUGH_GROUPS = 1024
 CANDIDATES = 4096
-SEARCHED_PORTION = 2048
-SEARCH_OPTIONS = {"num_warps": 16}
+SEARCHED_PORTION = 1024
+OPTIONS = {"num_warps": 8}
 
 
 def filter_logits(
@@ -51,6 +51,7 @@ def filter_logits(
         GROUP=group,
         GROUPS=GROUPS,
         LEAST_TEMPERATURE=LEAST_TEMPERATURE,
+        **OPTIONS,
     )
     find_floors[(rows,)](
         temperatures,
@@ -68,10 +69,10 @@ def filter_logits(
         PADDED_SEGMENTS=triton.next_power_of_2(segments),
         PORTION=SEARCHED_PORTION,
         LEAST_TEMPERATURE=LEAST_TEMPERATURE,
-        **SEARCH_OPTIONS,
+        **OPTIONS,
     )
     collect_candidates[rows, segments](
-        logits, floors, counts, candidates, vocabulary, SEGMENT=SEGMENT, CANDIDATES=CANDIDATES
+        logits, floors, counts, candidates, vocabulary, SEGMENT=SEGMENT, CANDIDATES=CANDIDATES, **OPTIONS
     )
     thresholds, ties = of_rows(dtype=torch.int64), of_rows(dtype=torch.int64)
     find_limits[(rows,)](
@@ -89,7 +90,7 @@ def filter_logits(
         CANDIDATES=CANDIDATES,
         PORTION=SEARCHED_PORTION,
         LEAST_TEMPERATURE=LEAST_TEMPERATURE,
-        **SEARCH_OPTIONS,
+        **OPTIONS,
     )
     filter_rows[rows, segments](
         logits,
@@ -103,6 +104,7 @@ def filter_logits(
         SEGMENT=SEGMENT,
         FILTERED=FILTERED,
         LEAST_TEMPERATURE=LEAST_TEMPERATURE,
+        **OPTIONS,
     )
     return output
 

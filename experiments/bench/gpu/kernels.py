@@ -27,7 +27,7 @@ _PROCESSOR = {
     "sm_90": {"registers": 65536, "shared": 228 * 1024, "warps": 64},
 }
 """What one multiprocessor of an A100 and of an H100 has."""
-_ALIGNED = ("slab_stride", "vocabulary")
+_ALIGNED = ("slab_stride", "part_stride", "vocabulary")
 """Numbers that are multiples of 16 in every shape."""
 _BLOCKS_PER_SLAB, _BLOCK_SIZE = 146, 16
 
@@ -263,8 +263,7 @@ def _sampling(s: ModelShape) -> Iterator[tuple[str, str, Specialisation]]:
             True,
         ),
     ):
-        options = filters.SEARCH_OPTIONS if "PORTION" in constants else {}
-        yield kernel.__name__, model, Specialisation(kernel, types, constants, options, moves=moves)
+        yield kernel.__name__, model, Specialisation(kernel, types, constants, filters.OPTIONS, moves=moves)
 
 
 def compile_kernel(one: Specialisation, architecture: str) -> dict[str, Any]:
