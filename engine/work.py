@@ -1,15 +1,18 @@
-"""The work an engine takes and what it gives back."""
+"""The work an engine takes and what it gives back; imported without torch, as requests know some of its limits."""
+
+from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from espalier.engine.memory.sequences import KVSequence
+if TYPE_CHECKING:
+    from espalier.engine.memory.sequences import KVSequence
 
 LOG_PROBABILITIES = "log-probabilities"
 """Name of the head that every language model has besides its logits: see `TOP_TOKENS`."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from itertools import product
+from itertools import combinations, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -166,14 +166,23 @@ def distinct(
 
 
 def varied_fields(effective: Iterable[SearchRequest]) -> list[str]:
-    """Fields other than N and M in which searches that use them differ, in the request's order."""
-    values: dict[str, list[Any]] = {name: [] for name in FIELDS if name not in N_AND_M}
+    """Fields other than N and M in which searches that use them differ, in the request's order.
+
+    A limit that one algorithm has by default and another has not is no difference.
+    """
+    values: dict[str, list[tuple[object, Any]]] = {name: [] for name in FIELDS if name not in N_AND_M}
     for request in effective:
         unused = unused_fields(request)
         for name, its in values.items():
-            if name not in unused and getattr(request, name) not in its:
-                its.append(getattr(request, name))
-    return [name for name, its in values.items() if len(its) > 1]
+            if name not in unused and (found := (request.algorithm, getattr(request, name))) not in its:
+                its.append(found)
+    return [name for name, its in values.items() if any(_differ(*pair) for pair in combinations(its, 2))]
+
+
+def _differ(one: tuple[object, Any], other: tuple[object, Any]) -> bool:
+    """True if two algorithms' values of a field differ, other than by a limit that one of the two has not."""
+    (algorithm, value), (another, its) = one, other
+    return value != its and (algorithm == another or None not in (value, its))
 
 
 def cell_name(effective: SearchRequest, varied: Sequence[str]) -> str:

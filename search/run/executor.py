@@ -1,8 +1,13 @@
-"""The Executor protocol: searches and completions run by an orchestrator in this process, or by other processes."""
+"""The Executor protocol: searches and completions run by an orchestrator in this process, or by other processes.
+
+Imported without torch, so that a server can handle signals before it loads anything.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from espalier.prm.limits import PathLimits
 from espalier.search.algorithms import with_defaults
@@ -12,9 +17,11 @@ from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOption
 from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
 from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
 from espalier.search.server_info import Occupancy
-from espalier.search.thoughts.budget import ThoughtPlan
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
+
+if TYPE_CHECKING:
+    from espalier.search.thoughts.budget import ThoughtPlan
 
 AnyRequest = SearchRequest | CompletionRequest | ScoreRequest
 AnyResult = SearchResult | CompletionResult | ScoreResult

@@ -108,7 +108,7 @@ def faulty(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch) -> Callable
             monkeypatch.setattr(engine, site, call)
         elif site == "generator prompt":
             generator = orchestrator._generator
-            monkeypatch.setattr(generator, "prompt_ids", fault.before(generator.prompt_ids, lambda p, _: p == VICTIM))
+            monkeypatch.setattr(generator, "prompt", fault.before(generator.prompt, lambda p, *_: p == VICTIM))
         elif site == "verifier prompt":
             monkeypatch.setattr(family, "prompt_ids", fault.before(family.prompt_ids, lambda p: p == VICTIM))
         elif site == "read":
