@@ -98,8 +98,9 @@ def run(
                         "stays, MiB": loaded.staying_bytes / 2**20,
                     }
                 )
-                key = f"peak/{folder.name} {impl} {rows[-1]['weights']}"
-                ratios[key] = loaded.peak_bytes / loaded.staying_bytes
+                if loaded.staying_bytes > 0:  # else it found room in memory that the process had already
+                    key = f"peak/{folder.name} {impl} {rows[-1]['weights']}"
+                    ratios[key] = loaded.peak_bytes / loaded.staying_bytes
                 show(rows, ratios)
     return rows, ratios
 
