@@ -1,6 +1,7 @@
 """Searches on a Ray cluster of two nodes, both on this machine."""
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -40,6 +41,7 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     alone = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    gc.collect()  # KV pools of engines before: Ray forks, which Linux refuses a process with more memory than there is
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **alone})
     yield cluster
     cluster.shutdown()
@@ -50,6 +52,7 @@ def second_node(cluster: Any) -> Any:
     """A node with one CPU beside the first; what a test takes away, the next one adds."""
     nodes = cluster.list_all_nodes()
     if len(nodes) < 2:
+        gc.collect()
         cluster.add_node(num_cpus=1, include_dashboard=False, include_log_monitor=False)
         cluster.wait_for_nodes()
     return cluster.list_all_nodes()[-1]
