@@ -1,4 +1,4 @@
-"""Where a step ends: the `step_rule` of a request, read from its text."""
+"""The `step_rule` of a request, which says where steps end, read from its text."""
 
 import re
 from dataclasses import dataclass

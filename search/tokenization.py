@@ -1,4 +1,4 @@
-"""What the generator's tokenizer makes of a prompt or of token ids, for clients that count or show tokens."""
+"""Prompts as the generator's token ids, and token ids as text, for clients that count or show tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

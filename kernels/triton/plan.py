@@ -136,11 +136,10 @@ def plan_attention(
     small = best(_SMALLEST_CHUNK, 2 * _SMALLEST_CHUNK)
     # As many portions as keep every processor busy with several; more of them would only cost merging.
     spare = (len(small.narrow) + len(small.wide)) * kv_heads // (_ITEMS_PER_PROCESSOR * costs.processors)
-    return (
-        small
-        if spare < 2
-        else best(_SMALLEST_CHUNK << (spare.bit_length() - 1), 2 * _SMALLEST_CHUNK << (spare.bit_length() - 1))
-    )
+    if spare < 2:
+        return small
+    larger = _SMALLEST_CHUNK << (spare.bit_length() - 1)
+    return best(larger, 2 * larger)
 
 
 class Planner:

@@ -1,4 +1,4 @@
-"""How long a path may think, and what the host writes to close its thought."""
+"""Budgets of thoughts, and the text with which the host closes a thought at its budget."""
 
 from dataclasses import dataclass
 from itertools import count

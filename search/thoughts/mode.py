@@ -1,4 +1,4 @@
-"""Whether a model is to think, and for how long: the `thinking` of a request, read from its text."""
+"""The `thinking` of a request, off, on or a number of tokens, read from its text."""
 
 import re
 from dataclasses import dataclass
