@@ -56,8 +56,24 @@ class AttentionBatch:
         return replace(own, others=others)
 
 
-def with_drawn(token_ids: torch.Tensor, drawn: torch.Tensor | None) -> torch.Tensor:
-    """Int64 `[T]`: `token_ids`, where -1 - i stands for the i-th of `drawn`; without any they are as they are."""
-    if drawn is None:
-        return token_ids
-    return torch.where(token_ids < 0, drawn[(-1 - token_ids).clamp_min(0)], token_ids)
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """A step: T tokens and where they lie; in the host's memory, but for `drawn`.
+
+    Attributes:
+        token_ids: int64 `[T]`; -1 - i stands for the i-th of `drawn`.
+        positions: int64 `[T]`.
+        attention: where the tokens and their context lie.
+        drawn: int64, on the device: tokens that the step before drew and that the host has not seen yet; None if no
+            token stands for one.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionBatch
+    drawn: torch.Tensor | None = None
+
+    def known_token_ids(self, device: torch.device) -> torch.Tensor:
+        """The token ids on a device, with those just drawn filled in."""
+        ids = self.token_ids.to(device)
+        return ids if self.drawn is None else torch.where(ids < 0, self.drawn[(-1 - ids).clamp_min(0)], ids)

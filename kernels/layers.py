@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.attention import Attend, PrepareAttention
-from espalier.kernels.batch import AttentionBatch, with_drawn
+from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.cache import write_kv
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import apply_rotary, rotary_table
@@ -109,24 +109,12 @@ class Layers(Protocol):
     def release(self, layer_kvs: Sequence[LayerKV]) -> None:
         """Let go of what `warm_up` made for this KV pool."""
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layer_kvs: Sequence[LayerKV],
-        batch: AttentionBatch,
-        drawn: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """Take a step's tokens through every layer, writing their keys and values.
 
-        What describes the step is in the host's memory; weights and KV pool are on the device.
-
         Args:
-            token_ids: int64 `[T]`; -1 - i stands for the i-th of `drawn`.
-            positions: int64 `[T]`.
+            step: the tokens.
             layer_kvs: one `KVLayout.layer_view` per layer, all of one KV pool.
-            batch: where the tokens and their context lie.
-            drawn: int64, on the device: tokens that the step before drew and that the host has not seen yet.
 
         Returns:
             Hidden states after the last norm, `[T, hidden]`.
@@ -161,19 +149,12 @@ class TorchLayers(Layers):
         """See `Layers`."""
         return self._layers[index]
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layer_kvs: Sequence[LayerKV],
-        batch: AttentionBatch,
-        drawn: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
         eps, outer = self._shape.norm_eps, self.outer
         device = outer.embedding.device
-        token_ids, positions, batch = token_ids.to(device), positions.to(device), batch.to(device)
-        token_ids = with_drawn(token_ids, drawn)
+        token_ids, positions = step.known_token_ids(device), step.positions.to(device)
+        batch = step.attention.to(device)
         cos, sin = rotary_table(outer.inverse_frequencies, positions, outer.attention_factor)
         hidden = F.embedding(token_ids, outer.embedding)  # [T, hidden]
         attend: dict[int, Attend] = {}  # by KV group

@@ -7,7 +7,7 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Head
-from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.batch import StepBatch
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear
 
@@ -44,17 +44,9 @@ class PolicyPairDecoder(Decoder):
         )
 
     @torch.inference_mode()
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layer_kvs: list[LayerKV],
-        batch: AttentionBatch,
-        drawn: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, step: StepBatch, layer_kvs: list[LayerKV]) -> torch.Tensor:
         """See `Decoder.forward`; returns `[T, hidden size of the first + of the second]`."""
-        hidden = [one.forward(token_ids, positions, kvs, batch, drawn) for one, kvs in self._with_layers(layer_kvs)]
-        return torch.cat(hidden, dim=-1)
+        return torch.cat([one.forward(step, kvs) for one, kvs in self._with_layers(layer_kvs)], dim=-1)
 
     def warm_up(self, layer_kvs: list[LayerKV], decodes: bool) -> None:
         """See `Decoder.warm_up`."""

@@ -1,32 +1,17 @@
 """The arrays of one forward pass, made from rows of a sequence table by vector operations alone."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from espalier.engine.memory.sequences import SequenceTable
-from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.batch import AttentionBatch, StepBatch
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """One forward pass: S sequences, T tokens. All arrays are in the host's memory.
-
-    Attributes:
-        token_ids: int64 `[T]`.
-        positions: int64 `[T]`.
-        attention: where the tokens and their context lie.
-        expects_draws: whether some token ids are negative: they stand for draws of the step before.
-    """
-
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    attention: AttentionBatch
-    expects_draws: bool
-
-
-def build_batch(table: SequenceTable, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> StepBatch:
+def build_batch(
+    table: SequenceTable, rows: np.ndarray, first: np.ndarray, counts: np.ndarray, drawn: torch.Tensor
+) -> StepBatch:
     """Describe the computation of `counts` tokens of each row, from position `first` on.
 
     A token below the row's `computed` count is computed again for its hidden state and not written: its block may be
@@ -37,6 +22,7 @@ def build_batch(table: SequenceTable, rows: np.ndarray, first: np.ndarray, count
         rows: int64 `[S]`, distinct.
         first: int64 `[S]`, position of each row's first token.
         counts: int64 `[S]`, at least 1 each.
+        drawn: int64, on the device: what the step before drew. A negative token id, -1 - i, stands for its i-th.
     """
     ends = counts.cumsum()
     starts = ends - counts
@@ -75,4 +61,4 @@ def build_batch(table: SequenceTable, rows: np.ndarray, first: np.ndarray, count
         others = tuple(attention.in_other_group(*places(group)) for group in range(1, len(table.pools)))
         attention = replace(attention, others=others)
     token_ids = table.tokens[row_of, positions].astype(np.int64)
-    return StepBatch(tensor(token_ids), tensor(positions), attention, bool(token_ids.min() < 0))
+    return StepBatch(tensor(token_ids), tensor(positions), attention, drawn if token_ids.min() < 0 else None)

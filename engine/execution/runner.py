@@ -67,9 +67,8 @@ class ModelRunner:
             for layout, (sources, destinations) in zip(self._layouts, plan.copies, strict=True):
                 if sources:
                     self._copy_blocks(layout, self._kv_pool.bytes, sources, destinations)
-            batch = build_batch(table, plan.rows, plan.first, plan.counts)
-            drawn = self._drawn if batch.expects_draws else None
-            hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention, drawn)
+            batch = build_batch(table, plan.rows, plan.first, plan.counts, self._drawn)
+            hidden = decoder.forward(batch, self._layer_kvs)
             self._drawn, log_probabilities, *drawn_from = self._draw(plan, hidden)
             fetched = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(plan, hidden)])
             return partial(self.wait, fetched, plan.draws.decode.heads if plan.draws else [])

@@ -10,7 +10,7 @@ from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.options import Quantization
 from espalier.engine.models.quantization import make_quantizer, stored_bytes
 from espalier.kernels.backend import Backend, choose_backend
-from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.batch import StepBatch
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import attention_factor, inverse_frequencies
@@ -46,27 +46,17 @@ class Decoder:
         return self.embedding.dtype
 
     @torch.inference_mode()
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layer_kvs: list[LayerKV],
-        batch: AttentionBatch,
-        drawn: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, step: StepBatch, layer_kvs: list[LayerKV]) -> torch.Tensor:
         """Compute a step's tokens, writing their keys and values.
 
         Args:
-            token_ids: int64 `[T]`; -1 - i stands for the i-th of `drawn`.
-            positions: int64 `[T]`.
+            step: the tokens.
             layer_kvs: one `KVLayout.layer_view` per layer.
-            batch: where the tokens and their context lie.
-            drawn: int64, on the device: tokens that the step before drew and that the host has not seen yet.
 
         Returns:
             Hidden states after the final norm, `[T, hidden]`.
         """
-        return self.layers.forward(token_ids, positions, layer_kvs, batch, drawn)
+        return self.layers.forward(step, layer_kvs)
 
     @torch.inference_mode()
     def warm_up(self, layer_kvs: list[LayerKV], decodes: bool) -> None:

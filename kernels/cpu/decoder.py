@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from espalier.kernels.batch import AttentionBatch, with_drawn
+from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.attention.paged import (
@@ -250,24 +250,17 @@ class CpuLayers(Layers):
         """See `Layers`."""
         return self._stacked.weights(index)
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layer_kvs: Sequence[LayerKV],
-        batch: AttentionBatch,
-        drawn: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
-        rows, (vocabulary, width) = len(token_ids), self.outer.embedding.shape
-        ids = with_drawn(token_ids, drawn).numpy()
+        rows, (vocabulary, width) = len(step.token_ids), self.outer.embedding.shape
+        ids = step.known_token_ids(self.outer.embedding.device).numpy()
         if ids.view(np.uint64).max() >= vocabulary:  # read so, one below 0 is larger than any other
             raise IndexError(f"token ids are {ids.min()} to {ids.max()}, the embedding has {vocabulary} rows")
         output = torch.empty(rows, width)
         first_of = {layer_kv.group: layer_kv for layer_kv in reversed(layer_kvs)}
-        groups = tuple(self._group(first_of[group], batch.of(group), rows) for group in sorted(first_of))
-        step = self._step(Tokens(ids, positions.numpy()), layer_kvs, groups, output)
-        parallel_run(_forward, _PHASES * len(self) + 1, step)
+        groups = tuple(self._group(first_of[group], step.attention.of(group), rows) for group in sorted(first_of))
+        packed = self._step(Tokens(ids, step.positions.numpy()), layer_kvs, groups, output)
+        parallel_run(_forward, _PHASES * len(self) + 1, packed)
         return output
 
     def _group(self, layer_kv: LayerKV, batch: AttentionBatch, rows: int) -> _Group:

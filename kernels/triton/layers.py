@@ -7,7 +7,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.batch import StepBatch
 from espalier.kernels.layers import EmbeddingAndNorm, LayerShape, LayerWeights, TorchLayers
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear
@@ -67,21 +67,14 @@ class TritonLayers(TorchLayers):
         self._device = outer.embedding.device
         self._planner: Planner | None = None  # once it is known how blocks are cut
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layer_kvs: Sequence[LayerKV],
-        batch: AttentionBatch,
-        drawn: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`. What it returns for a step of one token to a sequence holds until the next such step."""
-        step = self._describe(token_ids, positions, layer_kvs, batch)
-        decodes = len(token_ids) == len(batch.context_lengths)
-        if decodes and (recorded := self._recorded(step, layer_kvs)):
-            return recorded.run(step, drawn)
-        on_device = DeviceStep(step.room, len(self._windows), self._programs(layer_kvs), self._device)
-        on_device.load(step, drawn)
+        tokens = self._describe(step, layer_kvs)
+        decodes = len(step.token_ids) == len(step.attention.context_lengths)
+        if decodes and (recorded := self._recorded(tokens, layer_kvs)):
+            return recorded.run(tokens)
+        on_device = DeviceStep(tokens.room, len(self._windows), self._programs(layer_kvs), self._device)
+        on_device.load(tokens)
         return self._compute(on_device, layer_kvs)
 
     def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool) -> None:
@@ -144,19 +137,18 @@ class TritonLayers(TorchLayers):
             added = down(gated(gate_up(normed)))
         return add_norm(hidden, added, outer.norm, s.norm_eps)
 
-    def _describe(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kvs: Sequence[LayerKV], batch: AttentionBatch
-    ) -> StepTokens:
+    def _describe(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> StepTokens:
         """Plan a step's attention, and say where its keys and values go."""
         if self._planner is None:
             _, _, block_size, kv_heads, _ = layer_kvs[0].keys.shape
             self._planner = Planner(block_size, kv_heads, self._tiles, self._costs, self._windows, self._chunk)
         of_window = {self._shape.window(index): layer_kvs[index] for index in reversed(range(len(layer_kvs)))}
+        batch = step.attention
         groups = [(kv := of_window[window], batch.of(kv.group)) for window in self._windows]
         tables = [its.block_tables.numpy() for _, its in groups]
         plans = self._planner.plan(batch.query_starts.numpy(), batch.context_lengths.numpy(), tables)
-        places = [places_of(its, layer_kv, len(token_ids)) for layer_kv, its in groups]
-        return StepTokens(token_ids.numpy(), positions.numpy(), places, tables, plans)
+        places = [places_of(its, layer_kv, len(step.token_ids)) for layer_kv, its in groups]
+        return StepTokens(step.token_ids.numpy(), step.positions.numpy(), places, tables, plans, step.drawn)
 
 
 def _pool_of(layer_kvs: Sequence[LayerKV]) -> int:

@@ -25,9 +25,9 @@ class RecordedStep:
     replay: Callable[[], None]
     output: torch.Tensor
 
-    def run(self, step: StepTokens, drawn: torch.Tensor | None = None) -> torch.Tensor:
+    def run(self, step: StepTokens) -> torch.Tensor:
         """Replay with the tokens of `step`; returns their hidden states, which the next replay overwrites."""
-        self.on_device.load(step, drawn)
+        self.on_device.load(step)
         self.replay()
         return self.output[: len(step.token_ids)]
 

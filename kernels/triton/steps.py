@@ -32,12 +32,13 @@ class StepTokens(NamedTuple):
     """A step on the host.
 
     Attributes:
-        token_ids: int `[T]`; negative where `DeviceStep.load` fills in what was drawn.
+        token_ids: int `[T]`; -1 - i where `DeviceStep.load` fills in the i-th of `drawn`.
         positions: int `[T]`.
         places: int64 `[T]`, where each token's first head lies in its layer's keys, in elements; -1 if it is not
             written. One for each window that layers have, as layers with one are a KV group.
         tables: int32 `[S, blocks]`, one for each window.
         plans: of attention, one for each window.
+        drawn: on the device; see `StepBatch`.
     """
 
     token_ids: np.ndarray
@@ -45,6 +46,7 @@ class StepTokens(NamedTuple):
     places: Sequence[np.ndarray]
     tables: Sequence[np.ndarray]
     plans: Sequence[AttentionPlan]
+    drawn: torch.Tensor | None = None
 
     @property
     def room(self) -> Room:
@@ -92,8 +94,8 @@ class DeviceStep:
             )
         ]
 
-    def load(self, step: StepTokens, drawn: torch.Tensor | None = None) -> None:
-        """Copy a step to the device; it must fit in the room. Where a token id is -1 - i, the i-th of `drawn` is."""
+    def load(self, step: StepTokens) -> None:
+        """Copy a step to the device; it must fit in the room."""
         self._hosts.reverse()
         self._hosts[0].wait()
         places = np.full((len(self.places), self.room.tokens), -1, np.int64)
@@ -102,8 +104,8 @@ class DeviceStep:
         token_ids = np.zeros(self.room.tokens, np.int32)
         token_ids[: len(step.token_ids)] = step.token_ids
         self._copy(0, [*places.view(np.int32), token_ids, step.positions, *step.tables])
-        if drawn is not None:
-            take_drawn(self.token_ids[: len(step.token_ids)], drawn)
+        if step.drawn is not None:
+            take_drawn(self.token_ids[: len(step.token_ids)], step.drawn)
         if self._loaded is not step.plans or self._table_size != step.tables[0].shape[1]:
             self._load_plans(step)
         self._hosts[0].is_read_from_now_on()

@@ -62,10 +62,10 @@ def test_a_recorded_step_equals_the_eager_one_bit_by_bit(model: Model):
     assert torch.equal(pool, before), "recording writes nowhere"
     for rows in (256, 8, 1):
         step = make_step([(70, 1)] * rows, model.shape, TokenMajorLayout)
-        found = recorded.forward(step.token_ids, step.positions, kvs, step.batch).clone()
+        found = recorded.forward(step.given(), kvs).clone()
         written = pool.clone()
         pool.copy_(before)
-        assert torch.equal(found, eager.forward(step.token_ids, step.positions, kvs, step.batch)), rows
+        assert torch.equal(found, eager.forward(step.given(), kvs)), rows
         assert torch.equal(written, pool)
         pool.copy_(before)
 
@@ -78,6 +78,6 @@ def test_steps_of_fewer_rows_follow_larger_ones_whose_tokens_were_drawn_on_the_d
     for rows in (8, 8, 7, 7, 1, 8, 3):
         step = make_step([(70, 1)] * rows, SMALL.shape, TokenMajorLayout)
         waiting = -1 - torch.arange(rows)
-        found = recorded.forward(waiting, step.positions, kvs, step.batch, drawn.to(DEVICE)).clone()
-        assert error(found, eager.forward(drawn[:rows], step.positions, kvs, step.batch)) < 1e-2
+        found = recorded.forward(step.given(waiting, drawn.to(DEVICE)), kvs).clone()
+        assert error(found, eager.forward(step.given(drawn[:rows]), kvs)) < 1e-2
     torch.cuda.synchronize()

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from paged_batch import paged_problem
 
-from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.rotary import inverse_frequencies
@@ -58,7 +58,11 @@ class Step:
         kv_pool = self.kv_pool.clone()
         kvs = [self.layout.layer_view(kv_pool, i) for i in range(LAYERS)]
         layers.warm_up(kvs, decodes=True)
-        return layers.forward(self.token_ids, self.positions, kvs, self.batch), kv_pool.view(torch.float32)
+        return layers.forward(self.given(), kvs), kv_pool.view(torch.float32)
+
+    def given(self, token_ids: torch.Tensor | None = None, drawn: torch.Tensor | None = None) -> StepBatch:
+        """What layers are given, perhaps with other token ids."""
+        return StepBatch(self.token_ids if token_ids is None else token_ids, self.positions, self.batch, drawn)
 
     def only(self, sequence: int) -> "Step":
         """The step of one sequence alone."""

@@ -90,7 +90,7 @@ def test_bits_do_not_depend_on_where_arrays_happen_to_lie():
     kvs = [step.layout.layer_view(kv_pool, i) for i in range(LAYERS)]
     for _ in range(500):
         kept = [*kept[-20:], np.empty(sizes.randint(1, 9000)), torch.empty(sizes.randint(1, 20_000))]
-        assert torch.equal(layers.forward(step.token_ids, step.positions, kvs, step.batch), expected)
+        assert torch.equal(layers.forward(step.given(), kvs), expected)
 
 
 @pytest.mark.parametrize("backend", [CpuBackend(), TorchBackend()], ids=["compiled", "torch"])
@@ -111,7 +111,7 @@ def test_layers_of_a_kv_group_read_and_write_where_its_block_tables_say(backend:
     turned = b.in_other_group(tables.int(), slabs - 1 - b.write_slabs, b.write_slots)
     nowhere = b.in_other_group(torch.zeros_like(b.block_tables), b.write_slabs, b.write_slots)
     batch = dataclasses.replace(nowhere, others=(b, turned))
-    assert torch.equal(layers.forward(step.token_ids, step.positions, kvs, batch), expected)
+    assert torch.equal(layers.forward(dataclasses.replace(step, batch=batch).given(), kvs), expected)
 
 
 def test_tokens_that_are_only_computed_again_write_nothing():

@@ -13,7 +13,7 @@ from espalier.engine.models.zoo.calls import Call
 from espalier.engine.models.zoo.experts import ROWS
 from espalier.kernels.attention import Attend
 from espalier.kernels.backend import Backend
-from espalier.kernels.batch import AttentionBatch, with_drawn
+from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import LayerKV
 
@@ -97,22 +97,15 @@ class TransformersLayers(Layers):
         """None are known one by one."""
         raise NotImplementedError("the weights of a decoder of transformers are its modules'")
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layer_kvs: Sequence[LayerKV],
-        batch: AttentionBatch,
-        drawn: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
         device = self.outer.embedding.device
-        token_ids, positions, batch = token_ids.to(device), positions.to(device), batch.to(device)
-        step = PagedStep(self._calls, layer_kvs, batch, self._backend)
-        token_ids, added = with_drawn(token_ids, drawn), -len(token_ids) % ROWS
-        with torch.inference_mode(), running(step):
+        token_ids, positions = step.known_token_ids(device), step.positions.to(device)
+        added = -len(token_ids) % ROWS
+        paged = PagedStep(self._calls, layer_kvs, step.attention.to(device), self._backend)
+        with torch.inference_mode(), running(paged):
             hidden = hidden_states(self.model, F.pad(token_ids, (0, added)), F.pad(positions, (0, added)))
-        step.finish()
+        paged.finish()
         return hidden[: len(token_ids)]
 
 

@@ -18,7 +18,7 @@ from espalier.engine.models.zoo.exchange import Groups, exchange, layers_by_inpu
 from espalier.engine.models.zoo.experts import NAME as EXPERTS
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.layers import TransformersLayers, hidden_states
-from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.layout import KVLayout, KVShape, LayerKV, kv_groups
 from espalier.kernels.torch_backend import TorchBackend
 
@@ -133,7 +133,7 @@ def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool, config_win
         token_ids = torch.cat([texts[s][done[s] : done[s] + counts[s]] for s in rows])
         batch = _batch([counts[s] for s in rows], [done[s] for s in rows], rows, blocks)
         batch = replace(batch, others=(batch,) * (len(groups) - 1))
-        hidden = layers.forward(token_ids, positions, layer_kvs, batch)
+        hidden = layers.forward(StepBatch(token_ids, positions, batch), layer_kvs)
         given = head(hidden) if head else hidden
         for s, part in zip(rows, given.split([counts[s] for s in rows]), strict=True):
             found[s].append(part)

@@ -16,7 +16,7 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.kernels.backend import Backend
-from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.batch import StepBatch
 from espalier.kernels.cpu.backend import CpuBackend
 from espalier.kernels.layers import Layers, LayerWeights
 from espalier.kernels.layout import LayerKV
@@ -39,16 +39,9 @@ class _NoLayers(Layers):
         """None are kept."""
         raise IndexError(index)
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layer_kvs: Sequence[LayerKV],
-        batch: AttentionBatch,
-        drawn: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """Hidden states that mean nothing, `[T, hidden]`."""
-        return self._hidden[: len(token_ids)]
+        return self._hidden[: len(step.token_ids)]
 
 
 def _no_draws(*rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

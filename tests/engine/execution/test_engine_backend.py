@@ -148,7 +148,7 @@ def test_the_layers_above_take_nothing_that_computes_from_kernels_but_a_backend(
     described = {
         *("backend.Backend", "layers.Layers", "linear.Linear", "linear.QuantizedPacker", "batch.AttentionBatch"),
         *("layout.KVLayout", "layout.KVShape", "layout.kv_groups", "layout.LayerKV"),
-        *("attention.Attend", "batch.with_drawn"),
+        *("attention.Attend", "batch.StepBatch"),
         *("layers.LayerShape", "layers.LayerWeights", "layers.EmbeddingAndNorm", "layers.UnsupportedShapeError"),
         *("rotary.ROPE_TYPES", "rotary.attention_factor", "rotary.inverse_frequencies"),  # of a checkpoint, once
     }

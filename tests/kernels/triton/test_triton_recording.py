@@ -74,8 +74,8 @@ def test_tokens_that_were_just_drawn_are_filled_in_on_the_device(layers, recorde
         layers.warm_up(kvs, decodes=True)
         known, expected_ids = step.token_ids.clone(), step.token_ids.clone()
         known[1], known[3], expected_ids[1], expected_ids[3] = -1 - 2, -1, drawn[2], drawn[0]
-        found = layers.forward(known, step.positions, kvs, step.batch, drawn).clone()
-        expected = layers.forward(expected_ids, step.positions, kvs, step.batch)
+        found = layers.forward(step.given(known, drawn), kvs).clone()
+        expected = layers.forward(step.given(expected_ids), kvs)
         assert torch.equal(found, expected)
     assert recorder.replayed == [4, 4], "the first is replayed, twice; the second is launched kernel by kernel"
 
@@ -89,9 +89,9 @@ def test_steps_of_fewer_tokens_than_were_recorded_are_replayed_and_write_nothing
         before = torch.randn(pool.kv_pool.numel() // 4, generator=torch.Generator().manual_seed(3)).view(torch.uint8)
         pool.kv_pool.copy_(before)
         copies = before.clone()
-        found = layers.forward(step.token_ids, step.positions, kvs, step.batch).clone()
+        found = layers.forward(step.given(), kvs).clone()
         reference = [pool.layout.layer_view(copies, i) for i in range(LAYERS)]
-        expected = make_layers(TorchBackend()).forward(step.token_ids, step.positions, reference, step.batch)
+        expected = make_layers(TorchBackend()).forward(step.given(), reference)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pool.kv_pool.view(torch.float32), copies.view(torch.float32), rtol=1e-4, atol=1e-4)
     assert recorder.replayed == [4, 4, 4], "three tokens take the step of four"
@@ -105,7 +105,7 @@ def test_a_step_replayed_over_a_larger_one_looks_up_no_token_of_that(layers, rec
     drawn = torch.tensor([7, 3, 11, 5])
     for rows in (4, 4, 3, 3, 3):
         step = make_step([(30, 1)] * rows, SHAPE, TokenMajorLayout)
-        layers.forward(-1 - torch.arange(rows), step.positions, kvs, step.batch, drawn)
+        layers.forward(step.given(-1 - torch.arange(rows), drawn), kvs)
     assert recorder.replayed == [4] * 5
 
 
@@ -129,7 +129,7 @@ def test_a_kv_pool_that_was_released_is_not_replayed_on(layers, recorder: StandI
     kvs = [step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)]
     layers.warm_up(kvs, decodes=True)
     layers.release(kvs)
-    layers.forward(step.token_ids, step.positions, kvs, step.batch)
+    layers.forward(step.given(), kvs)
     assert recorder.replayed == []
 
 
@@ -152,7 +152,7 @@ def test_every_number_of_tokens_can_be_recorded_at_start_the_largest_first(layer
     layers.warm_up(kvs, decodes=True)
     assert recorder.recorded == [4, 2, 1]
     assert torch.equal(step.kv_pool, before), "tokens without a place are written nowhere"
-    layers.forward(step.token_ids, step.positions, kvs, step.batch)
+    layers.forward(step.given(), kvs)
     assert recorder.recorded == [4, 2, 1]
     assert recorder.replayed == [1]
 
