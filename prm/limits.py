@@ -28,7 +28,7 @@ class PathLimits:
         prompt_tokens: tokens before the first step.
         path_tokens: maximum tokens of one path after the prompt.
         step_tokens: maximum tokens of one step.
-        max_probe_tokens: maximum tokens fed after a step only to read its score, and not kept.
+        max_probe_tokens: maximum tokens behind a step, on a fork that is dropped, to read its score or its answer.
         rationales: bounds on a path's rationales, whose text `path_tokens` includes; None unless the verifier is
             generative.
     """

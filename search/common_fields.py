@@ -144,6 +144,14 @@ class CommonFields:
             "many tokens, after which its thought is closed for it. Room for the answer is always kept."
         ),
     ] = "auto"
+    probe_every: Annotated[
+        int | None,
+        Interval(ge=1, le=MAX_PATH_TOKENS),
+        Option(
+            "Read each path's answer so far after every so many of its tokens, at the end of a step, on a fork that is "
+            "dropped. A search that is cut short then answers by its probes. Default: never."
+        ),
+    ] = None
     max_steps: Annotated[
         int | None,
         Interval(ge=1, le=MAX_PATH_TOKENS),
@@ -169,7 +177,7 @@ class CommonFields:
     generator_budget: Annotated[
         int | None,
         Interval(ge=1, le=16 * 2**20),
-        Option("Maximum tokens sampled in the whole search; default: no limit."),
+        Option("Maximum tokens sampled in the whole search, and of its probes; default: no limit."),
     ] = None
     verifier_budget: Annotated[
         int | None,

@@ -94,6 +94,7 @@ class SearchFields(TypedDict, total=False):
     step_rule: str
     end_at_box: bool
     thinking: str
+    probe_every: int | None
     max_steps: int | None
     max_step_tokens: int | None
     max_tokens: int | None

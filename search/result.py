@@ -137,6 +137,21 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbedAnswer:
+    """The answer of a search in which no path has ended with one: by a vote of the last probe of each path.
+
+    Attributes:
+        answer: the one with the largest sum of certainties.
+        share: its share of the sum of all.
+        node_id: the node at whose end it was read most certainly.
+    """
+
+    answer: str
+    share: float
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """Sampling of a node, and its cost.
 
@@ -158,7 +173,8 @@ class Usage:
     Tokens: `generator_tokens` and `verifier_tokens` are the tokens whose KV that model computed for this search,
     including the prompt. `*_tree_tokens` counts every token of the search tree once; siblings that share a prefix count
     it once. `prompt_tokens` is the length of the generator's prompt. `generated_tokens` counts sampled tokens,
-    including those of duplicates, `appended_tokens` those that the host wrote. `nodes` counts sampled steps;
+    including those of duplicates, and all tokens of answer probes, written and sampled, which are also counted apart as
+    `probe_tokens`. `appended_tokens` are those that the host wrote into paths. `nodes` counts sampled steps;
     `duplicates` of them were merged into an equal sibling. `*_saved_tokens` is how many more tokens would have been
     computed if every candidate had been computed from the prompt on. `stopped_paths` is the number of paths that were
     not run to their end because the answer was decided without them, and `stopped_tokens` an estimate of the tokens
@@ -194,10 +210,11 @@ class Usage:
     stopped_tokens: int = 0
     prompt_tokens: int = 0
     appended_tokens: int = 0
+    probe_tokens: int = 0
 
     @property
     def charged_tokens(self) -> int:
-        """Tokens that the search used up: sampled by the generator and read by the verifier."""
+        """Tokens that the search used up: sampled by the generator, those of its probes, and read by the verifier."""
         return self.generated_tokens + self.verifier_tokens
 
 
@@ -210,7 +227,8 @@ class SearchResult:
     "math-verify" with its version, or "exact-match" where math-verify was not needed, not enabled, or too slow.
     `rounds` records the algorithm's requests and inputs (see `trace`), and `sampled` how each of `nodes` was sampled;
     neither is serialized. `error` is the reason of a failed search, else empty. `warnings` are sentences about the
-    problem, where the generator was not made for its like and answers all the same.
+    problem, where the generator was not made for its like and answers all the same. `probed` tells how `answer` was
+    found where there is no `best`; None where there is, and without probes.
     """
 
     search_id: str
@@ -228,12 +246,13 @@ class SearchResult:
     error: str = ""
     warnings: tuple[str, ...] = ()
     sampled: tuple[Sampled, ...] = field(default=(), compare=False, repr=False)
+    probed: ProbedAnswer | None = None
 
     @property
     def selected_path(self) -> set[int]:
-        """Node ids of the best candidate's path, including the root; empty without a candidate."""
+        """Node ids of the path that gave the answer, including the root; empty without one."""
         parents = {node.node_id: node.parent_id for node in self.nodes}
-        node_id = self.best.node_id if self.best else None
+        node_id = self.best.node_id if self.best else self.probed.node_id if self.probed else None
         path: set[int] = set()
         while node_id is not None:
             path.add(node_id)

@@ -14,7 +14,8 @@ A trace is one JSON object; this is version 2.
     best            node_id of the last node of the selected path, null without one
     candidates      complete paths that vote: node_id of their last node, answer, score, multiplicity
     nodes           every node at the end of the search, the root first: node_id, parent_id, path, text, score,
-                    termination, multiplicity, tokens, log_probability, thought_chars, appended; see `NodeRecord`
+                    termination, multiplicity, tokens, log_probability, thought_chars, appended, probe; see
+                    `NodeRecord` and `Probe`
     rounds          exchanges between search and algorithm, in order:
         asked       expansions: path of the node, children, to_end, greedy; see `Expand`
         told        nodes at that time: path, termination ("" if it may be expanded), multiplicity, draws
@@ -159,7 +160,7 @@ class _Replay:
         for record in records[1:]:
             node = Node(record["node_id"], by_id[record["parent_id"]], tuple(record["path"]))
             node.text, node.score, node.num_tokens = record["text"], record["score"], record["tokens"]
-            node.thought_chars, node.appended = record.get("thought_chars", 0), record.get("appended", "")
+            node.thought_chars = record.get("thought_chars", 0)
             by_id[node.node_id] = node
             yield node.path, node
 

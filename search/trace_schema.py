@@ -66,6 +66,8 @@ def _in_nodes(trace: Any) -> Iterator[str]:
             yield f"{name}: tokens, multiplicity and thought_chars must be at least 0"
         if not all(math.isfinite(value) for value in (node.score, node.log_probability) if value is not None):
             yield f"{name}: score and log_probability must be finite"
+        if node.probe and not (0 <= node.probe.certainty <= 1 and node.probe.tokens >= 0):
+            yield f"{name}.probe: certainty must be from 0 to 1, and tokens at least 0"
         known[node.node_id] = node.path
     if len(set(known.values())) < len(known):
         yield "nodes: two of them have one path"

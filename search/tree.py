@@ -26,13 +26,37 @@ class Termination(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """The answer that a path gives if it has to answer at the end of a step.
+
+    Attributes:
+        answer: as the model writes it into a box; empty where it does not finish one.
+        certainty: geometric mean of the probabilities of the answer's tokens, in [0, 1]; 0 without an answer.
+        tokens: tokens computed for it, written by the host and sampled.
+    """
+
+    answer: str
+    certainty: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostText:
+    """Text that the host wrote behind a step, and its tokens."""
+
+    text: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeRecord:
     """One node of the search tree at the end of the search, for display and traces.
 
     `path` holds the child indices from the root, `tokens` the number of tokens sampled for the node. `termination` is
     a `Termination`, empty for an inner node. `log_probability` is the sum over its tokens under the generator at
     temperature 1; None if the server does not report it. The first `thought_chars` characters of its text are thought.
-    `appended` is what the host wrote behind it.
+    `appended` is what the host wrote behind it, `probe` the answer that was read there; None for a step that was not
+    probed.
     """
 
     node_id: int
@@ -46,6 +70,7 @@ class NodeRecord:
     log_probability: float | None = None
     thought_chars: int = 0
     appended: str = ""
+    probe: Probe | None = None
 
     @property
     def depth(self) -> int:
@@ -63,8 +88,8 @@ class Node:
         path: child indices from the root; does not depend on timing.
         text: the step's text as the model wrote it, including its delimiter; marks of thoughts are left out.
         thought_chars: how many of its first characters are thought.
-        appended: text that the host wrote behind it.
-        appended_tokens: tokens of that text.
+        written: what the host wrote behind it.
+        probe: the answer that was read at its end; None if it was not probed.
         num_tokens: tokens sampled for the step.
         own_tokens: how many of its last tokens are not shared with a sibling of a lower path.
         score: the verifier's score of this step in [0, 1], None without one.
@@ -95,8 +120,8 @@ class Node:
     draws: tuple[int, ...] = ()
     rollout: bool = False
     thought_chars: int = 0
-    appended: str = ""
-    appended_tokens: int = 0
+    written: HostText = HostText()
+    probe: Probe | None = None
 
     @property
     def depth(self) -> int:
@@ -136,7 +161,15 @@ class Node:
 
     def path_tokens(self) -> int:
         """Tokens of the path, sampled and appended."""
-        return sum(node.num_tokens + node.appended_tokens for node in self.lineage())
+        return sum(node.num_tokens + node.written.tokens for node in self.lineage())
+
+    def charged_tokens(self) -> int:
+        """Tokens that the path takes of a budget: sampled, and those of its probes."""
+        return sum(node.num_tokens + (node.probe.tokens if node.probe else 0) for node in self.lineage())
+
+    def probes(self) -> list[Probe]:
+        """The path's probes, the last one first."""
+        return [node.probe for node in reversed(self.lineage()) if node.probe is not None]
 
     def record(self) -> NodeRecord:
         """Return the node as plain data."""
@@ -151,7 +184,8 @@ class Node:
             tokens=self.num_tokens,
             log_probability=round(self.log_probability, 6),
             thought_chars=self.thought_chars,
-            appended=self.appended,
+            appended=self.written.text,
+            probe=self.probe,
         )
 
 
@@ -162,7 +196,7 @@ def computed_once(nodes: Sequence[Node]) -> int:
     of `nodes` is the root.
     """
     parents = {node.parent for node in nodes}
-    return sum(node.own_tokens + node.appended_tokens if node in parents else node.own_tokens - 1 for node in nodes[1:])
+    return sum(node.own_tokens + node.written.tokens if node in parents else node.own_tokens - 1 for node in nodes[1:])
 
 
 def aggregate(step_scores: list[float], how: Aggregation) -> float | None:

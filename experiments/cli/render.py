@@ -32,7 +32,8 @@ def show_result(console: Console, result: SearchResult, gold: str | None) -> Non
         console.print(search_tree(result))
     verdict = "" if gold is None else f"   (expected {gold})"
     if result.answer:
-        console.print(Text.assemble(("\nanswer  ", "bold"), (result.answer, "bold green"), verdict))
+        probed = f"   (probed: no path has ended; {result.probed.share:.0%} of the probes)" if result.probed else ""
+        console.print(Text.assemble(("\nanswer  ", "bold"), (result.answer, "bold green"), probed, verdict))
     else:
         console.print(Text.assemble(("\nno answer", "bold red"), f": {_why_unanswered(result)}{verdict}"))
     console.print(_costs(result))
@@ -74,6 +75,8 @@ def _costs(result: SearchResult) -> Group:
         f"({a.peak_kv_bytes / 2**20:.1f} MiB at the peak)",
         f"{a.seconds:.2f} s",
     ]
+    if a.probe_tokens:
+        rows[1] = f"{rows[1]}; {a.probe_tokens} of the generated tokens are probes'"
     if a.stopped_paths:
         rows.insert(2, f"decided early: {a.stopped_paths} paths cut short, about {a.stopped_tokens} tokens saved")
     if result.stop_reason in _STOPPED:

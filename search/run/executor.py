@@ -22,6 +22,7 @@ from espalier.search.voting.equivalence import Equivalence
 
 if TYPE_CHECKING:
     from espalier.search.thoughts.budget import ThoughtPlan
+from espalier.search.thoughts.probing import ProbePlan
 
 AnyRequest = SearchRequest | CompletionRequest | ScoreRequest
 AnyResult = SearchResult | CompletionResult | ScoreResult
@@ -118,6 +119,7 @@ class ResolvedRequest:
         verifier_prompt: the verifier's prompt; empty without `verifier_limits`.
         warnings: what the result will warn of, whole sentences.
         thoughts: how its paths think; None for a generator that does not.
+        probes: how its paths are probed; None if they are not.
     """
 
     request: SearchRequest
@@ -128,6 +130,7 @@ class ResolvedRequest:
     verifier_prompt: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
     thoughts: ThoughtPlan | None = None
+    probes: ProbePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ from espalier.search.grading.boxes import boxed
 from espalier.search.loops import LONGEST_LOOP, is_degenerate
 from espalier.search.result import Candidate
 from espalier.search.run.executor import ResolvedRequest
+from espalier.search.run.probes import AnswerProbes, RunningProbe
 from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.step_rule import PARAGRAPH, read_step_rule
 from espalier.search.thoughts.budget import CLOSING_SENTENCE, overrun_of
 from espalier.search.thoughts.reading import IN_ANSWER, OPENED, Phase, Position, ThoughtReader
-from espalier.search.tree import Node, Termination
+from espalier.search.tree import HostText, Node, Termination
 from espalier.search.voting.decided import make_gate
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
@@ -54,6 +55,15 @@ class PendingExpansion:
     to_end: bool
     greedy: bool
     round_root: Node
+
+
+@dataclass(frozen=True, slots=True)
+class HeldExpansion:
+    """An expansion that waits for the probe of its node; see `TreeExpander._generate`."""
+
+    expand: Expand
+    round_root: Node
+    in_place: bool
 
 
 class TreeExpander:
@@ -95,13 +105,15 @@ class TreeExpander:
         self._thoughts = resolved.thoughts
         tokenizer = engine.model(GENERATOR).tokenizer if resolved.thoughts else None
         self._reader = ThoughtReader(resolved.thoughts.marks, tokenizer) if resolved.thoughts and tokenizer else None
+        self._probes = AnswerProbes(engine, owner, resolved)
+        self._held: dict[Node, HeldExpansion] = {}
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, resolved.verifier_limits is not None)
         self._gate = make_gate(resolved.request, self._scorer is not None) if stops_early(resolved.request) else None
         self._unfinished = 0  # children requested in this round
         self._waiting: dict[Node, PendingExpansion] = {}  # paths that wait at the gate, by what sampled their last step
         self._states: dict[Node, NodeState] = {}
-        self._siblings: dict[tuple[Node, str, Termination | None, Position, str], Node] = {}
+        self._siblings: dict[tuple[Node, str, Termination | None, Position, HostText], Node] = {}
 
     @property
     def outstanding(self) -> int:
@@ -149,6 +161,10 @@ class TreeExpander:
             assert isinstance(done, Generated)
             self._meter.generator_tokens += done.computed_tokens
             self._on_generated(done, done.work.tag)
+        elif isinstance(done.work.tag, RunningProbe):
+            assert isinstance(done, Generated)
+            self._meter.generator_tokens += done.computed_tokens
+            self._on_probed(done, done.work.tag.node)
         else:
             self._on_scoring(done)
         if self._waiting:
@@ -157,7 +173,7 @@ class TreeExpander:
     def footprint(self) -> Footprint:
         """The KV blocks that the tree holds now."""
         held = [state.generator for state in self._states.values() if state.generator is not None]
-        return self._engine.footprint(held + self._session.sequences())
+        return self._engine.footprint(held + self._session.sequences() + self._probes.sequences)
 
     def end_round(self, kept: Collection[Node]) -> None:
         """Release the nodes that the algorithm does not keep, and prepare the next round."""
@@ -175,6 +191,7 @@ class TreeExpander:
         """Cancel all work, release all sequences, and set `mark` as the termination of unfinished nodes."""
         self._engine.cancel(self._owner)
         self._session.close()
+        self._probes.close()
         self._cut_off(mark)
         self.keep(())
 
@@ -191,6 +208,29 @@ class TreeExpander:
                 node.termination = mark
 
     def _generate(self, expand: Expand, round_root: Node, in_place: bool = False) -> None:
+        """Sample the children of an expansion, once its node is probed if that is due."""
+        node, state = expand.node, self._states[expand.node]
+        left = self._budget.generator_left(node, round_root)
+        opening = () if expand.greedy else self._probes.opening(node, state.position.inside, left)
+        if not opening:
+            self._sample(expand, round_root, in_place)
+            return
+        assert state.generator is not None, "the node's generator sequence was released"
+        state.expected += expand.children
+        self._held[node] = HeldExpansion(expand, round_root, in_place)
+        self._probes.start(node, state.generator, opening)
+
+    def _on_probed(self, done: Generated, node: Node) -> None:
+        if (probe := self._probes.take(done)) is None:
+            return
+        node.probe = probe
+        for name in ("probe_tokens", "generated_tokens", "generator_tree_tokens", "generator_unshared_tokens"):
+            setattr(self._meter, name, getattr(self._meter, name) + probe.tokens)
+        held = self._held.pop(node)
+        self._states[node].expected -= held.expand.children
+        self._sample(held.expand, held.round_root, held.in_place)
+
+    def _sample(self, expand: Expand, round_root: Node, in_place: bool) -> None:
         node, request = expand.node, self._request
         state, first, end = self._states[node], node.num_children, node.num_children + expand.children
         assert state.generator is not None, "the node's generator sequence was released"
@@ -249,7 +289,7 @@ class TreeExpander:
         if not state.to_end:
             self._unfinished -= count - 1
             # Merge only equal terminations: the same text can be complete in one sample and cut off in another.
-            alike = parent, node.text, node.termination, state.position, node.appended
+            alike = parent, node.text, node.termination, state.position, node.written
             if self._request.merge_duplicates and (kept := self._siblings.setdefault(alike, node)) is not node:
                 self._merge(node, kept)
                 return
@@ -270,17 +310,19 @@ class TreeExpander:
         ended = cause is StopCause.EOS  # whose token the closing takes the place of
         spent = ended or node.path_tokens() >= plan.budget
         if state.position.inside and (looping or (node.open and spent)):
-            ids, node.appended, node.termination = plan.closing, CLOSING_SENTENCE.strip(), None
+            node.termination = None
+            self._write(node, state, CLOSING_SENTENCE.strip(), plan.closing, instead_of=int(ended))
         elif node.open and cause is StopCause.MARK and not state.position.inside and plan.header:
-            ids, node.appended = plan.header, plan.marks.header
-        else:
-            return
+            self._write(node, state, plan.marks.header, plan.header)
+
+    def _write(self, node: Node, state: NodeState, text: str, ids: tuple[int, ...], instead_of: int = 0) -> None:
+        """Write behind a step's tokens; what comes then is an answer, unless the model thinks again."""
         if node.path_tokens() + len(ids) >= self._resolved.generator_limits.path_tokens:
-            node.termination, node.appended = Termination.LENGTH, ""  # it has thought again behind its first thought
+            node.termination = Termination.LENGTH  # it has thought again behind its first thought
             return
         assert state.generator is not None
-        self._engine.append(state.generator, ids, instead_of=int(ended))
-        node.appended_tokens, state.position = len(ids), Position()
+        self._engine.append(state.generator, ids, instead_of)
+        node.written, state.position = HostText(text, len(ids)), Position()
         self._meter.appended_tokens += node.multiplicity * len(ids)
 
     def _go_on(self, node: Node, expansion: PendingExpansion) -> None:

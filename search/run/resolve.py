@@ -25,6 +25,7 @@ from espalier.search.scores import ScoreRequest
 from espalier.search.step_rule import read_step_rule
 from espalier.search.thoughts.budget import THINKING_MAX_TOKENS, overrun_of, plan_thoughts
 from espalier.search.thoughts.mode import read_thinking
+from espalier.search.thoughts.probing import plan_probes
 
 _STEP_TOKENS = 50
 """Mean length of steps for bounds on the verifier's tokens where the number of steps has no limit."""
@@ -68,7 +69,11 @@ class Resolver:
         if effective.max_step_tokens:
             overrun = overrun_of(read_step_rule(effective.step_rule), thoughts)
             step_tokens = min(effective.max_step_tokens + overrun, path_tokens)
-        limits = PathLimits(len(prompt), path_tokens, step_tokens)
+        probes = None
+        if every := effective.probe_every:
+            model = self._generator.model
+            probes = plan_probes(every, model.tokenizer, thoughts, model.config.max_positions)
+        limits = PathLimits(len(prompt), path_tokens, step_tokens, probes.max_tokens if probes else 0)
         verifier_prompt, verifier_limits = (), None
         if scorer:
             tokenizer = self._generator.model.tokenizer
@@ -78,7 +83,8 @@ class Resolver:
         blocks = self._worst_case(effective, limits, verifier_limits)
         self._engine.admission.require_fits_alone(blocks)
         warnings = self._generator.advice(request.problem)
-        return ResolvedRequest(effective, limits, verifier_limits, blocks, prompt, verifier_prompt, warnings, thoughts)
+        prompts = prompt, verifier_prompt
+        return ResolvedRequest(effective, limits, verifier_limits, blocks, *prompts, warnings, thoughts, probes)
 
     def resolve_completion(self, request: CompletionRequest) -> ResolvedCompletion:
         """Validate a completion request and work out what follows from it.

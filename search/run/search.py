@@ -35,6 +35,7 @@ from espalier.search.run.expander import TreeExpander
 from espalier.search.run.failure import reason_of
 from espalier.search.run.running import Running
 from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
+from espalier.search.voting.probed import probed_answer
 from espalier.search.voting.vote import VoteResult, select
 
 log = logging.getLogger("espalier.search")
@@ -261,9 +262,10 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         """Create the result from the vote's outcome."""
         assert self.candidates is not None
         best = outcome.best
+        probed = None if best else probed_answer(self._tree.nodes)
         self.result = SearchResult(
             search_id=self.search_id,
-            answer=best.answer if best else "",
+            answer=best.answer if best else probed.answer if probed else "",
             score=best.score if best else None,
             stop_reason=self._reason,
             best=best,
@@ -277,6 +279,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
             error=self._error,
             warnings=self.resolved.warnings,
             sampled=tuple(Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
+            probed=probed,
         )
         self._on_event(Finished(self.search_id, self.result))
 
@@ -292,7 +295,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
             answer=extract_answer(node.answer_text()),
             score=aggregate(node.step_scores(), self.request.aggregation),
             multiplicity=node.multiplicity,
-            steps=tuple(ScoredStep(n.text, n.score, n.thought_chars, n.appended) for n in node.lineage()),
+            steps=tuple(ScoredStep(n.text, n.score, n.thought_chars, n.written.text) for n in node.lineage()),
             thought_tokens=sum(n.num_tokens for n in node.lineage() if n.thought_chars),
         )
         self._on_event(CandidateDone(self.search_id, found))

@@ -105,7 +105,9 @@ class Budget:
 
     def generator_left(self, node: Node, round_root: Node) -> int:
         """Tokens that the path from `round_root` to `node` may still sample in this round."""
-        return self._generator_share - (node.path_tokens() - round_root.path_tokens())
+        if self._generator_budget is None:
+            return UNLIMITED
+        return self._generator_share - (node.charged_tokens() - round_root.charged_tokens())
 
     def verifier_left(self, node: Node) -> int:
         """Verifier tokens that the path of `node` may still use in this round."""

@@ -57,6 +57,11 @@ def overrun_of(rule: StepRule, plan: ThoughtPlan | None) -> int:
     return OVERRUN if plan or rule.delimiter != PARAGRAPH else 0
 
 
+def closing_text(marks: ThoughtMarks) -> str:
+    """The text that closes a thought and begins the answer."""
+    return f"{CLOSING_SENTENCE}{marks.closing.text}{marks.header or _BLANK_LINE}"
+
+
 def plan_thoughts(
     marks: ThoughtMarks, tokenizer: TextTokenizer, thinking: Thinking, opened: bool, path_tokens: int
 ) -> ThoughtPlan:
@@ -72,7 +77,7 @@ def plan_thoughts(
     Raises:
         InvalidRequestError: a path has no room for the thought and an answer.
     """
-    closing = tuple(tokenizer.encode(f"{CLOSING_SENTENCE}{marks.closing.text}{marks.header or _BLANK_LINE}"))
+    closing = tuple(tokenizer.encode(closing_text(marks)))
     header = tuple(tokenizer.encode(marks.header))
     answer = _answer_tokens(path_tokens)
     room = path_tokens - len(closing) - answer - OVERRUN

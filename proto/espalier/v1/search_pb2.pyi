@@ -121,7 +121,7 @@ CHAT_ROLE_USER: ChatRole
 CHAT_ROLE_ASSISTANT: ChatRole
 
 class SolveProblemRequest(_message.Message):
-    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence", "generator_budget", "verifier_budget", "time_limit", "priority", "merge_duplicates", "early_stop", "history", "step_rule", "end_at_box", "thinking")
+    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence", "generator_budget", "verifier_budget", "time_limit", "priority", "merge_duplicates", "early_stop", "history", "step_rule", "end_at_box", "thinking", "probe_every")
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     BEAM_WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class SolveProblemRequest(_message.Message):
     STEP_RULE_FIELD_NUMBER: _ClassVar[int]
     END_AT_BOX_FIELD_NUMBER: _ClassVar[int]
     THINKING_FIELD_NUMBER: _ClassVar[int]
+    PROBE_EVERY_FIELD_NUMBER: _ClassVar[int]
     problem: str
     algorithm: Algorithm
     beam_width: int
@@ -184,7 +185,8 @@ class SolveProblemRequest(_message.Message):
     step_rule: str
     end_at_box: bool
     thinking: str
-    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ..., generator_budget: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ..., merge_duplicates: bool = ..., early_stop: _Optional[_Union[EarlyStop, str]] = ..., history: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., step_rule: _Optional[str] = ..., end_at_box: bool = ..., thinking: _Optional[str] = ...) -> None: ...
+    probe_every: int
+    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ..., generator_budget: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ..., merge_duplicates: bool = ..., early_stop: _Optional[_Union[EarlyStop, str]] = ..., history: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., step_rule: _Optional[str] = ..., end_at_box: bool = ..., thinking: _Optional[str] = ..., probe_every: _Optional[int] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -354,8 +356,28 @@ class Candidate(_message.Message):
     thought_tokens: int
     def __init__(self, node_id: _Optional[int] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., multiplicity: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ScoredStep, _Mapping]]] = ..., thought_tokens: _Optional[int] = ...) -> None: ...
 
+class Probe(_message.Message):
+    __slots__ = ("answer", "certainty", "tokens")
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    CERTAINTY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    answer: str
+    certainty: float
+    tokens: int
+    def __init__(self, answer: _Optional[str] = ..., certainty: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class ProbedAnswer(_message.Message):
+    __slots__ = ("answer", "share", "node_id")
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    answer: str
+    share: float
+    node_id: int
+    def __init__(self, answer: _Optional[str] = ..., share: _Optional[float] = ..., node_id: _Optional[int] = ...) -> None: ...
+
 class SearchNode(_message.Message):
-    __slots__ = ("node_id", "parent_id", "depth", "text", "score", "termination", "multiplicity", "path", "tokens", "log_probability", "thought_chars", "appended")
+    __slots__ = ("node_id", "parent_id", "depth", "text", "score", "termination", "multiplicity", "path", "tokens", "log_probability", "thought_chars", "appended", "probe")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +390,7 @@ class SearchNode(_message.Message):
     LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     THOUGHT_CHARS_FIELD_NUMBER: _ClassVar[int]
     APPENDED_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     parent_id: int
     depth: int
@@ -380,10 +403,11 @@ class SearchNode(_message.Message):
     log_probability: float
     thought_chars: int
     appended: str
-    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., depth: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., termination: _Optional[_Union[Termination, str]] = ..., multiplicity: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., log_probability: _Optional[float] = ..., thought_chars: _Optional[int] = ..., appended: _Optional[str] = ...) -> None: ...
+    probe: Probe
+    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., depth: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., termination: _Optional[_Union[Termination, str]] = ..., multiplicity: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., log_probability: _Optional[float] = ..., thought_chars: _Optional[int] = ..., appended: _Optional[str] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("generator_tokens", "generator_tree_tokens", "generated_tokens", "verifier_tokens", "verifier_tree_tokens", "nodes", "pruned", "duplicates", "peak_kv_bytes", "logical_blocks", "physical_blocks", "queue_duration", "search_duration", "generator_saved_tokens", "verifier_saved_tokens", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "first_step_duration", "stopped_paths", "stopped_tokens", "prompt_tokens", "appended_tokens")
+    __slots__ = ("generator_tokens", "generator_tree_tokens", "generated_tokens", "verifier_tokens", "verifier_tree_tokens", "nodes", "pruned", "duplicates", "peak_kv_bytes", "logical_blocks", "physical_blocks", "queue_duration", "search_duration", "generator_saved_tokens", "verifier_saved_tokens", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "first_step_duration", "stopped_paths", "stopped_tokens", "prompt_tokens", "appended_tokens", "probe_tokens")
     GENERATOR_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATOR_TREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +430,7 @@ class Usage(_message.Message):
     STOPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     APPENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     generator_tokens: int
     generator_tree_tokens: int
     generated_tokens: int
@@ -428,10 +453,11 @@ class Usage(_message.Message):
     stopped_tokens: int
     prompt_tokens: int
     appended_tokens: int
-    def __init__(self, generator_tokens: _Optional[int] = ..., generator_tree_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., verifier_tokens: _Optional[int] = ..., verifier_tree_tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., pruned: _Optional[int] = ..., duplicates: _Optional[int] = ..., peak_kv_bytes: _Optional[int] = ..., logical_blocks: _Optional[int] = ..., physical_blocks: _Optional[int] = ..., queue_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., search_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., generator_saved_tokens: _Optional[int] = ..., verifier_saved_tokens: _Optional[int] = ..., generator_peak_kv_bytes: _Optional[int] = ..., verifier_peak_kv_bytes: _Optional[int] = ..., first_step_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., stopped_paths: _Optional[int] = ..., stopped_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., appended_tokens: _Optional[int] = ...) -> None: ...
+    probe_tokens: int
+    def __init__(self, generator_tokens: _Optional[int] = ..., generator_tree_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., verifier_tokens: _Optional[int] = ..., verifier_tree_tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., pruned: _Optional[int] = ..., duplicates: _Optional[int] = ..., peak_kv_bytes: _Optional[int] = ..., logical_blocks: _Optional[int] = ..., physical_blocks: _Optional[int] = ..., queue_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., search_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., generator_saved_tokens: _Optional[int] = ..., verifier_saved_tokens: _Optional[int] = ..., generator_peak_kv_bytes: _Optional[int] = ..., verifier_peak_kv_bytes: _Optional[int] = ..., first_step_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., stopped_paths: _Optional[int] = ..., stopped_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., appended_tokens: _Optional[int] = ..., probe_tokens: _Optional[int] = ...) -> None: ...
 
 class SearchResult(_message.Message):
-    __slots__ = ("search_id", "answer", "score", "stop_reason", "best", "candidates", "nodes", "usage", "configuration", "digests", "omitted_candidates", "omitted_nodes", "grader", "warnings")
+    __slots__ = ("search_id", "answer", "score", "stop_reason", "best", "candidates", "nodes", "usage", "configuration", "digests", "omitted_candidates", "omitted_nodes", "grader", "warnings", "probed")
     class DigestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -453,6 +479,7 @@ class SearchResult(_message.Message):
     OMITTED_NODES_FIELD_NUMBER: _ClassVar[int]
     GRADER_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    PROBED_FIELD_NUMBER: _ClassVar[int]
     search_id: str
     answer: str
     score: float
@@ -467,7 +494,8 @@ class SearchResult(_message.Message):
     omitted_nodes: int
     grader: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, search_id: _Optional[str] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ..., best: _Optional[_Union[Candidate, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ..., omitted_candidates: _Optional[int] = ..., omitted_nodes: _Optional[int] = ..., grader: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    probed: ProbedAnswer
+    def __init__(self, search_id: _Optional[str] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ..., best: _Optional[_Union[Candidate, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ..., omitted_candidates: _Optional[int] = ..., omitted_nodes: _Optional[int] = ..., grader: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., probed: _Optional[_Union[ProbedAnswer, _Mapping]] = ...) -> None: ...
 
 class ScoreSolutionRequest(_message.Message):
     __slots__ = ("problem", "solutions", "history", "aggregation", "seed", "verifier_budget", "time_limit", "priority")

@@ -25,6 +25,7 @@ from espalier.search.result import (
     Event,
     Finished,
     NodeRecord,
+    ProbedAnswer,
     ScoredStep,
     SearchResult,
     Started,
@@ -35,6 +36,7 @@ from espalier.search.result import (
 from espalier.search.schema import MAX_ITEMS
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.server_info import KvBlocks, Occupancy, ServerInfo
+from espalier.search.tree import Probe
 from espalier.v1 import search_pb2 as pb
 
 _EVENTS: dict[type[Event], tuple[str, Any]] = {
@@ -46,6 +48,7 @@ _EVENTS: dict[type[Event], tuple[str, Any]] = {
 """Events with their field in the stream response; that of `Finished` is its result's."""
 _DATACLASSES: dict[str, type] = {
     **{kind.__name__: kind for kind in (ChatMessage, SearchResult, Usage, Candidate, ScoredStep, KvBlocks)},
+    **{kind.__name__: kind for kind in (Probe, ProbedAnswer)},
     **{message.DESCRIPTOR.name: kind for kind, (_, message) in _EVENTS.items() if kind is not Finished},
     "SolveProblemRequest": SearchRequest,
     "ScoreSolutionRequest": ScoreRequest,

@@ -47,19 +47,21 @@ class Shown:
 def shown(result: SearchResult) -> Shown:
     """Return the path to show: the selected one.
 
-    Where no path has an answer, it is the best complete one; where none is complete, the one that came furthest.
+    Where no path has an answer, it is the best complete one; where none is complete, the one that came furthest. An
+    answer that was read by a probe stands in a box behind its path.
     """
     return shown_paths(result, 1)[0]
 
 
 def shown_paths(result: SearchResult, count: int) -> list[Shown]:
     """Return the path to show first, then complete paths by their scores, `count` at most."""
-    candidates = candidates_shown(result, count)
-    if not candidates:
+    candidates, probed = candidates_shown(result, count), result.probed
+    if probed or not candidates:
         furthest = max(result.nodes, key=lambda node: (len(node.path), _score(node)), default=None)
-        path = _path_to(result, furthest.node_id if furthest else None)
+        path = _path_to(result, probed.node_id if probed else furthest.node_id if furthest else None)
         thinking = sum(step.tokens for step in path if step.thought_chars)
-        return [Shown(content_of(path), _tokens(path), "length", thought_of(path), thinking)]
+        answer = (f"\\boxed{{{probed.answer}}}",) if probed else ()
+        return [Shown((*content_of(path), *answer), _tokens(path), "length", thought_of(path), thinking)]
     return [
         Shown(content_of(c.steps), _tokens(_path_to(result, c.node_id)), "stop", c.thought, c.thought_tokens)
         for c in candidates
@@ -196,6 +198,7 @@ def espalier_of(result: SearchResult, choices: int) -> dict[str, Any]:
         "answer": result.answer,
         "score": result.score,
         "stop_reason": result.stop_reason,
+        "probed": result.probed and asdict(result.probed),
         "candidates": len(result.candidates),
         "choices": [
             {"answer": each.answer, "score": each.score, "multiplicity": each.multiplicity}

@@ -1,0 +1,119 @@
+r"""Answer probes: on a fork of a path's sequence the host opens a box, and reads what the model writes into it.
+
+The path's own sequence stays as it is, so the path goes on to the bit as if nobody had asked. Probes take the likeliest
+tokens and draw nothing; the engine batches them with all other work.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field
+
+from espalier.engine.engine import Engine
+from espalier.engine.memory.sequences import KVSequence
+from espalier.engine.work import Generate, Generated, Sampling, StepMarks, StopCause
+from espalier.search.run.executor import ResolvedRequest
+from espalier.search.step_rule import PARAGRAPH
+from espalier.search.thoughts.probing import ANSWER_TOKENS
+from espalier.search.tree import Node, Probe
+
+_BRACE = re.compile(r"(?<!\\)[{}]")
+_GREEDY = (Sampling(temperature=0.0),)
+_AT_BRACE = StepMarks(end_text="}")
+
+
+@dataclass(slots=True, eq=False)
+class RunningProbe:
+    """A probe that is being sampled: the purpose of its work.
+
+    Attributes:
+        node: the node at whose end it reads.
+        opening: number of tokens that the host wrote.
+        text: what the model has written so far.
+        log_probabilities: of its tokens.
+    """
+
+    node: Node
+    opening: int
+    text: str = ""
+    log_probabilities: list[float] = field(default_factory=list)
+
+
+class AnswerProbes:
+    """The probes of one search that are being sampled; owns their sequences."""
+
+    def __init__(self, engine: Engine, owner: str, resolved: ResolvedRequest) -> None:
+        self._engine = engine
+        self._owner = owner
+        self._plan = resolved.probes
+        self._prompt_tokens = resolved.generator_limits.prompt_tokens
+        self._sequences: dict[RunningProbe, KVSequence] = {}
+
+    @property
+    def sequences(self) -> list[KVSequence]:
+        """The sequences that they hold."""
+        return list(self._sequences.values())
+
+    def opening(self, node: Node, inside: bool, left: int) -> tuple[int, ...]:
+        """The tokens that open the probe of a node which is to be expanded; empty if it is not to be probed.
+
+        Args:
+            node: a node that is not probed yet.
+            inside: whether its path is in a thought.
+            left: tokens that the path has left of a budget.
+        """
+        plan = self._plan
+        if plan is None or node.probe or node.parent is None or node.rollout:
+            return ()
+        tokens = node.path_tokens()
+        if tokens // plan.every == node.parent.path_tokens() // plan.every:
+            return ()
+        if inside:
+            opening = plan.in_thought
+        elif any(step.thought_chars or step.written.text for step in node.lineage()):
+            return ()  # it has thought, and answers now
+        else:
+            opening = plan.behind_paragraph if node.text.endswith(PARAGRAPH) else plan.in_text
+        room = min(plan.context - self._prompt_tokens - tokens, left - 1)  # a token is left for the path itself
+        return opening if room >= len(opening) + ANSWER_TOKENS else ()
+
+    def start(self, node: Node, path: KVSequence, opening: tuple[int, ...]) -> None:
+        """Probe a node's path, of which no work may run, behind the tokens `opening`."""
+        probe = RunningProbe(node, len(opening))
+        (self._sequences[probe],) = self._engine.fork(path, 1)
+        self._engine.append(self._sequences[probe], opening)
+        self._sample(probe)
+
+    def take(self, done: Generated) -> Probe | None:
+        """Process finished work of a probe; None if its answer goes on, as it does behind an inner brace."""
+        probe: RunningProbe = done.work.tag
+        probe.text += done.text
+        probe.log_probabilities += done.log_probabilities
+        answer = _closed(probe.text)
+        if answer is None and done.cause is StopCause.MARK and len(probe.log_probabilities) < ANSWER_TOKENS:
+            self._sample(probe)
+            return None
+        self._engine.release(self._sequences.pop(probe))
+        sampled = len(probe.log_probabilities)
+        certainty = math.exp(math.fsum(probe.log_probabilities) / sampled) if answer else 0.0
+        return Probe(answer or "", certainty, probe.opening + sampled)
+
+    def close(self) -> None:
+        """Release the sequences; the owner's work must have been cancelled."""
+        for sequence in self._sequences.values():
+            self._engine.release(sequence)
+        self._sequences.clear()
+
+    def _sample(self, probe: RunningProbe) -> None:
+        left = ANSWER_TOKENS - len(probe.log_probabilities)
+        how = {"delimiter": "", "marks": _AT_BRACE, "in_place": True, "tag": probe}
+        self._engine.submit(Generate(self._owner, self._sequences[probe], _GREEDY, left, **how))
+
+
+def _closed(text: str) -> str | None:
+    """What stands in a box, up to its closing brace; None if it is not closed."""
+    depth = 1
+    for brace in _BRACE.finditer(text):
+        depth += 1 if brace[0] == "{" else -1
+        if not depth:
+            return text[: brace.start()].strip()
+    return None
