@@ -119,9 +119,8 @@ class VerifierSession(ScoreSession, Generic[Family]):
         parent = self._states[search.root if self._family.info.whole_answers else node.parent]  # pyright: ignore[reportArgumentType]
         if parent.sequence is None:
             return StepScore(node, status=ScoreStatus.UNREADABLE, reason="a step before it has no score")
-        room = UNLIMITED
+        room, length = UNLIMITED, self._engine.length(parent.sequence)
         if limits:
-            length = self._engine.length(parent.sequence)
             room = min(limits.prompt_tokens + limits.path_tokens - length, limits.step_tokens)
         left = search.budget(node)
         try:
@@ -129,7 +128,7 @@ class VerifierSession(ScoreSession, Generic[Family]):
         except NoEmbeddingError as error:
             return StepScore(node, status=ScoreStatus.UNREADABLE, reason=f"cannot be read: {error}")
         if tokens is None:
-            if left < room:
+            if left < min(room, self._family.context - length):
                 return StepScore(node, status=ScoreStatus.OVER_BUDGET)
             context = f"goes beyond the verifier's context of {self._family.context} tokens"
             return StepScore(node, status=ScoreStatus.UNREADABLE, reason=context)

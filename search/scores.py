@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
@@ -12,6 +12,9 @@ from espalier.search.conversation import ChatMessage, conversation_text, history
 from espalier.search.request import MAX_PROBLEM_BYTES
 from espalier.search.result import StopReason, Usage
 from espalier.search.schema import declared, text_violations
+
+if TYPE_CHECKING:
+    from espalier.search.score_session import ScoreSessionRequest
 
 MAX_SOLUTIONS = 256
 MAX_STEPS = 256
@@ -66,17 +69,7 @@ class ScoreRequest:
         Raises:
             InvalidRequestError: lists all violations.
         """
-        plain = [field for field in declared(ScoreRequest) if field.name != "solutions"]
-        of_fields = ((field.name, field.violation(getattr(self, field.name))) for field in plain)
-        found = [Violation(name, wrong) for name, wrong in of_fields if wrong]
-        wrong = {violation.field for violation in found}
-        if "problem" not in wrong:
-            found += text_violations("problem", self.problem, MAX_PROBLEM_BYTES)
-            if not self.problem.strip():
-                found.append(Violation("problem", "must not be empty"))
-        if "history" not in wrong:
-            found += history_violations(self.history)
-        found += _solution_violations(self.solutions)
+        found = problem_violations(self) + _solution_violations(self.solutions)
         if found:
             raise InvalidRequestError(found)
 
@@ -99,13 +92,24 @@ class SolutionScores:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """The outcome of a `ScoreRequest`; `scorer` names what has scored, as results of searches do."""
+    """The outcome of a `ScoreRequest`, or of a session, whose scores were reported before.
+
+    Attributes:
+        search_id: its id.
+        solutions: the scores of each solution; empty for a session.
+        stop_reason: why it ended.
+        usage: what it cost.
+        configuration: what was asked for.
+        scorer: what has scored, as results of searches name it.
+        digests: of the models by role.
+        error: why it failed; empty if it did not.
+    """
 
     search_id: str
     solutions: tuple[SolutionScores, ...]
     stop_reason: StopReason
     usage: Usage
-    configuration: ScoreRequest
+    configuration: "ScoreRequest | ScoreSessionRequest"
     scorer: str
     digests: dict[str, str]
     error: str = ""
@@ -113,10 +117,25 @@ class ScoreResult:
 
 @dataclass(frozen=True, slots=True)
 class ScoresFinished:
-    """The only event of a request for scores; carries its result."""
+    """The last event of a request for scores, and the only one but for sessions; carries its result."""
 
     search_id: str
     result: ScoreResult
+
+
+def problem_violations(request: Any) -> list[Violation]:
+    """What is wrong with the problem, the messages before it and the plain fields of a request for scores."""
+    plain = [field for field in declared(type(request)) if field.name != "solutions"]
+    of_fields = ((field.name, field.violation(getattr(request, field.name))) for field in plain)
+    found = [Violation(name, wrong) for name, wrong in of_fields if wrong]
+    wrong = {violation.field for violation in found}
+    if "problem" not in wrong:
+        found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
+        if not request.problem.strip():
+            found.append(Violation("problem", "must not be empty"))
+    if "history" not in wrong:
+        found += history_violations(request.history)
+    return found
 
 
 def _solution_violations(solutions: Sequence[Sequence[str]]) -> list[Violation]:

@@ -12,6 +12,7 @@ from espalier.search.fairness import Holdings, Shares
 from espalier.search.request import SubmitOptions
 from espalier.search.result import Started
 from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, Resolved, request_of
+from espalier.search.score_session import SessionTurn, StepsScored
 from espalier.search.server_info import Occupancy
 
 _DEATHS_IN_COMPANY = 3
@@ -40,7 +41,8 @@ class Search:
         submitted: time of the submission.
         died_on: the number of each worker that died while it ran the search, once for each death.
         started: whether it has reported its start, which a second run does not repeat.
-        texts: reports of text that were passed on, by choice.
+        turns: what the caller has said so far, of a session of scores.
+        reports: reports that were passed on, by choice of a text or node of a session.
         repeated: how many of them this run has made again.
         cancelled: whether its cancellation was requested.
         due: time at which it ends wherever it is; infinite without a limit.
@@ -54,7 +56,8 @@ class Search:
     submitted: float
     died_on: list[int] = field(default_factory=list)
     started: bool = False
-    texts: Counter[int] = field(default_factory=Counter[int])
+    turns: list[SessionTurn] = field(default_factory=list[SessionTurn])
+    reports: Counter[int] = field(default_factory=Counter[int])
     repeated: Counter[int] = field(default_factory=Counter[int])
     cancelled: bool = False
     due: float = field(init=False)
@@ -69,19 +72,25 @@ class Search:
         """The request, with defaults filled in if it is resolved."""
         return request_of(self.checked)
 
-    def repeats(self, event: AnyEvent) -> bool:
-        """Whether an event was passed on in an earlier run; a choice's text is the same, in the same pieces."""
+    def without_repeated(self, event: AnyEvent) -> AnyEvent | None:
+        """An event without what was passed on in an earlier run; a choice's text is the same, in the same pieces."""
         match event:
             case Started():
                 before, self.started = self.started, True
-                return before
+                return None if before else event
             case TextSampled(index=index):
-                self.repeated[index] += 1
-                before = self.repeated[index] <= self.texts[index]
-                self.texts[index] = max(self.texts[index], self.repeated[index])
-                return before
+                return None if self._repeats(index) else event
+            case StepsScored(search_id, scores):
+                new = tuple(score for score in scores if not self._repeats(score.node))
+                return StepsScored(search_id, new) if new else None
             case _:
-                return False
+                return event
+
+    def _repeats(self, what: int) -> bool:
+        self.repeated[what] += 1
+        before = self.repeated[what] <= self.reports[what]
+        self.reports[what] = max(self.reports[what], self.repeated[what])
+        return before
 
     @property
     def suspect(self) -> bool:

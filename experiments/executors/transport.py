@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from espalier.engine.errors import EspalierError
 from espalier.search.request import SubmitOptions
 from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, RequestDefaults, Resolved
+from espalier.search.score_session import SessionTurn
 from espalier.search.server_info import Occupancy
 from espalier.search.tokenization import TokenizationRequest
 
@@ -45,7 +46,16 @@ class Cancel:
     search_id: str
 
 
-Order = Run | Cancel
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Order to go on with a session of scores; turns are taken in the order of their numbers, from 0."""
+
+    search_id: str
+    number: int
+    turn: SessionTurn
+
+
+Order = Run | Cancel | Tell
 
 
 @dataclass(frozen=True, slots=True)

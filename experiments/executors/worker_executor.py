@@ -25,6 +25,7 @@ from espalier.experiments.executors.transport import (
     Report,
     Run,
     Stepped,
+    Tell,
     Transport,
     WorkerDescription,
 )
@@ -33,6 +34,7 @@ from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
 from espalier.search.result import Finished, StopReason
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, last_event, result_without
 from espalier.search.run.load import RuntimeSettings, model_names
+from espalier.search.score_session import SessionTurn
 from espalier.search.scores import ScoresFinished
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.service.errors import NotReadyError
@@ -105,6 +107,11 @@ class WorkerExecutor:
         """Whether any search is waiting or running, or has a result that `step` has not returned."""
         return bool(self._searches or self._finished)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left; `step` waits for the workers' reports itself."""
+        return not self.busy
+
     def occupancy(self) -> Occupancy:
         """Return what is held now; blocks and counters are those of all workers, as each last reported."""
         self._hear(self._transport.poll(0))
@@ -167,6 +174,14 @@ class WorkerExecutor:
         self._searches[search.search_id] = search
         self._enqueue(search)
         return search.search_id
+
+    def tell(self, search_id: str, turn: SessionTurn) -> None:
+        """Go on with a session of scores, which a worker that takes it over begins again. Other ids are ignored."""
+        if search := self._searches.get(search_id):
+            search.turns.append(turn)
+            for worker in self._workers:
+                if search_id in worker.running:
+                    self._transport.send(worker.number, Tell(search_id, len(search.turns) - 1, turn))
 
     def cancel(self, search_id: str) -> None:
         """Stop a search, which ends with its best answer so far. Unknown and finished ids are ignored."""
@@ -325,6 +340,8 @@ class WorkerExecutor:
             worker.give(search)
             order = Run(search.search_id, search.checked, options, progress=search.on_event is not None)
             self._transport.send(worker.number, order)
+            for number, turn in enumerate(search.turns):
+                self._transport.send(worker.number, Tell(search.search_id, number, turn))
 
     def _take(self, worker: WorkerState, event: AnyEvent | Rejected) -> None:
         """Pass an event on, unless its search was dropped, or given to another worker meanwhile."""
@@ -340,9 +357,9 @@ class WorkerExecutor:
             case Finished(_, result) | CompletionFinished(_, result) | ScoresFinished(_, result):
                 del worker.running[search.search_id]
                 self._end(search, result)
-            case _ if not search.repeats(event):
+            case _ if (new := search.without_repeated(event)) is not None:
                 assert search.on_event
-                search.on_event(event)
+                search.on_event(new)
 
     def _end(self, search: Search, result: AnyResult) -> None:
         del self._searches[search.search_id]

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from espalier.prm.limits import PathLimits
+from espalier.prm.limits import UNLIMITED, PathLimits
 from espalier.search.algorithms import with_defaults
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS
 from espalier.search.completion import CompletionFinished, CompletionRequest, CompletionResult, TextSampled
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
+from espalier.search.score_session import ScoreSessionRequest, SessionTurn, StepsScored
 from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
 from espalier.search.server_info import Occupancy
 from espalier.search.tokenization import Tokenization, TokenizationRequest
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from espalier.search.thoughts.budget import ThoughtPlan
 from espalier.search.thoughts.probing import ProbePlan
 
-AnyRequest = SearchRequest | CompletionRequest | ScoreRequest
+AnyRequest = SearchRequest | CompletionRequest | ScoreRequest | ScoreSessionRequest
 AnyResult = SearchResult | CompletionResult | ScoreResult
-AnyEvent = Event | TextSampled | CompletionFinished | ScoresFinished
+AnyEvent = Event | TextSampled | StepsScored | CompletionFinished | ScoresFinished
 LastEvent = Finished | CompletionFinished | ScoresFinished
 
 
@@ -41,6 +42,8 @@ def last_event(result: AnyResult) -> LastEvent:
 
 def result_without(search_id: str, request: AnyRequest, reason: StopReason, why: str = "") -> AnyResult:
     """The result of work that no worker has done."""
+    if isinstance(request, ScoreSessionRequest):
+        return ScoreResult(search_id, (), reason, Usage(), request, "", {}, why)
     if isinstance(request, ScoreRequest):
         scores = tuple(SolutionScores(None, (None,) * len(steps), why) for steps in request.solutions)
         return ScoreResult(search_id, scores, reason, Usage(), request, "", {}, why)
@@ -159,11 +162,21 @@ class ResolvedCompletion:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedScores:
-    """A valid request for scores, the problem's verifier tokens, and the KV blocks that it may hold by role."""
+    """A valid request for scores or a session, with all that follows from it for the verifier; picklable.
 
-    request: ScoreRequest
+    Attributes:
+        request: the request.
+        verifier_prompt: the problem, as token ids.
+        blocks: maximum KV blocks that may be held, by KV group.
+        together: steps of a session that are scored at a time.
+        max_tokens: verifier tokens that the nodes of a session hold at a time.
+    """
+
+    request: ScoreRequest | ScoreSessionRequest
     verifier_prompt: tuple[int, ...]
     blocks: Mapping[str, int] = field(default_factory=dict)
+    together: int = UNLIMITED
+    max_tokens: int = UNLIMITED
 
 
 Resolved = ResolvedRequest | ResolvedCompletion | ResolvedScores
@@ -194,6 +207,11 @@ class Executor(Protocol):
     @property
     def busy(self) -> bool:
         """True if any search is waiting or running."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """True if `step` has nothing to do until something is asked, or some seconds have passed."""
         ...
 
     def occupancy(self) -> Occupancy:
@@ -242,6 +260,10 @@ class Executor(Protocol):
             InvalidRequestError, RequestTooLargeError: see `check`. What only a worker finds is reported later, by
                 `Rejected` and a failed result.
         """
+        ...
+
+    def tell(self, search_id: str, turn: SessionTurn) -> None:
+        """Go on with a session of scores. Unknown and finished ids are ignored."""
         ...
 
     def cancel(self, search_id: str) -> None:

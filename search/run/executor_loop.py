@@ -9,6 +9,9 @@ from espalier.search.run.executor import Executor
 
 E = TypeVar("E", bound=Executor)
 
+_IDLE_SECONDS = 1.0
+"""Seconds that an executor whose searches all wait for their callers is left alone; time limits are met so late."""
+
 
 class ExecutorLoop(Generic[E]):
     """Runs an executor on one thread; `call` and `stop` may be called on any thread."""
@@ -34,10 +37,10 @@ class ExecutorLoop(Generic[E]):
             after_turn: called each time after the commands and the step.
         """
         while not self._stopped:
-            wait = not executor.busy
+            wait, seconds = executor.idle, _IDLE_SECONDS if executor.busy else None
             with suppress(Empty):
                 while True:
-                    self._commands.get(block=wait)(executor)
+                    self._commands.get(wait, seconds)(executor)
                     wait = False
             if executor.busy and not self._stopped:
                 executor.step()

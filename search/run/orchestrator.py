@@ -26,9 +26,11 @@ from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolv
 from espalier.search.run.generator import Generator
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.running import AnyRunning
+from espalier.search.run.score_session import RunningScoreSession
 from espalier.search.run.scores import RunningScores
 from espalier.search.run.search import RunningSearch, digests
 from espalier.search.run.search_queue import SearchQueue
+from espalier.search.score_session import ScoreSessionRequest, SessionTurn
 from espalier.search.scores import ScoreRequest
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.tokenization import Tokenization, TokenizationRequest
@@ -61,7 +63,7 @@ class Orchestrator:
     def __init__(
         self,
         engine: Engine,
-        generator: Generator,
+        generator: Generator | None,
         scorer: Scorer | None,
         max_running: int = 64,
         clock: Callable[[], float] = time.monotonic,
@@ -72,7 +74,7 @@ class Orchestrator:
 
         Args:
             engine: holds both models.
-            generator: samples steps.
+            generator: samples steps; None where only given steps are scored.
             scorer: scores steps; None if no search needs scores.
             max_running: maximum number of searches running at once.
             clock: monotonic time in seconds.
@@ -83,7 +85,8 @@ class Orchestrator:
         self.kv_memory_bytes = engine.settings.kv_memory_bytes
         self.engine = engine
         self._generator = generator
-        self.defaults = generator.defaults
+        if generator:
+            self.defaults = generator.defaults
         self._scorer = scorer
         self._resolver = Resolver(engine, generator, scorer)
         self.max_running = max_running
@@ -94,6 +97,7 @@ class Orchestrator:
         self._queue = SearchQueue(clock)
         self._ended: list[AnyRunning] = []
         self._next_due = math.inf  # the earliest time at which a search has to be stopped
+        self._asked = False  # since the last step, or something has ended in it that others may have waited for
         self._voted: SimpleQueue[tuple[RunningSearch, Future[VoteResult]]] = SimpleQueue()
         self._vote_threads = AccountThreads(_VOTE_THREADS, "espalier-vote")
 
@@ -101,6 +105,12 @@ class Orchestrator:
     def busy(self) -> bool:
         """True if any search is waiting, running or voting."""
         return bool(self._searches)
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing runs, or all that runs waits for its callers, whatever waits behind it."""
+        waits = all(search.waits_for_caller for search in self._queue.running)
+        return not self.busy or (waits and bool(self.running) and not self._asked and not self.engine.busy)
 
     @property
     def running(self) -> int:
@@ -121,6 +131,7 @@ class Orchestrator:
         Digests of the models, the verifier's family, dtype and device, the system prompt, and how votes compare
         answers.
         """
+        assert self._generator, "a server has a generator"
         generator = self._generator.model
         found = digests(self.engine, self._scorer)
         dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
@@ -136,11 +147,14 @@ class Orchestrator:
             return self._resolver.resolve_completion(request)
         if isinstance(request, ScoreRequest):
             return self._resolver.resolve_scores(request)
+        if isinstance(request, ScoreSessionRequest):
+            return self._resolver.resolve_score_session(request)
         return self._resolver.resolve(request)
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
         """See `Executor.tokenize`."""
         request.validate()
+        assert self._generator, "a server has a generator"
         return self._generator.tokenize(request)
 
     def submit(
@@ -170,6 +184,7 @@ class Orchestrator:
         self._searches[search.search_id] = search
         self._next_due = min(self._next_due, search.deadline)
         self._queue.add(search)
+        self._asked = True
         return search.search_id
 
     def _make(
@@ -179,12 +194,20 @@ class Orchestrator:
             return RunningCompletion(search_id, resolved, options, self.engine, on_event, self._clock)
         if isinstance(resolved, ResolvedScores):
             assert self._scorer, "requests for scores are resolved with a scorer alone"
-            return RunningScores(search_id, resolved, options, self.engine, self._scorer, on_event, self._clock)
+            kind = RunningScores if isinstance(resolved.request, ScoreRequest) else RunningScoreSession
+            return kind(search_id, resolved, options, self.engine, self._scorer, on_event, self._clock)
         return RunningSearch(search_id, resolved, options, self.engine, self._scorer, on_event, self._clock)
+
+    def tell(self, search_id: str, turn: SessionTurn) -> None:
+        """Go on with a session of scores. Unknown and finished ids are ignored."""
+        if isinstance(session := self._searches.get(search_id), RunningScoreSession):
+            session.tell(turn)
+            self._asked = True
 
     def cancel(self, search_id: str) -> None:
         """Stop a search at the next `step`, with its best answer so far. Unknown and finished ids are ignored."""
         if search := self._searches.get(search_id):
+            self._asked = True
             search.cancelled = True
             self._next_due = -math.inf
 
@@ -205,6 +228,7 @@ class Orchestrator:
             KeyboardInterrupt: raised after the step is complete; the next `step` returns this one's results.
         """
         with interrupts_held():
+            self._asked = False
             self._stop_cancelled_and_late()
             self._admit()
             for done in self._engine_step():
@@ -214,6 +238,7 @@ class Orchestrator:
                 self._run_guarded(search, search.report_growth)
             self._take_votes()
         ended, self._ended = self._ended, []
+        self._asked |= bool(ended)
         return [s.result for s in ended if s.result is not None and self._searches.pop(s.search_id, None)]
 
     def close(self) -> None:

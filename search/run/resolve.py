@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, Violation
+from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.limits import UNLIMITED, PathLimits
 from espalier.prm.scorer import Scorer
@@ -21,6 +22,7 @@ from espalier.search.completion import CompletionRequest
 from espalier.search.request import SearchRequest, validate
 from espalier.search.run.executor import ResolvedCompletion, ResolvedRequest, ResolvedScores
 from espalier.search.run.generator import Generator
+from espalier.search.score_session import ScoreSessionRequest
 from espalier.search.scores import ScoreRequest
 from espalier.search.step_rule import read_step_rule
 from espalier.search.thoughts.budget import THINKING_MAX_TOKENS, overrun_of, plan_thoughts
@@ -31,16 +33,24 @@ _STEP_TOKENS = 50
 """Mean length of steps for bounds on the verifier's tokens where the number of steps has no limit."""
 _SCORER_ADVICE = "--verifier names a process reward model, or self"
 _MAX_BRANCHES = 64
-"""Choices of one completion request that are sampled at a time, unless those of one prompt are more."""
+"""Choices of one completion request that are sampled at a time, unless those of one prompt are more; steps of a session
+that are scored at a time."""
+_MAX_JUDGED = 8
+"""Steps of a session that are scored at a time by rationales."""
 
 
 class Resolver:
     """Resolves requests for the models of one engine; may be called on any thread."""
 
-    def __init__(self, engine: Engine, generator: Generator, scorer: Scorer | None) -> None:
+    def __init__(self, engine: Engine, generator: Generator | None, scorer: Scorer | None) -> None:
         self._engine = engine
-        self._generator = generator
+        self._samples = generator
         self._scorer = scorer
+
+    @property
+    def _generator(self) -> Generator:
+        assert self._samples, "an orchestrator without a generator is asked for scores alone"
+        return self._samples
 
     def resolve(self, request: SearchRequest) -> ResolvedRequest:
         """Validate a request and work out what follows from it.
@@ -128,12 +138,9 @@ class Resolver:
                 hold all solutions.
         """
         request.validate()
-        scorer = self._scorer
-        if scorer is None or not scorer.reads_texts:
-            name = f"{scorer.name} scores steps as they are sampled" if scorer else "no verifier is loaded"
-            raise InvalidRequestError([Violation("solutions", f"cannot be scored: {name}; {_SCORER_ADVICE}")])
+        scorer = self._scorer_of_texts("solutions")
         prompt = scorer.prompt(request.problem_text)
-        tokenizer = self._generator.model.tokenizer
+        tokenizer = self._tokenizer
         lengths = [[len(tokenizer.encode(step)) for step in steps] for steps in request.solutions]
         limits = PathLimits(0, max(map(sum, lengths)), max(map(max, lengths)))
         bounds = scorer.bounds(len(prompt), limits, max(map(len, lengths)), tokenizer)
@@ -141,6 +148,45 @@ class Resolver:
         blocks = worst_case(self._engine, VERIFIER, (MemoryEstimate(paths, paths),), bounds) if bounds else {}
         self._engine.admission.require_fits_alone(blocks)
         return ResolvedScores(request, prompt, blocks)
+
+    def resolve_score_session(self, request: ScoreSessionRequest) -> ResolvedScores:
+        """Validate the request of a session and work out what follows from it; raises as `resolve_scores`."""
+        request.validate()
+        scorer = self._scorer_of_texts("problem")
+        prompt, most = scorer.prompt(request.problem_text), request.max_tokens
+        limits = PathLimits(0, most, most)
+        bounds = scorer.bounds(len(prompt), limits, request.max_nodes, self._tokenizer)
+        if not bounds:
+            return ResolvedScores(request, prompt)
+        # Nothing of a path that is judged by rationales stays behind.
+        judged = bounds.rationales is not None
+        together = min(request.max_nodes, _MAX_JUDGED if judged else _MAX_BRANCHES)
+        checked = MemoryEstimate(together if judged else int(scorer.rescored == VERIFIER))
+        paths = worst_case(self._engine, VERIFIER, (checked,), bounds)  # with the problem
+        size = self._engine.settings.block_size
+        # The first and the last block of a node's tokens are its own; so are those of what is fed to read its score.
+        probes = together * (_blocks(bounds.max_probe_tokens, size) + 1) if bounds.max_probe_tokens else 0
+        held = _blocks(most, size) + 2 * request.max_nodes + probes
+        blocks = {pool: count + held for pool, count in paths.items()}
+        self._engine.admission.require_fits_alone(blocks)
+        return ResolvedScores(request, prompt, blocks, together, UNLIMITED if judged else most)
+
+    @property
+    def _tokenizer(self) -> TextTokenizer:
+        """Of the model that steps are counted for: the generator, or the verifier where there is none."""
+        return self._engine.model(GENERATOR if self._samples else VERIFIER).tokenizer
+
+    def _scorer_of_texts(self, field: str) -> Scorer:
+        """The scorer of given texts.
+
+        Raises:
+            InvalidRequestError: there is none; `field` of the request says so.
+        """
+        scorer = self._scorer
+        if scorer is None or not scorer.reads_texts:
+            name = f"{scorer.name} scores steps as they are sampled" if scorer else "no verifier is loaded"
+            raise InvalidRequestError([Violation(field, f"cannot be scored: {name}; {_SCORER_ADVICE}")])
+        return scorer
 
     def _scorer_of(self, request: SearchRequest) -> Scorer | None:
         """The scorer of a search; None if it uses no scores.

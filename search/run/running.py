@@ -69,6 +69,11 @@ class Running(ABC, Generic[R, T]):
         return self.options.account
 
     @property
+    def waits_for_caller(self) -> bool:
+        """True if it does nothing more, once its engine work is done, until its caller says something."""
+        return False
+
+    @property
     @abstractmethod
     def tree_complete(self) -> bool:
         """True if it holds no engine resources: it votes, or is finished."""

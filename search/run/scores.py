@@ -1,11 +1,14 @@
-"""One request for scores from submission to result: its solutions as a tree, each step of which is read once."""
+"""A request for scores from submission to result: solutions as a tree, each step of which is read once."""
 
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from espalier.engine.engine import Engine
 from espalier.engine.work import Done
+from espalier.prm.limits import UNLIMITED
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore
 from espalier.search.request import SubmitOptions
 from espalier.search.result import StopReason
@@ -13,16 +16,16 @@ from espalier.search.run.executor import AnyEvent, ResolvedScores
 from espalier.search.run.failure import reason_of
 from espalier.search.run.running import Running
 from espalier.search.run.search import digests
-from espalier.search.scores import ScoreResult, ScoresFinished, SolutionScores
+from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
 from espalier.search.tree import Node, aggregate
 
 log = logging.getLogger("espalier.search")
 
-_OVER_BUDGET = "verifier_budget is used up"
+OVER_BUDGET = "verifier_budget is used up"
 
 
-class RunningScores(Running[ResolvedScores, ScoreResult]):
-    """The scores of given steps."""
+class RunningScoring(Running[ResolvedScores, ScoreResult]):
+    """What scores of given steps have in common, whether the steps come at once or one after another."""
 
     def __init__(
         self,
@@ -39,51 +42,37 @@ class RunningScores(Running[ResolvedScores, ScoreResult]):
         self._scorer = scorer
         self._on_event = on_event
         self._root = Node(0, None, ())
-        self._nodes: dict[tuple[Node, str], Node] = {}  # by parent and text, parents first
-        self._ends = [self._path_of(steps) for steps in resolved.request.solutions]
-        self._reasons: dict[Node, str] = {}
         self._session = ScoreSession()
-        self._left = 0  # steps that are not scored yet
-
-    def _path_of(self, steps: Iterable[str]) -> Node:
-        """The node of the last step of a solution; nodes of beginnings that solutions have in common are the same."""
-        node = self._root
-        for step in steps:
-            if (child := self._nodes.get((node, step))) is None:
-                child = self._nodes[node, step] = Node(
-                    len(self._nodes) + 1, node, (*node.path, node.num_children), text=step
-                )
-                node.num_children += 1
-            node = child
-        return node
+        self._exhausted = False  # whether a step was left out for the budget
 
     @property
     def tree_complete(self) -> bool:
         """True if it is finished."""
         return self.result is not None
 
-    def report_growth(self) -> None:
-        """Nothing: scores are reported at the end."""
-
     def _begin(self) -> None:
         resolved, request, salt = self.resolved, self.resolved.request, self.options.salt
         problem, prompt = request.problem_text, resolved.verifier_prompt
-        places = self._engine, self.search_id, self._root, problem, prompt, salt, request.seed, None, self._budget_left
+        places = self._engine, self.search_id, self._root, problem, prompt, salt, request.seed, None, self._tokens_left
         self._session = self._scorer.begin(ScoredSearch(*places))
         self.meter.verifier_tree_tokens += self._session.prompt_tokens
-        if self._budget_left(self._root) < 0:
-            self._reasons = dict.fromkeys(self._nodes.values(), _OVER_BUDGET)
+        if self._budget_left < 0:
             self.stop(StopReason.BUDGET)
             return
-        self._left = len(self._nodes)
         self._session.prefill()
-        answers = set(self._ends) if self._scorer.scores == "answers" else None
-        for node in self._nodes.values():
-            wanted = answers is None or node in answers
-            self._on_scores(self._session.want(node) if wanted else self._session.skip(node))
-        for node in self._nodes.values():
-            self._session.release(node)  # once the steps behind it are being read
-        self._end_if_complete()
+        self._begin_steps()
+
+    @abstractmethod
+    def _begin_steps(self) -> None:
+        """Hand in the steps that are known."""
+
+    @abstractmethod
+    def _on_step(self, step: StepScore) -> None:
+        """Store the score of a step, or that it has none."""
+
+    @abstractmethod
+    def _end_if_complete(self) -> None:
+        """Finish if nothing is left to be scored."""
 
     def handle(self, done: Done) -> None:
         """See `Running`."""
@@ -109,27 +98,25 @@ class RunningScores(Running[ResolvedScores, ScoreResult]):
         except Exception:
             log.exception("the last event of failed scores %s could not be delivered", self.search_id)
 
-    def _budget_left(self, node: Node) -> int:
+    @property
+    def _budget_left(self) -> int:
         budget = self.resolved.request.verifier_budget
-        return 2**62 if budget is None else budget - self.meter.verifier_tree_tokens
+        return UNLIMITED if budget is None else budget - self.meter.verifier_tree_tokens
+
+    def _tokens_left(self, node: Node) -> int:
+        """Verifier tokens that a node's step may use."""
+        return self._budget_left
 
     def _on_scores(self, scores: Iterable[StepScore]) -> None:
         """Store scores, one at a time: the next may depend on it."""
         for step in scores:
             self.meter.verifier_tree_tokens += step.tokens
-            if step.node is self._root or step.status is ScoreStatus.PENDING:
-                continue
-            self._left -= 1
-            step.node.score = step.score
-            if step.status is ScoreStatus.OVER_BUDGET:
-                self._reasons[step.node] = _OVER_BUDGET
-            elif step.reason:
-                self._reasons[step.node] = step.reason
+            if step.node is not self._root:
+                self._on_step(step)
 
-    def _end_if_complete(self) -> None:
-        if not self._left and not self._session.pending:
-            self._close()
-            self._end(StopReason.BUDGET if _OVER_BUDGET in self._reasons.values() else StopReason.FINISHED)
+    def _finish(self) -> None:
+        self._close()
+        self._end(StopReason.BUDGET if self._exhausted else StopReason.FINISHED)
 
     def _close(self) -> None:
         self._engine.cancel(self.search_id)
@@ -137,10 +124,9 @@ class RunningScores(Running[ResolvedScores, ScoreResult]):
         self._session = ScoreSession()
 
     def _end(self, reason: StopReason, error: str = "") -> None:
-        self.meter.nodes = len(self._nodes)
         self.result = ScoreResult(
             search_id=self.search_id,
-            solutions=tuple(map(self._solution, self._ends)),
+            solutions=self._solutions(),
             stop_reason=reason,
             usage=self.meter.close(),
             configuration=self.resolved.request,
@@ -150,6 +136,71 @@ class RunningScores(Running[ResolvedScores, ScoreResult]):
         )
         self._on_event(ScoresFinished(self.search_id, self.result))
 
+    def _solutions(self) -> tuple[SolutionScores, ...]:
+        """The scores of the solutions of a request that has any."""
+        return ()
+
+
+class RunningScores(RunningScoring):
+    """The scores of solutions that are known from the beginning."""
+
+    def __init__(self, search_id: str, resolved: ResolvedScores, *places: Any) -> None:
+        super().__init__(search_id, resolved, *places)
+        self._nodes: dict[tuple[Node, str], Node] = {}  # by parent and text, parents first
+        assert isinstance(resolved.request, ScoreRequest)
+        self._request = resolved.request
+        self._ends = [self._path_of(steps) for steps in self._request.solutions]
+        self._reasons: dict[Node, str] = {}
+        self._left = len(self._nodes)  # steps that are not scored yet
+        self.meter.nodes = len(self._nodes)
+
+    def _path_of(self, steps: Iterable[str]) -> Node:
+        """The node of the last step of a solution; nodes of beginnings that solutions have in common are the same."""
+        node = self._root
+        for step in steps:
+            if (child := self._nodes.get((node, step))) is None:
+                child = self._nodes[node, step] = Node(
+                    len(self._nodes) + 1, node, (*node.path, node.num_children), text=step
+                )
+                node.num_children += 1
+            node = child
+        return node
+
+    def report_growth(self) -> None:
+        """Nothing: scores are reported at the end."""
+
+    def _begin_steps(self) -> None:
+        answers = set(self._ends) if self._scorer.scores == "answers" else None
+        for node in self._nodes.values():
+            wanted = answers is None or node in answers
+            self._on_scores(self._session.want(node) if wanted else self._session.skip(node))
+        for node in self._nodes.values():
+            self._session.release(node)  # once the steps behind it are being read
+        self._end_if_complete()
+
+    def stop(self, reason: StopReason) -> None:
+        """See `Running`; steps that are not scored yet have no score."""
+        if self._budget_left < 0:
+            self._reasons = dict.fromkeys(self._nodes.values(), OVER_BUDGET)
+        super().stop(reason)
+
+    def _on_step(self, step: StepScore) -> None:
+        if step.status is ScoreStatus.PENDING:
+            return
+        self._left -= 1
+        step.node.score = step.score
+        if step.status is ScoreStatus.OVER_BUDGET:
+            self._reasons[step.node], self._exhausted = OVER_BUDGET, True
+        elif step.reason:
+            self._reasons[step.node] = step.reason
+
+    def _end_if_complete(self) -> None:
+        if not self._left and not self._session.pending:
+            self._finish()
+
+    def _solutions(self) -> tuple[SolutionScores, ...]:
+        return tuple(map(self._solution, self._ends))
+
     def _solution(self, end: Node) -> SolutionScores:
         steps = end.lineage()
         scores = tuple(step.score for step in steps)
@@ -157,4 +208,4 @@ class RunningScores(Running[ResolvedScores, ScoreResult]):
         reason = next((self._reasons[step] for step in steps if step in self._reasons), "")
         if None in needed:
             return SolutionScores(None, scores, reason or "there was no time to score it")
-        return SolutionScores(aggregate(end.step_scores(), self.resolved.request.aggregation), scores)
+        return SolutionScores(aggregate(end.step_scores(), self._request.aggregation), scores)

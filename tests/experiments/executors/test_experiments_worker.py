@@ -24,6 +24,7 @@ from espalier.experiments.executors.transport import (
     Report,
     Run,
     Stepped,
+    Tell,
 )
 from espalier.experiments.executors.worker import Worker
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest
@@ -31,6 +32,8 @@ from espalier.search.result import Finished, SearchResult, Started, StopReason
 from espalier.search.run.executor import Rejected
 from espalier.search.run.load import RuntimeSettings
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.score_session import ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
+from espalier.search.scores import ScoresFinished
 
 PATIENCE = 60.0
 LONG = replace(MAJORITY, beam_width=64, max_steps=20, max_tokens=200, temperature=2.0)
@@ -224,3 +227,28 @@ def test_a_worker_that_cannot_load_reports_why_and_answers_nothing(monkeypatch: 
     assert not running.join()
     with pytest.raises(NoAnswerError, match="not loaded"):
         running.worker.check(GREEDY)
+
+
+def test_the_turns_of_a_session_are_taken_in_their_order_also_if_they_come_before_it(running: Running):
+    first = SessionTurn((SessionStep(1, 0, "38+47=85"),))
+    second = SessionTurn((SessionStep(2, 1, "85-12=73"),), release=(1,))
+    orders = [Tell("a", 1, second), Tell("a", 0, first), Tell("a", 2, SessionTurn(last=True))]
+    for order in orders[:2]:
+        running.worker.tell(order)
+    options = replace(DEFAULT_OPTIONS, report_nodes=True)
+    request = ScoreSessionRequest("Tom starts with 38 coins.", max_nodes=8, max_tokens=256)
+    running.worker.tell(Run("a", request, options, progress=True))
+    running.worker.tell(orders[2])
+    scored: list[int] = []
+    while True:
+        report = running.next()
+        assert isinstance(report, Stepped)
+        for event in report.events:
+            assert not isinstance(event, Rejected), event.error
+            if isinstance(event, StepsScored):
+                assert all(each.score is not None for each in event.scores)
+                scored += [each.node for each in event.scores]
+            elif isinstance(event, ScoresFinished):
+                assert event.result.stop_reason is StopReason.FINISHED
+                assert scored == [1, 2]
+                return

@@ -16,12 +16,13 @@ from espalier.engine.errors import (
     RequestTooLargeError,
     Violation,
 )
-from espalier.experiments.executors.transport import Lost, Run
+from espalier.experiments.executors.transport import Lost, Run, Tell
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, Started, StepDone, StopReason
 from espalier.search.run.executor import Rejected, request_of
 from espalier.search.run.load import RuntimeSettings
+from espalier.search.score_session import NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
 from espalier.search.server_info import KvBlocks
 
 RUNTIME = RuntimeSettings(max_running=4, answer_equivalence=AnswerEquivalence.EXACT_MATCH)
@@ -492,3 +493,34 @@ def test_closing_ends_everything():
     assert workers.closed
     assert not executor.busy
     assert executor.occupancy().running == 0
+
+
+def test_a_session_of_a_lost_worker_is_told_again_what_it_was_told_and_repeats_no_score():
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    events: list[Any] = []
+    name = executor.submit(ScoreSessionRequest("problem"), events.append)
+    turns = [SessionTurn((SessionStep(1, 0, "a"), SessionStep(2, 0, "b"))), SessionTurn((SessionStep(3, 2, "c"),))]
+    executor.tell(name, turns[0])
+    executor.step()
+    first = workers.where(name)
+    assert first is not None
+    workers.report(first, StepsScored(name, (NodeScore(2, 0.5),)))
+    executor.step()
+    workers.lose(first)
+    executor.step()
+    executor.step()
+    second = workers.where(name)
+    assert second == 1 - first
+    executor.tell(name, turns[1])
+    told = [order for number, order in workers.orders if number == second and isinstance(order, Tell)]
+    assert [(order.number, order.turn) for order in told] == list(enumerate(turns))
+    workers.report(second, StepsScored(name, (NodeScore(1, 0.25), NodeScore(2, 0.5))))
+    workers.report(second, StepsScored(name, (NodeScore(3, 0.75),)))
+    executor.step()
+    assert [each for event in events for each in event.scores] == [
+        NodeScore(2, 0.5),
+        NodeScore(1, 0.25),
+        NodeScore(3, 0.75),
+    ]
+    executor.tell("unknown", turns[0])

@@ -107,6 +107,10 @@ class ScriptedOrchestrator:
         return bool(self._live)
 
     @property
+    def idle(self) -> bool:
+        return not self.busy
+
+    @property
     def running(self) -> int:
         return len(self._live)
 
