@@ -100,14 +100,18 @@ class PoolTooSmallError(RequestTooLargeError):
     Attributes:
         needed_bytes: KV bytes the search may need at its widest, in whole slabs.
         pool_bytes: bytes of the pool.
+
+    `lower` names what of the request to lower.
     """
 
-    def __init__(self, needed_bytes: int, pool_bytes: int) -> None:
+    def __init__(
+        self, needed_bytes: int, pool_bytes: int, lower: str = "-N, -M, --max-tokens or --max-step-tokens"
+    ) -> None:
         self.needed_bytes = needed_bytes
         self.pool_bytes = pool_bytes
         super().__init__(
             f"a search may need {_size(needed_bytes)} of KV memory and the pool holds {_size(pool_bytes)}; "
-            "raise --kv-memory, or lower -N, -M, --max-tokens or --max-step-tokens"
+            f"raise --kv-memory, or lower {lower}"
         )
 
 

@@ -4,6 +4,7 @@ A step is a node of a tree. The caller numbers the nodes; `ROOT` is the problem.
 it, and steps below one node share what the verifier has computed up to it.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -14,7 +15,7 @@ from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.conversation import ChatMessage, conversation_text
 from espalier.search.request import MAX_PROBLEM_BYTES
 from espalier.search.schema import text_violations
-from espalier.search.scores import problem_violations
+from espalier.search.scores import ScoreResult, problem_violations
 
 ROOT = 0
 """The node of the problem."""
@@ -109,6 +110,11 @@ class NodeScore:
     reason: str = ""
 
 
+def unscored(node: int, result: ScoreResult) -> NodeScore:
+    """What is said of a step that a session has left without a score as it ended."""
+    return NodeScore(node, reason=result.error or f"the session has ended: {result.stop_reason}")
+
+
 @dataclass(frozen=True, slots=True)
 class StepsScored:
     """Scores of steps of a session, in the order in which they became known."""
@@ -122,6 +128,22 @@ class OpenNodes:
 
     def __init__(self) -> None:
         self._open = {ROOT}
+        self._numbers = itertools.count(ROOT + 1)
+
+    def turn(self, steps: Iterable[tuple[int, str]] = (), release: Iterable[int] = ()) -> SessionTurn:
+        """Make a turn, in which each step gets the next number, and take it over.
+
+        Args:
+            steps: the node that each step continues, and its text.
+            release: see `SessionTurn`.
+
+        Raises:
+            InvalidRequestError: see `take`.
+        """
+        numbered = tuple(SessionStep(next(self._numbers), parent, text) for parent, text in steps)
+        turn = SessionTurn(numbered, tuple(release))
+        self.take(turn)
+        return turn
 
     def take(self, turn: SessionTurn) -> None:
         """Check a turn and take it over.

@@ -1,6 +1,6 @@
 """Scores of given steps: what the verifier thinks of solutions that were written elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -72,6 +72,21 @@ class ScoreRequest:
         found = problem_violations(self) + _solution_violations(self.solutions)
         if found:
             raise InvalidRequestError(found)
+
+
+def make_score_request(request: ScoreRequest | str, steps: Iterable[str] | Iterable[Iterable[str]]) -> ScoreRequest:
+    """A request as it is, or that of a problem's text and the steps of one solution, or of several.
+
+    Raises:
+        TypeError: `steps` are a single text.
+    """
+    if isinstance(request, ScoreRequest):
+        return request
+    if isinstance(steps, str):
+        raise TypeError("steps are a list of texts, or a list of such lists, and not one text")
+    listed = [each if isinstance(each, str) else tuple(each) for each in steps]
+    one = bool(listed) and all(isinstance(each, str) for each in listed)
+    return ScoreRequest(request, (tuple(listed),) if one else tuple(listed))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from espalier.search.client import AsyncSearchClient, SearchClient
     from espalier.search.request import SearchRequest
     from espalier.search.result import SearchResult
+    from espalier.search.scorer import Scorer
     from espalier.search.solver import Solver
 
     __version__: str
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncSearchClient",
     "EspalierError",
+    "Scorer",
     "SearchClient",
     "SearchRequest",
     "SearchResult",
@@ -48,6 +50,7 @@ DISTRIBUTION = "espalier-search"
 _HOMES = {
     "AsyncSearchClient": "espalier.search.client",
     "EspalierError": "espalier.engine.errors",
+    "Scorer": "espalier.search.scorer",
     "SearchClient": "espalier.search.client",
     "SearchRequest": "espalier.search.request",
     "SearchResult": "espalier.search.result",

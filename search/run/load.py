@@ -308,6 +308,20 @@ def load_orchestrator(
     )
 
 
+def load_scoring_orchestrator(
+    settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None
+) -> Orchestrator:
+    """Load the process reward model alone, and create an orchestrator that scores given steps.
+
+    Raises:
+        CheckpointError: see `load_verifier_alone`.
+    """
+    engine, scorer = load_verifier_alone(settings, on_bytes)
+    from espalier.search.run.orchestrator import Orchestrator
+
+    return Orchestrator(engine, None, scorer, settings.max_running)
+
+
 def model_names(settings: RuntimeSettings) -> dict[str, str]:
     """Names of the models by role: as they are given, but of a path its last part, which tells nobody of folders."""
     given = {GENERATOR: settings.generator, VERIFIER: settings.verifier}

@@ -1,6 +1,6 @@
 """Resolves requests: the one place where defaults, limits and prompts are worked out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from espalier.engine.engine import Engine
@@ -146,7 +146,7 @@ class Resolver:
         bounds = scorer.bounds(len(prompt), limits, max(map(len, lengths)), tokenizer)
         paths = len(set(request.solutions)) + (scorer.rescored == VERIFIER)
         blocks = worst_case(self._engine, VERIFIER, (MemoryEstimate(paths, paths),), bounds) if bounds else {}
-        self._engine.admission.require_fits_alone(blocks)
+        self._require_fits(blocks, "the number or the length of the solutions")
         return ResolvedScores(request, prompt, blocks)
 
     def resolve_score_session(self, request: ScoreSessionRequest) -> ResolvedScores:
@@ -168,8 +168,14 @@ class Resolver:
         probes = together * (_blocks(bounds.max_probe_tokens, size) + 1) if bounds.max_probe_tokens else 0
         held = _blocks(most, size) + 2 * request.max_nodes + probes
         blocks = {pool: count + held for pool, count in paths.items()}
-        self._engine.admission.require_fits_alone(blocks)
+        self._require_fits(blocks, "max_nodes or max_tokens of the session")
         return ResolvedScores(request, prompt, blocks, together, UNLIMITED if judged else most)
+
+    def _require_fits(self, blocks: Mapping[str, int], lower: str) -> None:
+        try:
+            self._engine.admission.require_fits_alone(blocks)
+        except PoolTooSmallError as error:
+            raise PoolTooSmallError(error.needed_bytes, error.pool_bytes, lower) from None
 
     @property
     def _tokenizer(self) -> TextTokenizer:

@@ -9,7 +9,7 @@ import pytest
 from score_sessions import Session
 from search_runs import BEAM, outcome, outcome_alone
 
-from espalier.engine.errors import InvalidRequestError
+from espalier.engine.errors import InvalidRequestError, PoolTooSmallError
 from espalier.engine.roles import VERIFIER
 from espalier.prm.scorers.confidence import Confidence
 from espalier.search.request import SubmitOptions
@@ -240,3 +240,10 @@ def test_what_cannot_be_scored_is_refused_by_name(make_orchestrator: Make) -> No
     for wrong in ({"problem": " "}, {"max_nodes": 0}, {"max_tokens": 2**21}, {"seed": -1}, {"time_limit": 0}):
         with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
             orchestrator.check(replace(REQUEST, **wrong))
+
+
+def test_a_session_that_can_never_fit_says_what_to_lower(make_orchestrator: Make) -> None:
+    with pytest.raises(PoolTooSmallError, match="raise --kv-memory, or lower max_nodes or max_tokens of the session"):
+        make_orchestrator().check(replace(REQUEST, max_tokens=2**20))
+    with pytest.raises(PoolTooSmallError, match="or lower the number or the length of the solutions"):
+        make_orchestrator().check(ScoreRequest(PROBLEM, tuple((FIRST * 20, str(i)) for i in range(256))))
