@@ -7,15 +7,15 @@ it, and steps below one node share what the verifier has computed up to it.
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.conversation import ChatMessage, conversation_text
+from espalier.search.conversation import ChatMessage, conversation_text, history_violations
 from espalier.search.request import MAX_PROBLEM_BYTES
-from espalier.search.schema import text_violations
-from espalier.search.scores import ScoreResult, problem_violations
+from espalier.search.result import StopReason
+from espalier.search.schema import declared, text_violations
 
 ROOT = 0
 """The node of the problem."""
@@ -110,9 +110,9 @@ class NodeScore:
     reason: str = ""
 
 
-def unscored(node: int, result: ScoreResult) -> NodeScore:
+def unscored(node: int, stop_reason: StopReason) -> NodeScore:
     """What is said of a step that a session has left without a score as it ended."""
-    return NodeScore(node, reason=result.error or f"the session has ended: {result.stop_reason}")
+    return NodeScore(node, reason=f"the session has ended: {stop_reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,21 @@ class StepsScored:
 
     search_id: str
     scores: tuple[NodeScore, ...]
+
+
+def problem_violations(request: Any) -> list[Violation]:
+    """What is wrong with the problem, the messages before it and the plain fields of a request for scores."""
+    plain = [field for field in declared(type(request)) if field.name != "solutions"]
+    of_fields = ((field.name, field.violation(getattr(request, field.name))) for field in plain)
+    found = [Violation(name, wrong) for name, wrong in of_fields if wrong]
+    wrong = {violation.field for violation in found}
+    if "problem" not in wrong:
+        found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
+        if not request.problem.strip():
+            found.append(Violation("problem", "must not be empty"))
+    if "history" not in wrong:
+        found += history_violations(request.history)
+    return found
 
 
 class OpenNodes:

@@ -162,7 +162,7 @@ class LocalScoreSession:
         if (result := self.result) is not None:
             if result.error:
                 raise EspalierError(result.error)
-            self._scores |= {name: unscored(name, result) for name in names if name not in self._scores}
+            self._scores |= {name: unscored(name, result.stop_reason) for name in names if name not in self._scores}
 
     def _on_event(self, event: AnyEvent) -> None:
         if isinstance(event, StepsScored):

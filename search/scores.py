@@ -2,19 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.common_fields import Aggregation
-from espalier.search.conversation import ChatMessage, conversation_text, history_violations
-from espalier.search.request import MAX_PROBLEM_BYTES
+from espalier.search.conversation import ChatMessage, conversation_text
 from espalier.search.result import StopReason, Usage
-from espalier.search.schema import declared, text_violations
-
-if TYPE_CHECKING:
-    from espalier.search.score_session import ScoreSessionRequest
+from espalier.search.schema import text_violations
+from espalier.search.score_session import ScoreSessionRequest, problem_violations
 
 MAX_SOLUTIONS = 256
 MAX_STEPS = 256
@@ -124,7 +121,7 @@ class ScoreResult:
     solutions: tuple[SolutionScores, ...]
     stop_reason: StopReason
     usage: Usage
-    configuration: "ScoreRequest | ScoreSessionRequest"
+    configuration: ScoreRequest | ScoreSessionRequest
     scorer: str
     digests: dict[str, str]
     error: str = ""
@@ -136,21 +133,6 @@ class ScoresFinished:
 
     search_id: str
     result: ScoreResult
-
-
-def problem_violations(request: Any) -> list[Violation]:
-    """What is wrong with the problem, the messages before it and the plain fields of a request for scores."""
-    plain = [field for field in declared(type(request)) if field.name != "solutions"]
-    of_fields = ((field.name, field.violation(getattr(request, field.name))) for field in plain)
-    found = [Violation(name, wrong) for name, wrong in of_fields if wrong]
-    wrong = {violation.field for violation in found}
-    if "problem" not in wrong:
-        found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
-        if not request.problem.strip():
-            found.append(Violation("problem", "must not be empty"))
-    if "history" not in wrong:
-        found += history_violations(request.history)
-    return found
 
 
 def _solution_violations(solutions: Sequence[Sequence[str]]) -> list[Violation]:
