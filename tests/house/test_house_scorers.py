@@ -8,8 +8,8 @@ CONTRACT = {"espalier.prm.scorer", "espalier.prm.limits"}
 LOADER = "search/run/load.py"
 """Makes the scorer that is asked for."""
 
-REQUESTS = {"ScoreRequest", "ResolvedScores", "ScoreResult"}
-"""What is asked for, resolved and given back, as of a search; none of them is a scorer."""
+REQUESTS = {"ScoreRequest", "ScoreSessionRequest", "ResolvedScores", "ScoreResult", "RunningScoreSession"}
+"""What is asked for, resolved, run and given back, as of a search; none of them is a scorer or its session."""
 
 
 def searches() -> list[str]:
