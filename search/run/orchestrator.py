@@ -200,8 +200,9 @@ class Orchestrator:
 
     def tell(self, search_id: str, turn: SessionTurn) -> None:
         """Go on with a session of scores. Unknown and finished ids are ignored."""
-        if isinstance(session := self._searches.get(search_id), RunningScoreSession):
-            session.tell(turn)
+        running = self._searches.get(search_id)
+        if isinstance(running, RunningScoreSession):
+            running.tell(turn)
             self._asked = True
 
     def cancel(self, search_id: str) -> None:
