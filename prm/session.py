@@ -84,37 +84,38 @@ class VerifierSession(ScoreSession, Generic[Family]):
         assert node.parent is not None
         self._states[node] = state
         parent = self._states[node.parent]
-        if parent.scored:
-            return self._score(node)
         parent.waiting.append(node)
-        return ()
-
-    def _score(self, node: StepNode) -> Iterator[StepScore]:
-        state = self._states[node]
-        step = self._submit_step(node, state) if state.wanted else StepScore(node)
-        if step.status is ScoreStatus.PENDING:
-            yield step
-        else:
-            yield from self._finish(step)
+        return self._score_waiting(node.parent, parent) if parent.scored else ()
 
     def _finish(self, step: StepScore) -> Iterator[StepScore]:
         """Report a step, and score the children that wait for it."""
         yield step
-        state = self._states[step.node]
-        state.scored = True
-        for child in state.waiting:
-            yield from self._score(child)
-        state.waiting = []
-        self._drop_released(step.node, state)
+        yield from self._score_waiting(step.node, self._states[step.node])
+
+    def _score_waiting(self, node: StepNode, state: NodeState) -> Iterator[StepScore]:
+        """Score the children that wait for a node; where one gets no score, its own at once, to any depth."""
+        ready = [(node, state)]
+        while ready:
+            node, state = ready[-1]
+            if state.waiting:
+                child = state.waiting.pop(0)
+                yield (step := self._submit_step(child, self._states[child]))
+                if step.status is not ScoreStatus.PENDING:
+                    ready.append((child, self._states[child]))
+            else:
+                state.scored = True
+                self._drop_released(node, state)
+                ready.pop()
 
     def _drop_released(self, node: StepNode, state: NodeState) -> None:
-        if state.released and state.scored and not state.waiting:
-            del self._states[node]
-            if state.sequence is not None:
-                self._engine.release(state.sequence)
+        done = state.released and state.scored and not state.waiting
+        if done and self._states.pop(node, None) and state.sequence is not None:
+            self._engine.release(state.sequence)
 
     def _submit_step(self, node: StepNode, state: NodeState) -> StepScore:
-        """Submit the step of a node, whose parent is scored."""
+        """Submit the step of a node, whose parent is scored, if it is wanted."""
+        if not state.wanted:
+            return StepScore(node)
         search, limits = self._search, self._search.limits
         parent = self._states[search.root if self._family.info.whole_answers else node.parent]  # pyright: ignore[reportArgumentType]
         if parent.sequence is None:

@@ -1,8 +1,8 @@
 """Scores every step of many solutions: at once on the engine, or by a function of the user's."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from espalier.engine.engine import Engine
@@ -16,12 +16,15 @@ from espalier.engine.errors import (
 )
 from espalier.engine.roles import VERIFIER
 from espalier.experiments.prm_evaluation.solutions import Solution
-from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore
+from espalier.prm.scorer import Scorer
 from espalier.prm.scorers import names_function
 from espalier.prm.scorers.function import FunctionScorer
 from espalier.prm.scorers.own import load_own
+from espalier.search.request import DEFAULT_OPTIONS
+from espalier.search.run.executor import ResolvedScores
 from espalier.search.run.load import RuntimeSettings, check_settings, load_verifier_alone
-from espalier.search.tree import Node
+from espalier.search.run.scores import RunningScores
+from espalier.search.scores import ScoreRequest, ScoreResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,6 @@ class Scored:
 OnScored = Callable[[Scored], None]
 """Called for each solution as it is scored or refused."""
 ScoreSolutions = Callable[[Sequence[Solution], OnScored], None]
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    solution: Solution
-    session: ScoreSession
-    scores: list[float] = field(default_factory=list)
 
 
 def load_scoring(
@@ -89,9 +85,9 @@ def _score_by_function(scorer: FunctionScorer, solutions: Sequence[Solution], on
 class SolutionScorer:
     """Scores solutions step by step; at most `in_flight` of them hold KV memory at once.
 
-    A solution starts with its problem, whose full blocks come from the prefix cache if another solution of it was
-    scored before. Each step extends the sequence of the last one, so every token is computed once. If KV memory runs
-    out, a solution is put back and fewer run at once; one that does not fit alone is refused.
+    Every token of a solution is computed once; the full blocks of its problem come from the prefix cache if another
+    solution of it was scored before. If KV memory runs out, a solution is put back and fewer run at once; one that does
+    not fit alone is refused.
     """
 
     def __init__(self, engine: Engine, scorer: Scorer, in_flight: int) -> None:
@@ -105,8 +101,8 @@ class SolutionScorer:
         self._scorer = scorer
         self._engine = engine
         self._in_flight = in_flight
-        self._running: dict[int, _Running] = {}
-        self._waiting: deque[tuple[int, Solution]] = deque()
+        self._running: dict[str, RunningScores] = {}  # by id of the solution
+        self._waiting: deque[Solution] = deque()
 
     def score(self, solutions: Sequence[Solution], on_scored: OnScored) -> None:
         """Score `solutions`, calling `on_scored` for each as it is finished or refused.
@@ -114,71 +110,54 @@ class SolutionScorer:
         Raises:
             EspalierError: the device failed, or an incremental score differs from that of the whole text.
         """
-        self._waiting, self._on_scored = deque(enumerate(solutions)), on_scored
+        self._waiting = deque(solutions)
         try:
             while self._waiting or self._running:
                 while self._waiting and len(self._running) < self._in_flight:
-                    self._start(*self._waiting.popleft())
+                    try:
+                        self._start(self._waiting[0])
+                    except (RequestTooLargeError, NoEmbeddingError) as error:
+                        on_scored(Scored(self._waiting[0].unique_id, refused=str(error)))
+                    self._waiting.popleft()
                 try:
-                    finished = self._engine.step()
+                    for done in self._engine.step():
+                        self._running[str(done.work.owner)].handle(done)
                 except PartialFailureError as error:
-                    self._give_up(error)
-                    continue
-                for owner, done in ((done.work.owner, done) for done in finished):
-                    assert isinstance(owner, int)
-                    if running := self._running.get(owner):
-                        self._on_scores(owner, running, running.session.take(done))
+                    self._give_up(error, {each.unique_id: each for each in solutions})
+                for name, result in [(name, its.result) for name, its in self._running.items()]:
+                    if result:
+                        del self._running[name]
+                        on_scored(_scored(name, result))
         finally:
-            for owner in list(self._running):
-                self._end(owner)
+            for name in self._running:
+                self._engine.abandon(name)
+            self._running.clear()
 
-    def _start(self, owner: int, solution: Solution) -> None:
-        root = Node(0, None, ())
-        try:
-            prompt = self._scorer.prompt(solution.problem)
-        except (RequestTooLargeError, NoEmbeddingError) as error:
-            self._on_scored(Scored(solution.unique_id, refused=str(error)))
-            return
-        search = ScoredSearch(self._engine, owner, root, solution.problem, prompt)
-        self._running[owner] = _Running(solution, self._scorer.begin(search))
-        self._running[owner].session.prefill()
+    def _start(self, solution: Solution) -> None:
+        request, prompt = ScoreRequest(solution.problem, (solution.steps,)), self._scorer.prompt(solution.problem)
+        resolved, name = ResolvedScores(request, prompt), solution.unique_id
+        running = RunningScores(name, resolved, DEFAULT_OPTIONS, self._engine, self._scorer, lambda _: None)
+        self._running[name] = running
+        running.start()
 
-    def _on_scores(self, owner: int, running: _Running, scores: Iterable[StepScore]) -> None:
-        steps = running.solution.steps
-        for step in scores:
-            if step.status is ScoreStatus.PENDING:
-                continue
-            node: Node = step.node
-            if step.status is not ScoreStatus.SCORED:
-                self._refuse(owner, f"step {node.depth} {step.reason}")
-                return
-            if step.score is not None:
-                node.score = step.score
-                running.scores.append(step.score)
-            if node.depth < len(steps):
-                child = Node(node.depth + 1, node, (*node.path, 0), steps[node.depth])
-                self._on_scores(owner, running, running.session.want(child, in_place=True))
-        if len(running.scores) == len(steps) and not running.session.pending and owner in self._running:
-            self._end(owner)
-            self._on_scored(Scored(running.solution.unique_id, tuple(running.scores)))
-
-    def _give_up(self, error: PartialFailureError) -> None:
-        """Refuse the solutions whose results are not numbers; put back those that found no memory."""
-        owners = [owner for owner in self._running if owner in error.owners]
-        if not owners or not isinstance(error, PoolExhaustedError | NumericalError):
+    def _give_up(self, error: PartialFailureError, solutions: Mapping[str, Solution]) -> None:
+        """Fail the solutions whose results are not numbers; put back the last of those that found no memory."""
+        names = [name for name in self._running if name in error.owners]
+        if not names or not isinstance(error, PoolExhaustedError | NumericalError):
             raise error
         if isinstance(error, PoolExhaustedError) and len(self._running) > 1:
-            owner = owners[-1]
-            self._waiting.appendleft((owner, self._end(owner).solution))
+            del self._running[names[-1]]
+            self._engine.abandon(names[-1])
+            self._waiting.appendleft(solutions[names[-1]])
             self._in_flight = len(self._running)
             return
-        for owner in owners:
-            self._refuse(owner, str(error))
+        for name in names:
+            self._running[name].fail(error)
 
-    def _refuse(self, owner: int, why: str) -> None:
-        self._on_scored(Scored(self._end(owner).solution.unique_id, refused=why))
 
-    def _end(self, owner: int) -> _Running:
-        running = self._running.pop(owner)
-        self._engine.abandon(owner)
-        return running
+def _scored(name: str, result: ScoreResult) -> Scored:
+    (solution,) = result.solutions
+    if None in solution.step_scores:
+        step = solution.step_scores.index(None) + 1
+        return Scored(name, refused=result.error or f"step {step} {solution.reason}")
+    return Scored(name, tuple(score for score in solution.step_scores if score is not None))
