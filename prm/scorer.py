@@ -179,6 +179,7 @@ class Scorer(ABC):
         name: what it is called in messages.
         scores: whether every step has a score, or complete answers only.
         reads_texts: whether it scores steps by their text; else only as they are sampled.
+        reads_probes: whether it reads the probes of paths; then each step that is not complete is probed first.
         digests: digests of the weights or code that its scores depend on, by role, besides those of engine models.
         rescored: role whose KV the full-rescore check uses, for one more path of a search; empty without a check.
     """
@@ -186,6 +187,7 @@ class Scorer(ABC):
     name: str
     scores: Literal["steps", "answers"] = "steps"
     reads_texts: bool = True
+    reads_probes: bool = False
     digests: Mapping[str, str] = MappingProxyType({})
     rescored: str = ""
 

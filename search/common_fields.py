@@ -152,6 +152,14 @@ class CommonFields:
             "dropped. A search that is cut short then answers by its probes. Default: never."
         ),
     ] = None
+    stop_when: Annotated[
+        str,
+        Option(
+            "Close a thought once its last probes agree: agree:3,certainty:0.9,tokens:512, three probes with the same "
+            "answer, each at least so certain, and not before 512 tokens of its path. Needs --probe-every. Default: "
+            "never."
+        ),
+    ] = ""
     max_steps: Annotated[
         int | None,
         Interval(ge=1, le=MAX_PATH_TOKENS),

@@ -19,6 +19,7 @@ from espalier.search.fairness import Account
 from espalier.search.schema import CodeName, from_values, text_violations, violations
 from espalier.search.step_rule import read_step_rule
 from espalier.search.thoughts.mode import read_thinking
+from espalier.search.thoughts.stop_rule import read_stop_rule
 
 EXACT_MATCH = "exact-match"
 """Name of comparing answers by their canonical text alone."""
@@ -95,6 +96,7 @@ class SearchFields(TypedDict, total=False):
     end_at_box: bool
     thinking: str
     probe_every: int | None
+    stop_when: str
     max_steps: int | None
     max_step_tokens: int | None
     max_tokens: int | None
@@ -171,12 +173,15 @@ def validate(request: SearchRequest) -> None:
             found.append(Violation(field, description))
 
     of_fields = violations(request)
-    for name, read in (("step_rule", read_step_rule), ("thinking", read_thinking)):
+    readers = {"step_rule": read_step_rule, "thinking": read_thinking}
+    readers |= {"stop_when": read_stop_rule} if request.stop_when else {}
+    for name, read in readers.items():
         if name not in {violation.field for violation in of_fields}:
             try:
                 read(getattr(request, name))
             except ValueError as error:
                 of_fields.append(Violation(name, str(error)))
+    require(not request.stop_when or bool(request.probe_every), "stop_when", "needs probe_every: the rule reads probes")
     if not {"problem", "history"} & {violation.field for violation in of_fields}:
         found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
         require(bool(request.problem.strip()), "problem", "must not be empty")

@@ -81,14 +81,19 @@ class Run:
         return None if field in self._unused else self.configuration.get(field)
 
     @cached_property
-    def _unused(self) -> frozenset[str]:
-        """Fields that its algorithm does not use; none for an algorithm of the user's own, whose code is not loaded."""
+    def request(self) -> SearchRequest | None:
+        """The search of a problem; None for an algorithm of the user's own, whose code is not loaded."""
         known = {field.name for field in declared(SearchRequest)}
         values = {name: value for name, value in self.configuration.items() if name in known}
         try:
-            return unused_fields(from_values(SearchRequest, {**values, "problem": "-"}))
+            return from_values(SearchRequest, {**values, "problem": "-"})
         except InvalidRequestError:
-            return frozenset()
+            return None
+
+    @cached_property
+    def _unused(self) -> frozenset[str]:
+        """Fields that its algorithm does not use; none where that is not known."""
+        return unused_fields(self.request) if self.request else frozenset()
 
     def shown_setting(self, field: str) -> str:
         """Value of a field as text."""

@@ -3,11 +3,13 @@
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from espalier.experiments.report.runs import Run
 from espalier.experiments.runs.folder import TREES
 from espalier.experiments.runs.jsonl import damage_named, read_lines
 from espalier.search.result import NodeRecord
+from espalier.search.tree import Probe
 
 _MAX_PRUNED = 3
 """Leaves without an answer shown at each fork; the others are counted."""
@@ -60,8 +62,13 @@ def load_trees(run: Run, problems: Collection[str]) -> dict[Key, list[NodeRecord
     for place, record in read_lines(run.folder / TREES):
         with damage_named(place):
             if record["unique_id"] in problems:
-                found[record["unique_id"], record["epoch"]] = [NodeRecord(**node) for node in record["nodes"]]
+                found[record["unique_id"], record["epoch"]] = list(map(_node, record["nodes"]))
     return found
+
+
+def _node(record: dict[str, Any]) -> NodeRecord:
+    probe = record.get("probe")
+    return NodeRecord(**{**record, "probe": probe and Probe(**probe)})
 
 
 def tree_lines(nodes: Sequence[NodeRecord], selected: Collection[int]) -> list[Line]:

@@ -96,11 +96,12 @@ def _usage(kept: Sequence[tuple[NodeRecord, Sampled]], prompt: int) -> Usage:
     steps = [node for node, _ in kept if node.path]
     verifier = sum(sampled.verifier_tokens for _, sampled in kept)
     # Below the prompt, as `tree.computed_once` counts them.
-    generator = prompt + sum(s.own_tokens - (node.node_id not in parents) for node, s in kept if node.path)
+    probes = sum(node.probe.tokens for node in steps if node.probe)
+    generator = prompt + probes + sum(s.own_tokens - (node.node_id not in parents) for node, s in kept if node.path)
     problem = kept[0][1].verifier_tokens
     sampled_to: dict[_Path, int] = {(): 0}
     read_to: dict[_Path, int] = {(): 0}
-    generator_alone = verifier_alone = 0
+    generator_alone, verifier_alone = probes, 0
     for node, sampled in kept[1:]:  # the root is first
         sampled_to[node.path] = sampled_to[node.path[:-1]] + node.tokens
         read_to[node.path] = read_to[node.path[:-1]] + sampled.verifier_tokens
@@ -111,7 +112,8 @@ def _usage(kept: Sequence[tuple[NodeRecord, Sampled]], prompt: int) -> Usage:
         generator_tokens=generator,
         generator_tree_tokens=generator,
         generator_saved_tokens=max(0, generator_alone - generator),
-        generated_tokens=sum(node.multiplicity * node.tokens for node in steps),
+        generated_tokens=probes + sum(node.multiplicity * node.tokens for node in steps),
+        probe_tokens=probes,
         verifier_tokens=verifier,
         verifier_tree_tokens=verifier,
         verifier_saved_tokens=max(0, verifier_alone - verifier),

@@ -4,7 +4,9 @@ import re
 
 SELF = "self"
 """Value of `--verifier` that asks the generator itself, as a verifier of the family `yes-no` on the same weights."""
-_WITHOUT_WEIGHTS = (SELF, "confidence", "lowest-confidence")
+PROBE = "probe"
+"""Value of `--verifier` that scores steps by the answers that their paths would give."""
+_WITHOUT_WEIGHTS = (SELF, PROBE, "confidence", "lowest-confidence")
 _FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 

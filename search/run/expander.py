@@ -12,6 +12,7 @@ from espalier.engine.work import NO_MARKS, Done, Generate, Generated, Sampling, 
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore, steps_with_text
 from espalier.search.algorithms import needs_verifier, stops_early
 from espalier.search.algorithms.base import Expand, viable
+from espalier.search.grading.answers import extract_answer
 from espalier.search.grading.boxes import boxed
 from espalier.search.loops import LONGEST_LOOP, is_degenerate
 from espalier.search.result import Candidate
@@ -21,7 +22,8 @@ from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.step_rule import PARAGRAPH, read_step_rule
 from espalier.search.thoughts.budget import CLOSING_SENTENCE, overrun_of
 from espalier.search.thoughts.reading import IN_ANSWER, OPENED, Phase, Position, ThoughtReader
-from espalier.search.tree import HostText, Node, Termination
+from espalier.search.thoughts.stop_rule import read_stop_rule
+from espalier.search.tree import HostText, Node, Probe, Termination
 from espalier.search.voting.decided import make_gate
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
@@ -55,15 +57,6 @@ class PendingExpansion:
     to_end: bool
     greedy: bool
     round_root: Node
-
-
-@dataclass(frozen=True, slots=True)
-class HeldExpansion:
-    """An expansion that waits for the probe of its node; see `TreeExpander._generate`."""
-
-    expand: Expand
-    round_root: Node
-    in_place: bool
 
 
 class TreeExpander:
@@ -103,10 +96,13 @@ class TreeExpander:
         self._meter = meter
         self._rule = read_step_rule(resolved.request.step_rule)
         self._thoughts = resolved.thoughts
+        self._stop = read_stop_rule(resolved.request.stop_when) if resolved.request.stop_when else None
         tokenizer = engine.model(GENERATOR).tokenizer if resolved.thoughts else None
         self._reader = ThoughtReader(resolved.thoughts.marks, tokenizer) if resolved.thoughts and tokenizer else None
         self._probes = AnswerProbes(engine, owner, resolved)
-        self._held: dict[Node, HeldExpansion] = {}
+        self._held: dict[Node, tuple[Expand, Node, bool]] = {}  # by the node whose probe they wait for, see `_generate`
+        self._scores_probes = self._scorer is not None and self._scorer.reads_probes
+        self._unscored: dict[Node, bool] = {}  # nodes that are to be scored once probed, by `in_place` of `want`
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, resolved.verifier_limits is not None)
         self._gate = make_gate(resolved.request, self._scorer is not None) if stops_early(resolved.request) else None
@@ -210,15 +206,22 @@ class TreeExpander:
     def _generate(self, expand: Expand, round_root: Node, in_place: bool = False) -> None:
         """Sample the children of an expansion, once its node is probed if that is due."""
         node, state = expand.node, self._states[expand.node]
-        left = self._budget.generator_left(node, round_root)
-        opening = () if expand.greedy else self._probes.opening(node, state.position.inside, left)
-        if not opening:
+        answers = not (expand.greedy or node.rollout)
+        if self._probes.runs(node) or (answers and self._start_probe(node, round_root)):
+            state.expected += expand.children
+            self._held[node] = expand, round_root, in_place
+        else:
             self._sample(expand, round_root, in_place)
-            return
+
+    def _start_probe(self, node: Node, round_root: Node) -> bool:
+        """Start to probe a node, and return True, if that is due."""
+        state = self._states[node]
+        left = self._budget.generator_left(node, round_root)
+        if not (opening := self._probes.opening(node, state.position.inside, left)):
+            return False
         assert state.generator is not None, "the node's generator sequence was released"
-        state.expected += expand.children
-        self._held[node] = HeldExpansion(expand, round_root, in_place)
         self._probes.start(node, state.generator, opening)
+        return True
 
     def _on_probed(self, done: Generated, node: Node) -> None:
         if (probe := self._probes.take(done)) is None:
@@ -226,9 +229,19 @@ class TreeExpander:
         node.probe = probe
         for name in ("probe_tokens", "generated_tokens", "generator_tree_tokens", "generator_unshared_tokens"):
             setattr(self._meter, name, getattr(self._meter, name) + probe.tokens)
-        held = self._held.pop(node)
-        self._states[node].expected -= held.expand.children
-        self._sample(held.expand, held.round_root, held.in_place)
+        if node in self._unscored:
+            self._on_scores(self._session.want(node, self._unscored.pop(node)))
+        if held := self._held.pop(node, None):
+            self._resume(*held)
+
+    def _resume(self, expand: Expand, round_root: Node, in_place: bool) -> None:
+        """Sample the children of a node that is probed; its thought is closed before if its probes agree."""
+        node, plan = expand.node, self._thoughts
+        state = self._states[node]
+        state.expected -= expand.children
+        if plan and self._stop and state.position.inside and self._stop.holds(node.probes(), node.path_tokens()):
+            self._write(node, state, CLOSING_SENTENCE.strip(), plan.closing)
+        self._sample(expand, round_root, in_place)
 
     def _sample(self, expand: Expand, round_root: Node, in_place: bool) -> None:
         node, request = expand.node, self._request
@@ -290,7 +303,8 @@ class TreeExpander:
             self._unfinished -= count - 1
             # Merge only equal terminations: the same text can be complete in one sample and cut off in another.
             alike = parent, node.text, node.termination, state.position, node.written
-            if self._request.merge_duplicates and (kept := self._siblings.setdefault(alike, node)) is not node:
+            mergeable = self._request.merge_duplicates and not self._scores_probes  # probes are of tokens, not of texts
+            if mergeable and (kept := self._siblings.setdefault(alike, node)) is not node:
                 self._merge(node, kept)
                 return
         elif node.termination is None and self._gate:
@@ -298,8 +312,20 @@ class TreeExpander:
         elif node.termination is None:
             self._go_on(node, expansion)
         alone = state.to_end and above.to_end and parent.multiplicity == 1
-        self._on_scores(self._session.want(node, alone) if to_score else self._session.skip(node))
+        if to_score and self._is_probed_first(node, expansion.round_root):
+            self._unscored[node] = alone
+        else:
+            self._on_scores(self._session.want(node, alone) if to_score else self._session.skip(node))
         self._release_inner_node(parent)
+
+    def _is_probed_first(self, node: Node, round_root: Node) -> bool:
+        """Return whether a node's score waits for its probe; the answer of a complete path is as good as one."""
+        if not self._scores_probes:
+            return False
+        if node.complete:
+            answer = extract_answer(node.answer_text())
+            node.probe = Probe(answer, float(bool(answer)), 0)
+        return self._probes.runs(node) or (node.open and self._start_probe(node, round_root))
 
     def _close_thought(self, node: Node, state: NodeState, cause: StopCause) -> None:
         """Close a thought that has used its budget up or goes round in circles; begin the answer's channel."""

@@ -15,7 +15,7 @@ from annotated_types import Interval
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.prm.scorers import SELF, names_checkpoint, names_function
+from espalier.prm.scorers import PROBE, SELF, names_checkpoint, names_function
 from espalier.search.request import AnswerEquivalence
 from espalier.search.schema import Option, parse_size, violations
 
@@ -55,6 +55,7 @@ class RuntimeSettings:
         Option(
             "Process reward model: as --generator, or demo-verifier, or the folder of a trunk head; self asks the "
             "generator whether a step is right; confidence or lowest-confidence reads its probabilities; "
+            "probe reads the answer so far, and whether it stays; "
             "MODULE:NAME calls a function of yours with a problem and the steps of a path, or is a Scorer of yours; "
             "'' for none; "
             "auto is demo-verifier with demo-generator, which it was made for, else none."
@@ -238,6 +239,7 @@ def _load(
     from espalier.prm.scorers.own import load_own, scorer_of
     from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
     from espalier.prm.verifier import Verifier
+    from espalier.search.run.probe_scorer import ProbeScorer
 
     device = _device(settings.device)
     dtype = resolve_dtype(settings.dtype, device.type)
@@ -258,7 +260,8 @@ def _load(
     if trunk and settings.verifier == SELF:
         family = verifier_of_generator(trunk, models[GENERATOR])
     elif settings.verifier and not names_checkpoint(settings.verifier):
-        scorer = load_own(settings.verifier) if names_function(settings.verifier) else SCORERS[settings.verifier]
+        by_name = {**SCORERS, PROBE: ProbeScorer()}
+        scorer = load_own(settings.verifier) if names_function(settings.verifier) else by_name[settings.verifier]
     elif head:
         models[GENERATOR], scorer = add_trunk_head(head, models[GENERATOR], settings.verify_incremental)
     elif VERIFIER in checkpoints:

@@ -54,15 +54,15 @@ class AnswerProbes:
         return list(self._sequences.values())
 
     def opening(self, node: Node, inside: bool, left: int) -> tuple[int, ...]:
-        """The tokens that open the probe of a node which is to be expanded; empty if it is not to be probed.
+        """The tokens that open the probe of a node; empty if it is not to be probed.
 
         Args:
-            node: a node that is not probed yet.
+            node: the node, whose probe does not run.
             inside: whether its path is in a thought.
             left: tokens that the path has left of a budget.
         """
         plan = self._plan
-        if plan is None or node.probe or node.parent is None or node.rollout:
+        if plan is None or node.probe or node.parent is None:
             return ()
         tokens = node.path_tokens()
         if tokens // plan.every == node.parent.path_tokens() // plan.every:
@@ -82,6 +82,10 @@ class AnswerProbes:
         (self._sequences[probe],) = self._engine.fork(path, 1)
         self._engine.append(self._sequences[probe], opening)
         self._sample(probe)
+
+    def runs(self, node: Node) -> bool:
+        """Return whether a node is being probed."""
+        return any(probe.node is node for probe in self._sequences)
 
     def take(self, done: Generated) -> Probe | None:
         """Process finished work of a probe; None if its answer goes on, as it does behind an inner brace."""

@@ -31,6 +31,7 @@ from espalier.search.thoughts.probing import plan_probes
 
 _STEP_TOKENS = 50
 """Mean length of steps for bounds on the verifier's tokens where the number of steps has no limit."""
+_NO_THOUGHT = "closes thoughts, and the generator has none here: it does not think, or thinking is off; leave it out"
 _SCORER_ADVICE = "--verifier names a process reward model, or self"
 _MAX_BRANCHES = 64
 """Choices of one completion request that are sampled at a time, unless those of one prompt are more; steps of a session
@@ -79,6 +80,10 @@ class Resolver:
         if effective.max_step_tokens:
             overrun = overrun_of(read_step_rule(effective.step_rule), thoughts)
             step_tokens = min(effective.max_step_tokens + overrun, path_tokens)
+        if effective.stop_when and not prompted.thinks:
+            raise InvalidRequestError([Violation("stop_when", _NO_THOUGHT)])
+        if scorer and scorer.reads_probes and not effective.probe_every:
+            effective = replace(effective, probe_every=1)  # at the end of every step
         probes = None
         if every := effective.probe_every:
             model = self._generator.model

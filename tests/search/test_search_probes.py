@@ -15,12 +15,16 @@ from espalier.engine.errors import InvalidRequestError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.experiments.cli.render import show_result
-from espalier.search.request import SearchRequest, validate
+from espalier.search.request import SearchRequest, Vote, validate
 from espalier.search.result import NodeRecord, SearchResult, StopReason
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.probe_scorer import ProbeScorer, probe_score
 from espalier.search.run.probes import _closed
+from espalier.search.run.resolve import Resolver
 from espalier.search.service.grpc_api.convert import result_from_wire, result_to_wire
 from espalier.search.service.http_api.openai.completion import Completion
+from espalier.search.thoughts.stop_rule import StopRule, read_stop_rule
 from espalier.search.trace import read_trace, replay, trace_of, write_trace
 from espalier.search.tree import Node, Probe, Termination
 from espalier.search.voting.probed import probed_answer
@@ -179,6 +183,73 @@ def test_a_budget_holds_with_its_probes(budget: int, thinking_model, make_orches
     assert result.stop_reason is StopReason.BUDGET
 
 
+# ---- early stop
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("agree:3,tokens:512", StopRule(3, 512)),
+        ("agree:2,certainty:0.95,tokens:1", StopRule(2, 1, 0.95)),
+    ],
+)
+def test_a_rule_has_a_number_of_probes_and_a_floor(text: str, rule: StopRule):
+    assert str(rule) == text
+    assert read_stop_rule(text) == rule
+
+
+@pytest.mark.parametrize("text", ["agree:3", "tokens:512", "agree:0,tokens:5", "agree:2,certainty:2,tokens:5", "3"])
+def test_a_rule_without_a_floor_or_out_of_range_is_refused(text: str):
+    with pytest.raises(InvalidRequestError, match=r"stop_when: (takes agree:K,tokens:T|agree is from 1)"):
+        validate(SearchRequest("1+1?", probe_every=8, stop_when=text))
+
+
+def test_a_rule_needs_probes_and_thoughts(make_orchestrator: Callable[..., Orchestrator]):
+    with pytest.raises(InvalidRequestError, match="stop_when: needs probe_every"):
+        validate(SearchRequest("1+1?", stop_when="agree:1,tokens:1"))
+    with pytest.raises(InvalidRequestError, match="stop_when: closes thoughts, and the generator has none here"):
+        make_orchestrator().submit(replace(MAJORITY, probe_every=8, stop_when="agree:1,tokens:1"))
+
+
+@pytest.mark.parametrize(
+    ("probes", "tokens", "holds"),
+    [
+        ([("5", 0.9), ("5.0", 0.8)], 100, True),
+        ([("5", 0.9), ("5", 0.8)], 99, False),
+        ([("5", 0.9), ("5", 0.7)], 100, False),
+        ([("5", 0.9), ("6", 0.9)], 100, False),
+        ([("5", 0.9)], 100, False),
+        ([("", 0.9), ("", 0.9)], 100, False),
+        ([("5", 0.9), ("5", 0.9), ("6", 0.9)], 100, True),
+    ],
+)
+def test_a_thought_is_enough_once_its_last_probes_agree(probes: list[tuple], tokens: int, holds: bool):
+    rule = StopRule(agree=2, tokens=100, certainty=0.8)
+    assert rule.holds([Probe(*each, 10) for each in probes], tokens) == holds
+
+
+@pytest.mark.parametrize("request_", [replace(MAJORITY, beam_width=2, max_steps=None), replace(BEAM, max_steps=60)])
+def test_a_thought_is_closed_where_its_probes_agree_and_the_path_answers(
+    request_: SearchRequest, checkpoint: Checkpoint, make_orchestrator: Callable[..., Orchestrator]
+):
+    thought = [token for _ in range(20) for token in ("7", "}")]
+    limits = {"max_step_tokens": None, "max_tokens": None, "thinking": "250", "step_rule": "tokens:4"}
+    request = replace(request_, **limits, probe_every=8, temperature=1.0, stop_when="agree:3,tokens:20")
+    model = thinker(checkpoint, *thought, *"It is", " \\boxed{8}")
+    orchestrator = make_orchestrator(model, kv_memory_bytes=2**24)
+    result = run(orchestrator, request).only
+    orchestrator.engine.check_drained()
+    closed = [node for node in result.nodes if node.appended]
+    assert closed
+    for node in closed:
+        path = [other for other in result.nodes if other.path == node.path[: len(other.path)] and other.path]
+        agreeing = [step.probe for step in path if step.probe and step.probe.answer][-3:]
+        assert [probe.answer for probe in agreeing] == ["7"] * 3
+        assert sum(step.tokens for step in path) >= 20
+    assert len(closed[0].path) <= 10
+    assert replay(trace_of(result)) == len(result.rounds)
+
+
 # ---- answers of searches that are cut short
 
 
@@ -242,7 +313,7 @@ def test_a_search_out_of_time_answers_from_its_first_probe_on(
     limits = {"max_steps": None, "max_step_tokens": None, "max_tokens": None, "time_limit": 10.0}
     request = replace(request_, **limits, thinking="250", step_rule="tokens:4", probe_every=8, temperature=1.0)
     answers = []
-    for steps in range(2, 60):
+    for steps in range(2, 60, 3):
         model = thinker(checkpoint, *(token for _ in range(200) for token in ("7", "}")))
         orchestrator = make_orchestrator(model, kv_memory_bytes=2**24)
         orchestrator._clock = clock
@@ -309,6 +380,63 @@ def test_every_endpoint_says_the_probed_answer(cut_short: Callable[..., SearchRe
 def test_a_complete_answer_goes_before_probed_ones(make_orchestrator: Callable[..., Orchestrator]):
     result = run(make_orchestrator(), replace(MAJORITY, probe_every=1)).only
     assert (result.best is None) or result.probed is None
+
+
+# ---- the scorer
+
+
+def test_a_path_is_worth_its_certainty_and_how_long_its_answer_has_stayed():
+    assert probe_score([]) == 0.5
+    assert probe_score([says("5", 0.8)]) == 0.8
+    assert probe_score([says("5", 0.9), says("5.0", 0.1), says("6", 0.9), says("6", 0.9)]) == pytest.approx(0.6)
+    assert probe_score([says("", 0.0), says("5", 0.9)]) == 0.0
+
+
+SCORED = [name for name in ALL if name not in ("greedy", "chain")]
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_every_search_takes_the_scores_of_probes_alone_and_in_company(
+    name: str, thinking_model, make_orchestrator: Callable[..., Orchestrator]
+):
+    request = replace(ALL[name], thinking="16", max_tokens=220, max_steps=14, step_rule="tokens:4", vote=Vote.WEIGHTED)
+    request = replace(request, temperature=0.7)
+
+    def probing(**options: object) -> Orchestrator:
+        orchestrator = make_orchestrator(thinking_model, None, **options)
+        orchestrator._scorer = ProbeScorer()
+        orchestrator._resolver = Resolver(orchestrator.engine, orchestrator._generator, ProbeScorer())
+        return orchestrator
+
+    alone = run(probing(kv_memory_bytes=2**24), request).only
+    assert alone.error == ""
+    crowded = probing(kv_memory_bytes=2**23, reserved_share=0.05, max_batch_tokens=16)
+    among = run(crowded, request, *(replace(request, seed=seed) for seed in (8, 9))).results[0]
+    crowded.engine.check_drained()
+    assert outcome(among) == outcome(alone)
+    assert replay(trace_of(alone)) == len(alone.rounds)
+    by_id = {node.node_id: node for node in alone.nodes}
+    scored = [node for node in alone.nodes if node.score is not None]
+    assert scored
+    for node in scored:
+        path, at = [], node
+        while at.parent_id is not None:
+            path.append(at)
+            at = by_id[at.parent_id]
+        assert node.score == probe_score([step.probe for step in path if step.probe])
+    assert alone.usage.verifier_tokens == 0
+    assert alone.usage.probe_tokens == sum(probe.tokens for probe in probes_of(alone)) > 0
+
+
+def test_a_solver_takes_it_by_name():
+    settings = RuntimeSettings(verifier="probe", threads=1)
+    orchestrator = load_orchestrator(settings)
+    try:
+        result = run(orchestrator, SearchRequest("Tom has 3 coins. (a) He finds 4 more. How many?", max_tokens=60)).only
+        assert [node.probe is not None for node in result.nodes[1:] if node.score is not None]
+        assert result.configuration.probe_every == 1
+    finally:
+        orchestrator.close()
 
 
 # ---- traces

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from espalier.experiments.runs.table import Table
+    from espalier.search.thoughts.stop_rule import StopRule
 
+_NUMBER = "#"
 _MAY_BE_COMMON = ("algorithm", "problems")
 
 
@@ -28,6 +30,13 @@ def report_command(
         int, typer.Option(min=100, help="Bootstrap resamples for each pair of runs with epochs.")
     ] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
+    stop_when: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Replay this rule for ending thoughts on runs that hold probes, see --stop-when of eval; may be "
+            "repeated. Default: rules of several strictness."
+        ),
+    ] = None,
     log: Annotated[
         Tracker | None, typer.Option(help="Also send each run's figures to this experiment tracker.")
     ] = None,
@@ -36,19 +45,33 @@ def report_command(
     from rich.console import Console
 
     from espalier.experiments.report.runs import load_runs, runs_not_begun
+    from espalier.experiments.report.stopping import STOPPING, holds_probes, replayed_rules
     from espalier.experiments.report.tables import main_table
     from espalier.experiments.report.write import MARKDOWN, PAGE, write_report
+    from espalier.experiments.runs.folder import write_whole
     from espalier.experiments.runs.folder_lock import folder_lock
 
     if log:
         check_installed(log)  # before the work, not after it
+    rules = _read_rules(stop_when or [])
     loaded = load_runs(runs)
+    probed = list(filter(holds_probes, loaded))
+    if rules and not probed:
+        raise typer.BadParameter(
+            "no run holds probes of independent paths; eval with --probe-every and --trees, and without --stop-when",
+            param_hint="--stop-when",
+        )
     with folder_lock(out):
         report = write_report(
             loaded, out, not_begun=runs_not_begun(runs), most_problems=problems, resamples=resamples, seed=seed
         )
+        stopping = replayed_rules(probed, rules) if probed else None
+        if stopping:
+            write_whole(out / STOPPING, stopping.csv())
     console = Console()
     _show(console, report.title, main_table(report.runs))
+    if stopping:
+        _show(console, "Thoughts ended early, replayed", stopping)
     for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if log:
@@ -56,6 +79,15 @@ def report_command(
     console.print(
         f"page   {out / PAGE}\ntext   {out / MARKDOWN}\nplots  {out}/*.svg, *.png", highlight=False, markup=False
     )
+
+
+def _read_rules(texts: list[str]) -> "list[StopRule]":
+    from espalier.search.thoughts.stop_rule import read_stop_rule
+
+    try:
+        return [read_stop_rule(text) for text in texts]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--stop-when") from None
 
 
 def _show(console: "Console", title: str, table: "Table") -> None:
@@ -66,7 +98,8 @@ def _show(console: "Console", title: str, table: "Table") -> None:
 
     from espalier.experiments.cli.render import print_whole
 
-    columns = list(zip(table.columns, zip(*table.rows, strict=True), strict=True))[1:]  # no need of numbers here
+    columns = list(zip(table.columns, zip(*table.rows, strict=True), strict=True))
+    columns = [column for column in columns if column[0] != _NUMBER]
     common = [
         name
         for name, values in columns
@@ -79,7 +112,7 @@ def _show(console: "Console", title: str, table: "Table") -> None:
     shown = ShownTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(", ".join(above)), title_justify="left")
     kept = [(name, values) for name, values in columns if name not in common]
     for name, _ in kept:
-        left = name in ("run", "algorithm")
+        left = name in ("run", "algorithm", "rule")
         shown.add_column(Text(name.replace(" ", "\n")), justify="left" if left else "right", no_wrap=True)
     for row in zip(*(values for _, values in kept), strict=True):
         shown.add_row(*map(Text, row))
