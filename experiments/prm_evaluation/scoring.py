@@ -23,6 +23,7 @@ from espalier.prm.scorers.own import load_own
 from espalier.search.request import DEFAULT_OPTIONS
 from espalier.search.run.executor import ResolvedScores
 from espalier.search.run.load import RuntimeSettings, check_settings, load_verifier_alone
+from espalier.search.run.running import Host
 from espalier.search.run.scores import RunningScores
 from espalier.search.scores import ScoreRequest, ScoreResult
 
@@ -98,8 +99,7 @@ class SolutionScorer:
         """
         if scorer.scores != "steps":
             raise CheckpointError(f"{scorer.name} scores whole answers only and has no scores of steps")
-        self._scorer = scorer
-        self._engine = engine
+        self._scorer, self._engine, self._host = scorer, engine, Host(engine, scorer)
         self._in_flight = in_flight
         self._running: dict[str, RunningScores] = {}  # by id of the solution
         self._waiting: deque[Solution] = deque()
@@ -136,7 +136,7 @@ class SolutionScorer:
     def _start(self, solution: Solution) -> None:
         request, prompt = ScoreRequest(solution.problem, (solution.steps,)), self._scorer.prompt(solution.problem)
         resolved, name = ResolvedScores(request, prompt), solution.unique_id
-        running = RunningScores(name, resolved, DEFAULT_OPTIONS, self._engine, self._scorer, lambda _: None)
+        running = RunningScores(name, resolved, DEFAULT_OPTIONS, self._host, lambda _: None)
         self._running[name] = running
         running.start()
 

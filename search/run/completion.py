@@ -1,13 +1,11 @@
 """One completion request from submission to result: its prompts are read and continued, some at a time."""
 
-import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from espalier.engine.engine import Engine
 from espalier.engine.execution.sampling import key_after
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
@@ -31,14 +29,10 @@ from espalier.search.completion import (
     TextSampled,
     TokenLogprob,
 )
-from espalier.search.request import SubmitOptions
 from espalier.search.result import StopReason
-from espalier.search.run.executor import AnyEvent, ResolvedCompletion
-from espalier.search.run.failure import reason_of
+from espalier.search.run.executor import ResolvedCompletion
 from espalier.search.run.running import Running
 from espalier.search.run.sampled_text import SampledText
-
-log = logging.getLogger("espalier.search")
 
 _TOKENS_AT_A_TIME = 16
 """Tokens that are sampled before the text is looked at, where it is streamed or may stop before its limit."""
@@ -69,32 +63,15 @@ class Continuation:
 class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
     """A completion; each choice is a sequence of its own, forked from its prompt's."""
 
-    def __init__(
-        self,
-        search_id: str,
-        resolved: ResolvedCompletion,
-        options: SubmitOptions,
-        engine: Engine,
-        on_event: Callable[[AnyEvent], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(search_id, resolved, options, resolved.prompt_tokens, clock)
-        self._engine = engine
-        self._on_event = on_event
-        self._tokenizer = engine.model(GENERATOR).tokenizer
+    def __init__(self, search_id: str, resolved: ResolvedCompletion, *places: Any) -> None:
+        super().__init__(search_id, resolved, *places)
+        self.meter.prompt_tokens = resolved.prompt_tokens
+        self._tokenizer = self._engine.model(GENERATOR).tokenizer
         self._waiting = list(range(len(resolved.prompts)))  # prompts that have not begun
         self._prompts: dict[int, ReadPrompt] = {}
         self._choices: dict[int, ChoiceState] = {}
         self._unfinished: dict[int, int] = {}  # choices by prompt that is worked on
         self._held: set[KVSequence] = set()
-
-    @property
-    def tree_complete(self) -> bool:
-        """True if it is finished."""
-        return self.result is not None
-
-    def report_growth(self) -> None:
-        """Nothing: text is reported where it is sampled."""
 
     def _begin(self) -> None:
         for _ in range(self.resolved.together):
@@ -116,15 +93,6 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         self._engine.cancel(self.search_id)
         self._release_all()
         self._end(reason)
-
-    def fail(self, error: Exception) -> None:
-        """See `Running`."""
-        self._engine.abandon(self.search_id)
-        self._held.clear()
-        try:
-            self._end(StopReason.FAILED, reason_of(error, self.search_id))
-        except Exception:
-            log.exception("the last event of failed completion %s could not be delivered", self.search_id)
 
     # ---- prompts
 

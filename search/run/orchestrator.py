@@ -25,7 +25,7 @@ from espalier.search.run.completion import RunningCompletion
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved, ResolvedCompletion, ResolvedScores
 from espalier.search.run.generator import Generator
 from espalier.search.run.resolve import Resolver
-from espalier.search.run.running import AnyRunning
+from espalier.search.run.running import AnyRunning, Host
 from espalier.search.run.score_session import RunningScoreSession
 from espalier.search.run.scores import RunningScores
 from espalier.search.run.search import RunningSearch, digests
@@ -190,13 +190,13 @@ class Orchestrator:
     def _make(
         self, search_id: str, resolved: Resolved, options: SubmitOptions, on_event: Callable[[AnyEvent], None]
     ) -> AnyRunning:
+        host = Host(self.engine, self._scorer, self._clock)
         if isinstance(resolved, ResolvedCompletion):
-            return RunningCompletion(search_id, resolved, options, self.engine, on_event, self._clock)
+            return RunningCompletion(search_id, resolved, options, host, on_event)
         if isinstance(resolved, ResolvedScores):
-            assert self._scorer, "requests for scores are resolved with a scorer alone"
             kind = RunningScores if isinstance(resolved.request, ScoreRequest) else RunningScoreSession
-            return kind(search_id, resolved, options, self.engine, self._scorer, on_event, self._clock)
-        return RunningSearch(search_id, resolved, options, self.engine, self._scorer, on_event, self._clock)
+            return kind(search_id, resolved, options, host, on_event)
+        return RunningSearch(search_id, resolved, options, host, on_event)
 
     def tell(self, search_id: str, turn: SessionTurn) -> None:
         """Go on with a session of scores. Unknown and finished ids are ignored."""

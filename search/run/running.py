@@ -1,21 +1,37 @@
 """The contract of what an orchestrator runs: searches and completions, from their submission to their result."""
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from espalier.engine.engine import Engine
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
+from espalier.prm.scorer import Scorer
 from espalier.search.fairness import Account
 from espalier.search.request import SubmitOptions
 from espalier.search.result import StopReason
 from espalier.search.run.executor import AnyResult, Resolved
+from espalier.search.run.failure import reason_of
 from espalier.search.run.usage import UsageMeter
+
+log = logging.getLogger("espalier.search")
 
 R = TypeVar("R", bound=Resolved)
 T = TypeVar("T", bound=AnyResult)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What searches run on: the engine, the scorer of steps if there is one, and monotonic time in seconds."""
+
+    engine: Engine
+    scorer: Scorer | None
+    clock: Callable[[], float] = time.monotonic
 
 
 class Running(ABC, Generic[R, T]):
@@ -37,17 +53,13 @@ class Running(ABC, Generic[R, T]):
     """
 
     def __init__(
-        self,
-        search_id: str,
-        resolved: R,
-        options: SubmitOptions,
-        prompt_tokens: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, search_id: str, resolved: R, options: SubmitOptions, host: Host, on_event: Callable[[Any], None]
     ) -> None:
         self.search_id = search_id
         self.resolved = resolved
         self.options = options
-        self.meter = UsageMeter(clock=clock, waited=options.waited, prompt_tokens=prompt_tokens)
+        self.meter = UsageMeter(clock=host.clock, waited=options.waited)
+        self._host, self._engine, self._on_event = host, host.engine, on_event
         self.result: T | None = None
         self.reservation: Reservation | None = None
         self.suspended = False
@@ -74,9 +86,9 @@ class Running(ABC, Generic[R, T]):
         return False
 
     @property
-    @abstractmethod
     def tree_complete(self) -> bool:
         """True if it holds no engine resources: it votes, or is finished."""
+        return self.result is not None
 
     def _time_limit_from(self, start: float) -> float:
         limit = self.resolved.request.time_limit
@@ -98,7 +110,6 @@ class Running(ABC, Generic[R, T]):
     def handle(self, done: Done) -> None:
         """Process one piece of finished engine work; results for what has failed are ignored."""
 
-    @abstractmethod
     def report_growth(self) -> None:
         """Report how far it has come between two rounds, if the submission asked for it."""
 
@@ -106,9 +117,17 @@ class Running(ABC, Generic[R, T]):
     def stop(self, reason: StopReason) -> None:
         """Stop with what there is; cancels its work and releases every block."""
 
-    @abstractmethod
     def fail(self, error: Exception) -> None:
         """Fail, in any state, because of `error`; what was found so far is kept."""
+        self._engine.abandon(self.search_id)
+        try:
+            self._end(StopReason.FAILED, reason_of(error, self.search_id))
+        except Exception:
+            log.exception("the last event of failed search %s could not be delivered", self.search_id)
+
+    @abstractmethod
+    def _end(self, reason: StopReason, error: str = "") -> None:
+        """Make the result of what was found so far, and report it."""
 
 
 AnyRunning = Running[Any, Any]

@@ -1,25 +1,18 @@
 """A request for scores from submission to result: solutions as a tree, each step of which is read once."""
 
-import logging
-import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from espalier.engine.engine import Engine
 from espalier.engine.work import Done
 from espalier.prm.limits import UNLIMITED
-from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore
-from espalier.search.request import SubmitOptions
+from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepScore
 from espalier.search.result import StopReason
-from espalier.search.run.executor import AnyEvent, ResolvedScores
-from espalier.search.run.failure import reason_of
+from espalier.search.run.executor import ResolvedScores
 from espalier.search.run.running import Running
 from espalier.search.run.search import digests
 from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
 from espalier.search.tree import Node, aggregate
-
-log = logging.getLogger("espalier.search")
 
 OVER_BUDGET = "verifier_budget is used up"
 
@@ -27,28 +20,13 @@ OVER_BUDGET = "verifier_budget is used up"
 class RunningScoring(Running[ResolvedScores, ScoreResult]):
     """What scores of given steps have in common, whether the steps come at once or one after another."""
 
-    def __init__(
-        self,
-        search_id: str,
-        resolved: ResolvedScores,
-        options: SubmitOptions,
-        engine: Engine,
-        scorer: Scorer,
-        on_event: Callable[[AnyEvent], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(search_id, resolved, options, 0, clock)
-        self._engine = engine
-        self._scorer = scorer
-        self._on_event = on_event
+    def __init__(self, search_id: str, resolved: ResolvedScores, *places: Any) -> None:
+        super().__init__(search_id, resolved, *places)
+        assert self._host.scorer, "requests for scores are resolved with a scorer alone"
+        self._scorer = self._host.scorer
         self._root = Node(0, None, ())
         self._session = ScoreSession()
         self._exhausted = False  # whether a step was left out for the budget
-
-    @property
-    def tree_complete(self) -> bool:
-        """True if it is finished."""
-        return self.result is not None
 
     def _begin(self) -> None:
         resolved, request, salt = self.resolved, self.resolved.request, self.options.salt
@@ -88,15 +66,6 @@ class RunningScoring(Running[ResolvedScores, ScoreResult]):
         """See `Running`; steps that are not scored yet have no score."""
         self._close()
         self._end(reason)
-
-    def fail(self, error: Exception) -> None:
-        """See `Running`."""
-        self._session = ScoreSession()
-        self._engine.abandon(self.search_id)
-        try:
-            self._end(StopReason.FAILED, reason_of(error, self.search_id))
-        except Exception:
-            log.exception("the last event of failed scores %s could not be delivered", self.search_id)
 
     @property
     def _budget_left(self) -> int:
@@ -165,9 +134,6 @@ class RunningScores(RunningScoring):
                 node.num_children += 1
             node = child
         return node
-
-    def report_growth(self) -> None:
-        """Nothing: scores are reported at the end."""
 
     def _begin_steps(self) -> None:
         answers = set(self._ends) if self._scorer.scores == "answers" else None

@@ -2,9 +2,8 @@
 
 import logging
 import math
-import time
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from espalier.engine.engine import Engine, Footprint
 from espalier.engine.work import Done
@@ -12,11 +11,10 @@ from espalier.prm.scorer import Scorer
 from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand
 from espalier.search.grading.answers import extract_answer
-from espalier.search.request import SubmitOptions, Vote
+from espalier.search.request import Vote
 from espalier.search.result import (
     Candidate,
     CandidateDone,
-    Event,
     ExpandRecord,
     Finished,
     MemorySample,
@@ -32,7 +30,6 @@ from espalier.search.result import (
 )
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.expander import TreeExpander
-from espalier.search.run.failure import reason_of
 from espalier.search.run.running import Running
 from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
 from espalier.search.voting.probed import probed_answer
@@ -65,29 +62,21 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         candidates: complete paths that vote; None while the search waits or runs.
     """
 
-    def __init__(
-        self,
-        search_id: str,
-        resolved: ResolvedRequest,
-        options: SubmitOptions,
-        engine: Engine,
-        scorer: Scorer | None,
-        on_event: Callable[[Event], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(search_id, resolved, options, resolved.generator_limits.prompt_tokens, clock)
+    def __init__(self, search_id: str, resolved: ResolvedRequest, *places: Any) -> None:
+        super().__init__(search_id, resolved, *places)
+        engine, scorer, salt = self._host.engine, self._host.scorer, self.options.salt
+        self.meter.prompt_tokens = resolved.generator_limits.prompt_tokens
         self.request = resolved.request
         self.candidates: tuple[Candidate, ...] | None = None
         self._digests = digests(engine, scorer)
-        self._on_event = on_event
-        self._tree = TreeExpander(search_id, resolved, options.salt, engine, scorer, self.meter, self._on_complete)
+        self._tree = TreeExpander(search_id, resolved, salt, engine, scorer, self.meter, self._on_complete)
         self._algorithm = make_algorithm(resolved.request, self._tree.root)
         self._asked: list[Expand] = []
         self._standing: list[Node] = []
         self._deepest = 0
         self._rounds: list[Round] = []
         self._moments: list[MemorySample] = []  # of the round in progress
-        self._changes = ChangedNodes(self._tree.nodes) if options.report_nodes else None
+        self._changes = ChangedNodes(self._tree.nodes) if self.options.report_nodes else None
         self._next_look = math.inf
         self._found: dict[Node, Candidate] = {}
         self._reason = StopReason.FINISHED
@@ -152,10 +141,12 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         self._finish(reason)
 
     def fail(self, error: Exception) -> None:
-        """Fail the search, in any state, because of `error`; candidates found so far are kept."""
-        self._error = reason_of(error, self.search_id)
-        self._reason = StopReason.FAILED
+        """See `Running`; candidates found so far are kept."""
         self._tree.abandon()
+        super().fail(error)
+
+    def _end(self, reason: StopReason, error: str = "") -> None:
+        self._reason, self._error = reason, error
         if self.candidates is None:
             self._finish_usage()
         try:
@@ -164,10 +155,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         except Exception:
             log.exception("the candidates of failed search %s are lost", self.search_id)
             self.candidates, outcome = (), VoteResult(None)
-        try:
-            self.end(outcome)
-        except Exception:
-            log.exception("the last event of failed search %s could not be delivered", self.search_id)
+        self.end(outcome)
 
     def _advance(self) -> None:
         if self._algorithm.finished():
