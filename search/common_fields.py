@@ -47,12 +47,21 @@ class Vote(StrEnum):
     """Ways to select one answer from the complete paths.
 
     `naive` takes the answer of the best-scored path, `weighted` the answer with the largest sum of path scores,
-    `majority` the answer given by most paths.
+    `majority` the answer given by most paths. The others are weighted votes by the generator's own confidence in a path
+    in place of its score, and need no verifier; see `voting.confidence`.
     """
 
     NAIVE = "naive"
     WEIGHTED = "weighted"
     MAJORITY = "majority"
+    CONFIDENCE = "confidence"
+    TAIL_CONFIDENCE = "tail-confidence"
+    LOWEST_CONFIDENCE = "lowest-confidence"
+
+    @property
+    def reads_confidence(self) -> bool:
+        """True if a path's score is the generator's confidence in it."""
+        return self in (Vote.CONFIDENCE, Vote.TAIL_CONFIDENCE, Vote.LOWEST_CONFIDENCE)
 
 
 class EarlyStop(StrEnum):

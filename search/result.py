@@ -110,6 +110,7 @@ def content_of(steps: Sequence[ScoredStep | NodeRecord]) -> tuple[str, ...]:
 class Candidate:
     """A complete path: its answer, its aggregated score, and the number of sampled paths merged into it.
 
+    With a vote by confidence the score is the generator's confidence in the path, whatever its steps' scores.
     `thought_tokens` are those that the model sampled for its thought, marks included.
     """
 

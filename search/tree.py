@@ -96,6 +96,7 @@ class Node:
         verifier_tokens: tokens of the step in the verifier's tokenization, the problem's for the root; 0 if the
             verifier did not read it.
         log_probability: sum of the log-probabilities of its tokens under the generator.
+        log_probabilities: those of its tokens, kept for votes by confidence only.
         multiplicity: number of sampled siblings with the same text and termination, including this one; beam search
             limits it to the places it gives the node. For independent paths, how many have sampled the same tokens so
             far.
@@ -121,6 +122,7 @@ class Node:
     rollout: bool = False
     thought_chars: int = 0
     written: HostText = HostText()
+    log_probabilities: tuple[float, ...] = ()
     probe: Probe | None = None
 
     @property

@@ -104,7 +104,7 @@ def vote_of(request: CommonFields) -> Vote:
 def needs_verifier(request: CommonFields) -> bool:
     """True if the search uses the verifier's scores."""
     its = algorithm_of(request)
-    return its.scores != "none" or ("vote" in its.uses and vote_of(request) is not Vote.MAJORITY)
+    return its.scores != "none" or ("vote" in its.uses and vote_of(request) in (Vote.NAIVE, Vote.WEIGHTED))
 
 
 def verifier_advice() -> str:

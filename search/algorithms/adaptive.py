@@ -8,6 +8,7 @@ from typing import Annotated
 
 from annotated_types import Interval
 
+from espalier.engine.errors import Violation
 from espalier.search.algorithms.base import Expand, MemoryEstimate, SearchAlgorithm, path_score
 from espalier.search.common_fields import CommonFields, Vote
 from espalier.search.schema import Option
@@ -78,6 +79,13 @@ class AdaptivePaths(SearchAlgorithm):
     def sampled(cls, request: CommonFields) -> tuple[int, int]:
         """N paths at most."""
         return request.beam_width, 0
+
+    @classmethod
+    def violations(cls, request: CommonFields) -> list[Violation]:
+        """See `SearchAlgorithm`; confidences are not known before the vote."""
+        wrong = request.vote is not None and Vote(request.vote).reads_confidence
+        why = "adaptive is decided by the votes majority, weighted and naive; majority takes votes by confidence"
+        return [*super().violations(request), *([Violation("vote", why)] if wrong else [])]
 
     def ask(self) -> Sequence[Expand]:
         """The next M paths, or all remaining ones."""

@@ -106,6 +106,7 @@ class TreeExpander:
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, resolved.verifier_limits is not None)
         self._gate = make_gate(resolved.request, self._scorer is not None) if stops_early(resolved.request) else None
+        self._keeps_log_probabilities = resolved.request.vote is not None and resolved.request.vote.reads_confidence
         self._unfinished = 0  # children requested in this round
         self._waiting: dict[Node, PendingExpansion] = {}  # paths that wait at the gate, by what sampled their last step
         self._states: dict[Node, NodeState] = {}
@@ -280,6 +281,8 @@ class TreeExpander:
         node.rollout = expansion.greedy or parent.rollout
         node.text, node.num_tokens, node.log_probability = done.text, len(done.token_ids), done.log_probability
         node.own_tokens, node.multiplicity = done.own_tokens, count
+        if self._keeps_log_probabilities:
+            node.log_probabilities = tuple(done.log_probabilities)
         self.nodes.append(node)
         self._budget.begin(node, expansion.round_root)
         self._meter.note_step()
@@ -387,7 +390,7 @@ class TreeExpander:
             one, other = self._states[duplicate], self._states[kept]
             one.generator, other.generator = other.generator, one.generator
             of_tokens = () if duplicate.score is None else ("score",)  # others are of the text, which is the same
-            for name in ("path", "num_tokens", "own_tokens", "log_probability", *of_tokens):
+            for name in ("path", "num_tokens", "own_tokens", "log_probability", "log_probabilities", *of_tokens):
                 mine, theirs = getattr(duplicate, name), getattr(kept, name)
                 setattr(duplicate, name, theirs)
                 setattr(kept, name, mine)

@@ -32,6 +32,7 @@ from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.expander import TreeExpander
 from espalier.search.run.running import Running
 from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
+from espalier.search.voting.confidence import path_confidence
 from espalier.search.voting.probed import probed_answer
 from espalier.search.voting.vote import VoteResult, select
 
@@ -276,12 +277,18 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         found = self._found[node]
         return found if found.multiplicity == node.multiplicity else replace(found, multiplicity=node.multiplicity)
 
+    def _score(self, node: Node) -> float | None:
+        """The score of a complete path in the vote."""
+        if not self.vote.reads_confidence:
+            return aggregate(node.step_scores(), self.request.aggregation)
+        return path_confidence([value for step in node.lineage() for value in step.log_probabilities], self.vote)
+
     def _on_complete(self, node: Node) -> Candidate:
         """Extract the answer of a path that has just become complete."""
         found = self._found[node] = Candidate(
             node_id=node.node_id,
             answer=extract_answer(node.answer_text()),
-            score=aggregate(node.step_scores(), self.request.aggregation),
+            score=self._score(node),
             multiplicity=node.multiplicity,
             steps=tuple(ScoredStep(n.text, n.score, n.thought_chars, n.written.text) for n in node.lineage()),
             thought_tokens=sum(n.num_tokens for n in node.lineage() if n.thought_chars),

@@ -29,7 +29,7 @@ class PartialVote:
         """Start without votes.
 
         Args:
-            vote: weighted or majority. The best-scored path of a naive vote can be found by any path to its end.
+            vote: any but naive. The best-scored path of a naive vote can be found by any path to its end.
             scored: whether paths have scores, which break ties; without, ties go to the first path.
         """
         assert vote is not Vote.NAIVE
@@ -57,7 +57,7 @@ class PartialVote:
         if not self._votes:
             return False
         leader, rival = self._leader_and_rival()
-        if self._vote is Vote.WEIGHTED:
+        if self._vote is not Vote.MAJORITY:
             return leader > rival + open_votes + _ROUNDING
         return leader > rival + open_votes or (leader == rival + open_votes and self._wins_ties(leader, first_open))
 
@@ -159,4 +159,5 @@ def make_gate(request: SearchRequest, scored: bool) -> PathGate:
         scored: whether a verifier scores its paths.
     """
     assert request.vote is not None
+    scored = scored or request.vote.reads_confidence
     return PathGate(PartialVote(request.vote, scored), request.candidates, request.early_stop is EarlyStop.FRUGAL)

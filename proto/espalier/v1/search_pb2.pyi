@@ -37,6 +37,9 @@ class Vote(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VOTE_NAIVE: _ClassVar[Vote]
     VOTE_WEIGHTED: _ClassVar[Vote]
     VOTE_MAJORITY: _ClassVar[Vote]
+    VOTE_CONFIDENCE: _ClassVar[Vote]
+    VOTE_TAIL_CONFIDENCE: _ClassVar[Vote]
+    VOTE_LOWEST_CONFIDENCE: _ClassVar[Vote]
 
 class EarlyStop(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -95,6 +98,9 @@ VOTE_UNSPECIFIED: Vote
 VOTE_NAIVE: Vote
 VOTE_WEIGHTED: Vote
 VOTE_MAJORITY: Vote
+VOTE_CONFIDENCE: Vote
+VOTE_TAIL_CONFIDENCE: Vote
+VOTE_LOWEST_CONFIDENCE: Vote
 EARLY_STOP_UNSPECIFIED: EarlyStop
 EARLY_STOP_OFF: EarlyStop
 EARLY_STOP_DECIDED: EarlyStop
