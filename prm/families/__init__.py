@@ -19,7 +19,7 @@ from espalier.engine.models.model import Model
 from espalier.engine.models.options import LoadFormat
 from espalier.engine.roles import VERIFIER
 from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
-from espalier.prm.families import eurus, outcome, rlhflow, thinkprm, token_classifier, universal, yes_no
+from espalier.prm.families import eurus, outcome, rlhflow, thinkprm, token_classifier, universal, value_guided, yes_no
 from espalier.prm.families.from_spec import info_of, load_from_spec
 from espalier.prm.families.spec import DetectionTable, FamilySpec, read_spec
 
@@ -76,6 +76,7 @@ def entries() -> tuple[Entry, ...]:
         Entry(token_classifier.INFO, token_classifier.load, token_classifier.detect),
         Entry(token_classifier.PURE_INFO, token_classifier.load_pure),
         Entry(outcome.INFO, outcome.load, lambda _: "its architecture"),
+        Entry(value_guided.INFO, value_guided.load, lambda _: "its architecture"),
         Entry(universal.INFO, universal.load),
         Entry(eurus.INFO, None),
         Entry(thinkprm.INFO, thinkprm.load),

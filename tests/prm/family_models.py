@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from tiny_models import edit_json, edit_tensors, randomize
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import (
     AutoConfig,
     LlamaConfig,
@@ -47,6 +47,7 @@ def write_families(root: Path, tiny: dict[str, Path]) -> dict[str, Path]:
         "chat-classifier": tiny["chat-classifier"],
         "pure": tiny["classifier"],
         "outcome": _outcome(root / "outcome", llama),
+        "value-guided": _value_guided(root / "value-guided", tiny["math-prm"]),
         "universal-prm": _universal(root / "universal", tiny["math-prm"]),
         "eurus-prm": tiny["qwen2-untied"],
         "thinkprm": write_thinkprm(root / "thinkprm", tiny["qwen2-untied"]),
@@ -82,6 +83,23 @@ def _universal(folder: Path, math_prm: Path) -> Path:
     gone = dict.fromkeys(("score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias"))
     edit_tensors(folder / "model.safetensors", {**gone, "score.weight": 0.3 * torch.randn(1, 40)})
     edit_json(folder / "config.json", {"architectures": ["UniversalModel"]})
+    return folder
+
+
+def _value_guided(folder: Path, math_prm: Path) -> Path:
+    """Three labels without biases, and the marks of R1's turns."""
+    shutil.copytree(math_prm, folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    marks = ("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
+    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    torch.manual_seed(28)
+    grown = {"model.embed_tokens.weight": 0.3 * torch.randn(tokenizer.get_vocab_size(), 40)}
+    gone = dict.fromkeys(("score.0.bias", "score.2.bias", "lm_head.weight"))
+    head = {**gone, "score.2.weight": 0.3 * torch.randn(3, 40)}
+    edit_tensors(folder / "model.safetensors", {**grown, **head})
+    changes = {"architectures": ["Qwen2ForClassifier"], "vocab_size": tokenizer.get_vocab_size(), "num_labels": 3}
+    edit_json(folder / "config.json", changes)
     return folder
 
 

@@ -152,6 +152,22 @@ def universal(folder: Path, problem: str, steps: list[str]) -> list[float]:
     return scores
 
 
+def value_guided(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    """The authors' roll-in and classifier; the value after a block is at its last token."""
+    ids = _encode(
+        folder,
+        f"<｜begin▁of▁sentence｜><｜User｜>{problem} Please think step-by-step and put your final answer within "
+        "\\boxed{}.<｜Assistant｜><think>\n",
+    )
+    ends = []
+    for step in steps:
+        ids += _encode(folder, step)
+        ends.append(len(ids) - 1)
+    hidden, w = _qwen_trunk(folder)(torch.tensor([ids])).last_hidden_state[0, ends], tensors(folder)
+    logits = torch.relu(hidden @ w["score.0.weight"].T) @ w["score.2.weight"].T
+    return torch.softmax(logits, dim=-1)[:, 1].tolist()
+
+
 def thinkprm_prompt(folder: Path, problem: str, steps: list[str]) -> str:
     """The authors' `format_verification_cot_for_thinkprm`, after the step labels of their `process_example`."""
     bare = [re.sub(r"Step \d+:", "", step.replace("## Step", "Step")).strip() for step in steps]
@@ -238,6 +254,7 @@ def plain_scores(name: str, folders: dict[str, Path], problem: str, steps: list[
         "token-classifier": lambda *args: plain_classifier_scores(*args, "\n", False),
         "chat-classifier": lambda *args: plain_classifier_scores(*args, "\n\n", True),
         "pure": pure,
+        "value-guided": value_guided,
         "universal-prm": universal,
         "eurus-prm": lambda *args: eurus(*args, folders["eurus-reference"]),
     }

@@ -31,6 +31,7 @@ STEPWISE = [
     "token-classifier",
     "chat-classifier",
     "pure",
+    "value-guided",
     "universal-prm",
     "eurus-prm",
     "yes-no",
@@ -39,6 +40,7 @@ TAGS = {
     "qwen2.5-math-prm": ("<extra_0>", "<extra 0>"),
     "reasonflux-prm": ("<extra_0>", "<extra 0>"),
     "rlhflow": ("<|eot_id|>", "<|eot id|>"),
+    "value-guided": ("<｜User｜>", "< ｜User｜>"),
     "yes-no": ("<|im_end|>", "<|im end|>"),
 }
 

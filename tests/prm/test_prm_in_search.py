@@ -1,18 +1,23 @@
 """Searches over verifiers of every family, each score checked against the whole text."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import family_models
 import plain_families
 import pytest
 import torch
 from paths import PROBLEM
 from test_prm_exactness import STEPWISE
+from tiny_models import edit_tensors
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import InvalidRequestError, ScoreMismatchError
+from espalier.engine.errors import CheckpointError, InvalidRequestError, ScoreMismatchError
+from espalier.engine.models.checkpoint import Checkpoint
 from espalier.prm.base import PrmFamily, ScoreInput, StepPath
+from espalier.prm.families import load_verifier
 from espalier.prm.families.universal import UniversalPrm
 from espalier.prm.session import StepSession
 from espalier.prm.verifier import Verifier
@@ -94,6 +99,41 @@ def test_a_searchs_scores_are_the_recipes_and_the_full_rescore_agrees(
     for path in (paths[0], paths[len(paths) // 2], *paths[-3:]):
         expected = plain_families.plain_scores(name, family_folders, PROBLEM, [node.text for node in path])
         assert [node.score for node in path] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [AlgorithmName.BEAM, AlgorithmName.DVTS, AlgorithmName.BEST_OF_N])
+@pytest.mark.parametrize("name", ["value-guided", "token-classifier", "qwen2.5-math-prm"])
+def test_blocks_of_tokens_have_a_value_each_read_at_their_ends(
+    name: str, algorithm: AlgorithmName, search_with: Make, family_folders: dict[str, Path]
+):
+    request = replace(BEAM, algorithm=algorithm, step_rule="tokens:6", max_steps=8, max_step_tokens=None, seed=6)
+    (result,) = run(search_with(name, full_rescore=True, max_batch_tokens=64), request)
+    assert result.error == ""
+    nodes = {node.node_id: node for node in result.nodes}
+    inner = [nodes[node.parent_id] for node in result.nodes if node.parent_id]
+    assert inner
+    assert all(6 <= node.tokens <= 6 + 8 for node in inner), "blocks end at six tokens, or where their letter ends"
+    paths = sorted(scored_paths(result), key=len)
+    assert len(paths[-1]) > 2
+    for path in (paths[0], *paths[-3:]):
+        expected = plain_families.plain_scores(name, family_folders, PROBLEM, [node.text for node in path])
+        assert [node.score for node in path] == pytest.approx(expected, abs=1e-5)
+    assert all(candidate.score is not None for candidate in result.candidates)
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_value_model_has_one_label_or_three(labels: int, family_folders: dict[str, Path], tmp_path: Path):
+    folder = tmp_path / "value"
+    shutil.copytree(family_folders["value-guided"], folder)
+    edit_tensors(folder / "model.safetensors", {"score.2.weight": torch.ones(labels, 40)})
+    family = load_verifier(Checkpoint(folder), torch.float32, "cpu")
+    hidden, inner = torch.randn(5, 40), family_models.tensors(folder)["score.0.weight"]
+    logits = torch.relu(hidden @ inner.T).sum(1, keepdim=True)
+    expected = torch.sigmoid(logits) if labels == 1 else torch.full((5, 1), 1 / 3)
+    torch.testing.assert_close(family.model.head(hidden), expected)
+    edit_tensors(folder / "model.safetensors", {"score.2.weight": torch.ones(2, 40)})
+    with pytest.raises(CheckpointError, match="has 2 labels; a reward model of this family has 3"):
+        load_verifier(Checkpoint(folder), torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("full_rescore", [False, True])

@@ -1,0 +1,68 @@
+"""Value models of Value-Guided Search, of the class `Qwen2ForClassifier`: the value of a thought after any token.
+
+Layout: the prompt of DeepSeek-R1's distilled models with an open thought, then the path's text as it is. Nothing stands
+between steps, and a score is read at a step's last token, so steps may be blocks of tokens (`--step-rule tokens:4096`).
+The head is `score.0` → ReLU → `score.2`, without biases. With three labels (wrong, right, unfinished) the score is the
+softmax probability of the second, with one label the sigmoid.
+
+VGS-AI/DeepSeek-VM-1.5B comes without tokenizer files: put those of deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B beside it.
+Source: arXiv:2505.17373 and its code, github.com/kaiwenw/value-guided-search. There the generator's own token ids are
+read, marks of the thought among them; here the text of each step, which has no marks, is encoded by itself.
+"""
+
+import torch
+
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model
+from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, without_special_tokens
+from espalier.prm.heads import load_scoring_model, probability_of, require_token
+
+_MARKS = _BEGIN, _USER, _ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
+_INSTRUCTION = " Please think step-by-step and put your final answer within \\boxed{}."
+
+INFO = FamilyInfo(
+    name="value-guided",
+    models="VGS-AI/DeepSeek-VM-1.5B",
+    architectures=("Qwen2ForClassifier",),
+    head="`score.0` → ReLU → `score.2`, without biases",
+    layout="R1's prompt with an open thought, `{step}` as it is",
+    score_positions="last token of the step",
+    score="softmax, label 1 of 3; sigmoid of one label",
+    source="arXiv:2505.17373 and github.com/kaiwenw/value-guided-search",
+)
+
+
+class ValueGuided(PrmFamily):
+    """The family of value models; see the module."""
+
+    info = INFO
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        """The problem with the instruction, and the opening of the thought."""
+        asked = without_special_tokens(problem, _MARKS) + _INSTRUCTION
+        return self.model.tokenizer.encode(f"{_BEGIN}{_USER}{asked}{_ASSISTANT}<think>\n")
+
+    def read(self, path: StepPath) -> ScoreInput:
+        """The step's text, read at its last token."""
+        ids = self.model.tokenizer.encode(without_special_tokens(path.steps[-1], _MARKS))
+        return ScoreInput(tuple(ids), (len(ids) - 1,))
+
+
+def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> ValueGuided:
+    """Load a value model with three labels or one.
+
+    Raises:
+        CheckpointError: the head has another number of labels, or the tokenizer lacks a mark of the prompt.
+    """
+    tokenizer = TextTokenizer(checkpoint)
+    for mark in _MARKS:
+        require_token(checkpoint, tokenizer, mark, "which begins a turn of the prompt")
+    head = ("score.0", "score.2")
+    one = checkpoint.shape("score.2.weight") == (1, checkpoint.decoder_config.hidden_size)
+    output, labels = (torch.sigmoid, 1) if one else (probability_of(1), 3)
+    model = load_scoring_model(checkpoint, tokenizer, dtype, device, output, layers=head, labels=labels, bias=False)
+    return ValueGuided(model)
