@@ -7,7 +7,7 @@ script without a guard would load its models twice, then fail; and what our chil
 import multiprocessing.spawn
 import sys
 from multiprocessing import get_context
-from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
 from types import FunctionType
 from typing import Any
 
@@ -43,34 +43,16 @@ class _Spawned(SpawnProcess):
         return _without_main(Popen)(process_obj)
 
 
-class _Forked(ForkServerProcess):
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802 (multiprocessing's name)
-        from multiprocessing.popen_forkserver import Popen
-
-        return _without_main(Popen)(process_obj)
-
-
 class _Spawning(SpawnContext):
     Process = _Spawned
 
 
-class _Forking(ForkServerContext):
-    Process = _Forked
-
-
-_OF_METHOD: dict[str, type[BaseContext]] = {"spawn": _Spawning, "forkserver": _Forking}
-
-
-def context_without_main(method: str) -> BaseContext:
-    """Return a context whose children leave the main module alone, so that its functions cannot be called in them.
+def context_without_main() -> BaseContext:
+    """Return a context that spawns children which leave the main module alone, so that they cannot call its functions.
 
     It is a context of its own, and changes no other. On Windows it is the plain one.
-
-    Args:
-        method: `spawn` or `forkserver`.
     """
-    return get_context(method) if sys.platform == "win32" else _OF_METHOD[method]()
+    return get_context("spawn") if sys.platform == "win32" else _Spawning()
 
 
 def is_of_main(function: Any) -> bool:

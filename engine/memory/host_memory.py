@@ -40,17 +40,11 @@ def model_bytes(config: DecoderConfig, dtype: torch.dtype, quantization: Quantiz
     if isinstance(config, TransformersConfig):
         return config.weight_bytes(dtype, quantization)
 
-    def linear(rows: int, columns: int) -> int:
-        return linear_bytes(rows, columns, dtype.itemsize, quantization)
-
-    hidden, inner = config.hidden_size, config.intermediate_size
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    layer = (
-        linear(heads + 2 * kv_heads, hidden) + linear(hidden, heads) + linear(2 * inner, hidden) + linear(hidden, inner)
-    )
-    embedding = config.vocab_size * hidden * dtype.itemsize
-    copied = generates and (not config.tied or dtype == torch.float32)
-    return config.num_layers * layer + embedding + (linear(config.vocab_size, hidden) if copied else 0)
+    products = list(config.layer_products) * config.num_layers
+    if generates and (not config.tied or dtype == torch.float32):
+        products.append((config.vocab_size, config.hidden_size))
+    embedding = config.vocab_size * config.hidden_size * dtype.itemsize
+    return embedding + sum(linear_bytes(*shape, dtype.itemsize, quantization) for shape in products)
 
 
 def require_host_memory(models: Mapping[str, int], free: int | None) -> None:

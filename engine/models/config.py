@@ -97,6 +97,13 @@ class DecoderConfig:
             elements[layer.window] += layer.elements
         return {window: count / elements.total() for window, count in elements.items()}
 
+    @property
+    def layer_products(self) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of the products of one layer: into attention, out of it, into the MLP, out of it."""
+        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, inner = self.hidden_size, self.intermediate_size
+        return (heads + 2 * kv_heads, hidden), (hidden, heads), (2 * inner, hidden), (hidden, inner)
+
     def kv_bytes_per_token(self, item_bytes: int) -> int:
         """Bytes of a token's keys and values in all layers, with elements of `item_bytes`."""
         return item_bytes * sum(layer.elements for layer in self.kv_layers)

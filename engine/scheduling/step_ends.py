@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -26,7 +26,6 @@ class StepEnds:
         self._tokenizer = tokenizer
         self._ids = ids
         self._of_byte: dict[int, np.ndarray] = {}
-        self._after_word: np.ndarray | None = None
         self._of_rules: dict[frozenset[Rule], np.ndarray] = {}
 
     def may_end(self, rules: frozenset[Rule]) -> np.ndarray:
@@ -40,7 +39,7 @@ class StepEnds:
                 if delimiter:
                     found |= self._with_byte(delimiter.encode()[-1])
                 if markers:
-                    found |= self._beyond_words()
+                    found |= self._beyond_words
             self._of_rules = {rules: found}  # batches have the same rules again and again
         return found
 
@@ -56,7 +55,7 @@ class StepEnds:
             return work.delimiter in last and (
                 work.delimiter in self._tokenizer.decode(token_ids.tolist()).lstrip()[1:]
             )
-        if work.markers and self._beyond_words()[token_ids[-1]]:
+        if work.markers and self._beyond_words[token_ids[-1]]:
             return bool(_begun_by(work.markers).search(self._last(token_ids).lstrip()))
         return False
 
@@ -82,11 +81,10 @@ class StepEnds:
             self._of_byte[byte] = self._where(lambda token: byte in token)
         return self._of_byte[byte]
 
+    @cached_property
     def _beyond_words(self) -> np.ndarray:
         """Tokens of more than letters and digits: a word is over with one of these."""
-        if self._after_word is None:
-            self._after_word = self._where(lambda token: not _WORD.fullmatch(token))
-        return self._after_word
+        return self._where(lambda token: not _WORD.fullmatch(token))
 
     def _where(self, holds: Callable[[bytes], bool]) -> np.ndarray:
         found = np.zeros(self._ids, dtype=bool)

@@ -12,17 +12,6 @@ from espalier.search.tokenization import TokenizationRequest
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDescription:
-    """Description of a worker. Version and models must be the same for all, for results not to depend on the worker."""
-
-    version: str
-    models: dict[str, str]
-    kv_memory_bytes: int
-    hardware: dict[str, Any]
-    defaults: RequestDefaults
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """Order to run a search; one that the worker runs already is ignored.
 
@@ -60,9 +49,16 @@ Order = Run | Cancel | Tell
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The worker can search from now on, and runs nothing yet."""
+    """The worker can search from now on, and runs nothing yet.
 
-    description: WorkerDescription
+    Version and models must be the same for all workers, for results not to depend on the worker.
+    """
+
+    version: str
+    models: dict[str, str]
+    kv_memory_bytes: int
+    hardware: dict[str, Any]
+    defaults: RequestDefaults
     held: Occupancy
 
 

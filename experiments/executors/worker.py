@@ -21,7 +21,6 @@ from espalier.experiments.executors.transport import (
     Run,
     Stepped,
     Tell,
-    WorkerDescription,
 )
 from espalier.experiments.runs.provenance import hardware
 from espalier.search.result import Finished
@@ -83,7 +82,9 @@ class Worker:
         try:
             orchestrator = load_orchestrator(self._runtime)
             self._orchestrator = orchestrator
-            self._send(Loaded(_describe(orchestrator), orchestrator.occupancy()))
+            models, kv_memory = orchestrator.describe_models(), orchestrator.kv_memory_bytes
+            held, defaults = orchestrator.occupancy(), orchestrator.defaults
+            self._send(Loaded(__version__, models, kv_memory, hardware(), defaults, held))
             self._loop.run(orchestrator, self._report)
             orchestrator.close()
         except Exception as error:
@@ -191,11 +192,6 @@ class Worker:
         self._early_turns.clear()
         self._next_turns.clear()
         self._events.clear()
-
-
-def _describe(orchestrator: Orchestrator) -> WorkerDescription:
-    models, kv_memory = orchestrator.describe_models(), orchestrator.kv_memory_bytes
-    return WorkerDescription(__version__, models, kv_memory, hardware(), orchestrator.defaults)
 
 
 def _public(error: Exception) -> EspalierError:

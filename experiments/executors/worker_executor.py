@@ -27,7 +27,6 @@ from espalier.experiments.executors.transport import (
     Stepped,
     Tell,
     Transport,
-    WorkerDescription,
 )
 from espalier.search.completion import CompletionFinished
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
@@ -233,23 +232,23 @@ class WorkerExecutor:
 
     # ---- the workers
 
-    def _wait_for_all(self) -> list[WorkerDescription]:
+    def _wait_for_all(self) -> list[Loaded]:
         """Wait for every worker; raises what one of them reports while others still load."""
-        described: dict[int, WorkerDescription] = {}
+        described: dict[int, Loaded] = {}
         remind = time.monotonic() + _REMIND_SECONDS
         while missing := len(self._workers) - len(described):
             for number, report in self._transport.poll(_WAIT_SECONDS):
                 if isinstance(report, Lost):
                     raise report.error
                 if isinstance(report, Loaded):
-                    described[number] = report.description
+                    described[number] = report
                     self._workers[number].up, self._workers[number].held = True, report.held
             if time.monotonic() > remind:
                 log.warning("%d of %d workers have not started yet", missing, len(self._workers))
                 remind += _REMIND_SECONDS
         return [described[worker.number] for worker in self._workers]
 
-    def _differs(self, number: int, other: WorkerDescription) -> str:
+    def _differs(self, number: int, other: Loaded) -> str:
         """Return how a worker differs from worker 0, which makes it useless; empty if it does not."""
         ours = self._description
         mine = {"version": ours.version, **ours.models}
@@ -284,11 +283,11 @@ class WorkerExecutor:
             worker = self._workers[number]
             worker.heard = time.monotonic()
             match report:
-                case Loaded(description, _) if why := self._differs(number, description):
+                case Loaded() if why := self._differs(number, report):
                     log.warning("worker %d did not come back: %s", number, why)
-                case Loaded(_, held):
+                case Loaded():
                     log.warning("worker %d is back", number)
-                    worker.up, worker.held = True, held
+                    worker.up, worker.held = True, report.held
                 case Stepped():
                     worker.held = report.held
                     for event in report.events:

@@ -262,10 +262,9 @@ def _weight_bytes(model: Model, quantization: Quantization) -> int:
     if isinstance(decoder.config, TransformersConfig):
         return decoder.config.weight_bytes(decoder.dtype, quantization)
     decoders = (decoder.first, decoder.second) if isinstance(decoder, PolicyPairDecoder) else (decoder,)
-    saved = 0
-    for layers in (part.layers for part in decoders):
-        for w in map(layers.weights, range(len(layers))):
-            for weight in (w.qkv, w.out, w.gate_up, w.down):
-                rows, columns = weight.shape
-                saved += weight.nbytes - linear_bytes(rows, columns, decoder.dtype.itemsize, quantization)
-    return model.weight_bytes - saved
+    products = [shape for part in decoders for shape in part.config.layer_products * part.config.num_layers]
+    plain, kept = (
+        sum(linear_bytes(*shape, decoder.dtype.itemsize, how) for shape in products)
+        for how in (Quantization.NONE, quantization)
+    )
+    return model.weight_bytes - plain + kept

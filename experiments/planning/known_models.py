@@ -30,27 +30,19 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Weights that every token is multiplied with: of the layers and the head."""
-        layer = sum(rows * columns for rows, columns in self._layer)
+        layer = sum(rows * columns for rows, columns in self.config.layer_products)
         return self.config.num_layers * layer + self.config.hidden_size * self.outputs
 
     @property
     def weight_bytes(self) -> int:
         """Their bytes."""
-        layer = sum(linear_bytes(*weight, self.item_bytes, self.quantization) for weight in self._layer)
+        layer = sum(linear_bytes(*weight, self.item_bytes, self.quantization) for weight in self.config.layer_products)
         return self.config.num_layers * layer + self.item_bytes * self.config.hidden_size * self.outputs
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in all layers."""
         return self.config.kv_bytes_per_token(self.item_bytes)
-
-    @property
-    def _layer(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of a layer's weights."""
-        c = self.config
-        attended, read = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        hidden, inner = c.hidden_size, c.intermediate_size
-        return (attended + 2 * read, hidden), (hidden, attended), (2 * inner, hidden), (hidden, inner)
 
 
 def known_model(name: str, sizes: tuple[int, int, int, int, int, int, int], outputs: int) -> ModelShape:

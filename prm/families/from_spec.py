@@ -12,7 +12,7 @@ from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, without_label, without_special_tokens
 from espalier.prm.families.spec import FamilySpec
-from espalier.prm.heads import load_scoring_model, probability_of, require_published_ids
+from espalier.prm.heads import load_scoring_model, probability_of, require_published_ids, require_token
 
 _REDUCE: dict[str, Callable[[list[float]], float]] = {
     "min": min,
@@ -129,10 +129,8 @@ def load_from_spec(
     tokenizer = TextTokenizer(checkpoint)
     require_published_ids(checkpoint, tokenizer, spec.ids.vocabulary, spec.ids.tokens)
     token_ids = [_single_id(spec, tokenizer, token) for token in spec.head.tokens]
-    if tokenizer.token_id(spec.step.tag) is None and spec.step.tag.startswith("<"):
-        raise CheckpointError(
-            f"the tokenizer of {checkpoint.folder} has no token {spec.step.tag}, where scores are read"
-        )
+    if spec.step.tag.startswith("<"):
+        require_token(checkpoint, tokenizer, spec.step.tag, "where scores are read")
     model = load_scoring_model(
         checkpoint,
         tokenizer,

@@ -95,7 +95,7 @@ class Grader:
             initializer=_prepare,
             initargs=[self._memory],
             # Spawn, not fork: a fork would copy the locks of torch's and gRPC's threads in an arbitrary state.
-            context=get_context("spawn") if is_of_main(self._check) else context_without_main("spawn"),
+            context=get_context("spawn") if is_of_main(self._check) else context_without_main(),
         )
 
     @property

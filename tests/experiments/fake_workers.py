@@ -14,7 +14,6 @@ from espalier.experiments.executors.transport import (
     Report,
     Run,
     Stepped,
-    WorkerDescription,
 )
 from espalier.search.request import SearchRequest
 from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
@@ -22,8 +21,9 @@ from espalier.search.run.executor import Rejected, RequestDefaults, request_of
 from espalier.search.server_info import KvBlocks, Occupancy
 
 DEFAULTS = RequestDefaults(temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, max_positions=512)
-DESCRIPTION = WorkerDescription("1.2.3", {"generator": "ab", "verifier": "cd"}, 2**20, {"cores": 1}, DEFAULTS)
 IDLE = {"generator": KvBlocks(0, 3, 7), "verifier": KvBlocks(0, 1, 9)}
+MODELS = {"generator": "ab", "verifier": "cd"}
+LOADED = Loaded("1.2.3", MODELS, 2**20, {"cores": 1}, DEFAULTS, Occupancy(0, 0, IDLE))
 
 
 class FakeWorkers:
@@ -77,8 +77,8 @@ class FakeWorkers:
 
     # ---- the test's side
 
-    def load(self, worker: int, description: WorkerDescription = DESCRIPTION) -> None:
-        self._reports.append((worker, Loaded(description, Occupancy(0, 0, IDLE))))
+    def load(self, worker: int, loaded: Loaded = LOADED) -> None:
+        self._reports.append((worker, loaded))
 
     def lose(self, worker: int, why: str = "it was killed") -> None:
         self.running[worker].clear()

@@ -28,7 +28,7 @@ import os, sys, time
 from multiprocessing.connection import Connection
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
 from espalier.experiments.executors.process_worker import Answered, Asked
-from espalier.experiments.executors.transport import Loaded, Lost, Run, Stepped, WorkerDescription
+from espalier.experiments.executors.transport import Loaded, Lost, Run, Stepped
 
 connection = Connection(int(sys.argv[1]))
 runtime = connection.recv()
@@ -36,7 +36,7 @@ if runtime.generator == "missing":
     connection.send(Lost(CheckpointError("missing: not found")))
     os._exit(1)
 print("not for a reader of results", flush=True)
-connection.send(Loaded(WorkerDescription(sys.argv[2], {}, 0, {"pid": os.getpid()}, None), {}))
+connection.send(Loaded(sys.argv[2], {}, 0, {"pid": os.getpid()}, None, {}))
 while True:
     try:
         message = connection.recv()
@@ -97,7 +97,7 @@ def order(problem: str, search_id: str = "a") -> Run:
 
 def test_orders_reach_their_worker_and_its_reports_come_back_in_order(make, capfd):
     transport = make(3)
-    loaded = {number: report.description.version for number, report in hear(transport, 3)}
+    loaded = {number: report.version for number, report in hear(transport, 3)}
     assert loaded == {0: "0", 1: "1", 2: "2"}
     for name in ("a", "b", "c"):
         transport.send(1, order("go", name))
@@ -124,7 +124,7 @@ def test_a_worker_that_ends_is_reported_and_started_again_whether_or_not_anybody
     assert isinstance(lost, Lost)
     assert str(lost.error) == why
     assert isinstance(loaded, Loaded)
-    assert loaded.description.hardware["pid"] == transport.process_ids[0]
+    assert loaded.hardware["pid"] == transport.process_ids[0]
 
 
 def test_no_order_reaches_a_worker_before_its_predecessors_end_was_told(make):
@@ -200,7 +200,7 @@ def test_a_worker_that_takes_no_message_any_more_is_killed_and_replaced(make, mo
         transport.send(0, order("x" * 30_000))
     (_, lost), (_, loaded) = hear(transport, 2)
     assert str(lost.error) == "worker 0 was killed by SIGKILL"
-    assert loaded.description.hardware["pid"] != first
+    assert loaded.hardware["pid"] != first
     assert "took no message for 1 s" in caplog.text
 
 

@@ -87,7 +87,7 @@ def running(orchestrator: Orchestrator) -> Iterator[Running]:
     running = Running().start()
     loaded = running.next()
     assert isinstance(loaded, Loaded)
-    assert loaded.description.defaults.fill(SearchRequest("a")) == orchestrator.defaults.fill(SearchRequest("a"))
+    assert loaded.defaults.fill(SearchRequest("a")) == orchestrator.defaults.fill(SearchRequest("a"))
     yield running
     running.worker.stop()
     assert running.join()

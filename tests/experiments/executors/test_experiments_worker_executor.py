@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from exposition import some_stats  # pyright: ignore[reportMissingImports] - on pytest's path
-from fake_workers import DEFAULTS, DESCRIPTION, IDLE, SILENT, FakeWorkers, result_of
+from fake_workers import DEFAULTS, IDLE, LOADED, SILENT, FakeWorkers, result_of
 
 from espalier.engine.errors import (
     CheckpointError,
@@ -147,7 +147,7 @@ def test_a_worker_that_comes_back_is_used_again_unless_it_has_other_models(caplo
     for worker in (0, 1):
         workers.lose(worker)
     executor.step()
-    workers.load(0, replace(DESCRIPTION, models={"generator": "other", "verifier": "cd"}))
+    workers.load(0, replace(LOADED, models={"generator": "other", "verifier": "cd"}))
     workers.load(1)
     executor.step()
     submit(executor, 3)
@@ -462,7 +462,7 @@ def test_counters_of_all_workers_are_summed_up_and_a_lost_one_s_are_kept():
     ("act", "error", "words"),
     [
         (lambda workers: workers.lose(1, "worker 1 was killed by SIGKILL"), FatalError, "killed by SIGKILL"),
-        (lambda workers: workers.load(1, replace(DESCRIPTION, version="0.0.1")), FatalError, r"differ.*0\.0\.1"),
+        (lambda workers: workers.load(1, replace(LOADED, version="0.0.1")), FatalError, r"differ.*0\.0\.1"),
     ],
     ids=["lost", "other version"],
 )
