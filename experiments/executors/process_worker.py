@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.executors.transport import Cancel, Report, Run
+from espalier.experiments.executors.transport import Cancel, Report, Run, Tell
 from espalier.experiments.executors.worker import Worker
 from espalier.search.run.executor import AnyRequest, Resolved
 from espalier.search.tokenization import Tokenization, TokenizationRequest
@@ -94,7 +94,7 @@ def _listen(channel: Channel, worker: Worker) -> None:
     try:
         while message := channel.receive():
             match message:
-                case Run() | Cancel():
+                case Run() | Cancel() | Tell():
                     worker.tell(message)
                 case Asked(number, request):
                     try:

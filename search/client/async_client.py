@@ -15,9 +15,12 @@ from espalier.engine.errors import EspalierError, MisuseError
 from espalier.search.client.connection import Connection, Tls
 from espalier.search.client.errors import ConnectionSettingsError, cancelled, typed_error
 from espalier.search.client.retries import DEFAULT_RETRIES, NO_RETRIES, Attempts, RetryPolicy
+from espalier.search.client.score_session import AsyncScoreSession
 from espalier.search.request import SearchFields, SearchRequest, make_request, several
 from espalier.search.result import Event, SearchResult
-from espalier.search.scores import ScoreRequest, ScoreResult
+from espalier.search.schema import from_values
+from espalier.search.score_session import ScoreSessionRequest
+from espalier.search.scores import ScoreRequest, ScoreResult, make_score_request
 from espalier.search.server_info import ServerInfo
 from espalier.search.service.access.calls import REQUEST_ID, request_id_of
 from espalier.search.service.grpc_api.convert import (
@@ -27,6 +30,7 @@ from espalier.search.service.grpc_api.convert import (
     result_from_wire,
     score_request_to_wire,
     scores_from_wire,
+    session_to_wire,
 )
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
@@ -261,7 +265,7 @@ class AsyncSearchClient:
     async def score(
         self,
         request: ScoreRequest | str,
-        solutions: Iterable[Iterable[str]] = (),
+        steps: Iterable[str] | Iterable[Iterable[str]] = (),
         timeout: float | None = TIMEOUT,
         priority: int = 0,
         *,
@@ -271,7 +275,7 @@ class AsyncSearchClient:
 
         Args:
             request: the problem, the solutions and how to score them, or the problem's text.
-            solutions: the steps of each, unless `request` has them.
+            steps: the steps of one solution or of several, unless `request` has them.
             timeout: as of `solve`.
             priority: as of `solve`.
             request_id: as of `solve`.
@@ -281,11 +285,58 @@ class AsyncSearchClient:
                 given texts; lists every such field.
             ServiceError: the call failed for any other reason.
         """
-        if isinstance(request, str):
-            request = ScoreRequest(request, tuple(map(tuple, solutions)))
+        request = make_score_request(request, steps)
         message = score_request_to_wire(request, priority)
         read = partial(scores_from_wire, request=request)
         return await _only(self._responses(self._stub.ScoreSolution, message, read, timeout, request_id))
+
+    def score_session(
+        self,
+        request: ScoreSessionRequest | str,
+        timeout: float | None = TIMEOUT,
+        priority: int = 0,
+        *,
+        request_id: str | None = None,
+        **fields: Any,
+    ) -> AsyncScoreSession:
+        """Return a session, to which steps come one after another; it is open within `async with`.
+
+        Args:
+            request: the problem and the session's limits, or the problem's text.
+            timeout: seconds for the whole session, after which the server ends it; None for no limit.
+            priority: as of `solve`.
+            request_id: as of `solve`.
+            **fields: fields of `ScoreSessionRequest`, such as `max_nodes=1024`, for a problem's text.
+
+        Raises:
+            InvalidRequestError: a field is unknown, or its value cannot be sent; the server checks the rest.
+        """
+        if isinstance(request, str):
+            request = from_values(ScoreSessionRequest, {"problem": request, **fields})
+        used, message = _request_id_to_send(request_id), session_to_wire(request, priority)
+        return AsyncScoreSession(partial(self._open_session, message, timeout, used), request, self.endpoint, used)
+
+    async def _open_session(self, message: pb.ScoreStepsRequest, timeout: float | None, request_id: str) -> Any:
+        """Start the call of a session, and wait until the server says that it is open."""
+        attempts = Attempts(self.retry, timeout)
+
+        def begin(message: pb.ScoreStepsRequest, **options: Any) -> Any:
+            return self._stub.ScoreSteps(**options)
+
+        while True:
+            call = self._start(begin, message, attempts, request_id)
+            try:
+                await call.write(message)
+                if not await call.initial_metadata():
+                    await call.read()  # raises what the server has refused it for
+                return call
+            except grpc.RpcError as error:
+                failed = typed_error(error, self.endpoint, request_id)
+            except BaseException:
+                call.cancel()
+                self._require_own_end(request_id)
+                raise
+            await self._wait_after(attempts, failed)
 
     async def server_info(self, timeout: float | None = INFO_TIMEOUT) -> ServerInfo:
         """Return what the server serves, and what it holds now; raises `ServiceError` as `solve` does."""

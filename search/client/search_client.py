@@ -14,6 +14,7 @@ from espalier.search.client.async_client import AsyncSearchClient, OnProgress
 from espalier.search.client.connection import Tls
 from espalier.search.client.errors import ServiceError, cancelled
 from espalier.search.client.retries import DEFAULT_RETRIES, RetryPolicy
+from espalier.search.client.score_session import AsyncScoreSession, ScoreSession
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,8 +94,19 @@ class SearchClient:
     solve_many = _blocking(AsyncSearchClient.solve_many)
     solve_stream = _iterating(AsyncSearchClient.solve_stream)
     score = _blocking(AsyncSearchClient.score)
+
+    @wraps(AsyncSearchClient.score_session)
+    def score_session(self, *args: Any, **kwargs: Any) -> ScoreSession:
+        """Open a session, to which steps come one after another; see `AsyncSearchClient.score_session`."""
+        usable = self._usable
+        return ScoreSession(usable.run(partial(_make_session, args, kwargs)), usable.run)
+
     server_info = _blocking(AsyncSearchClient.server_info)
     health = _blocking(AsyncSearchClient.health)
+
+
+async def _make_session(args: Any, kwargs: Any, client: AsyncSearchClient) -> AsyncScoreSession:
+    return client.score_session(*args, **kwargs)
 
 
 class _ClientThread:

@@ -31,6 +31,7 @@ from espalier.search.run.executor import (
     request_of,
 )
 from espalier.search.run.executor_loop import ExecutorLoop
+from espalier.search.score_session import SessionTurn
 from espalier.search.server_info import Occupancy
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
@@ -248,6 +249,16 @@ class EngineThread:
             self._report = self._loop.create_future()
             self._report.add_done_callback(asyncio.Future.exception)  # read, as nobody may be waiting any more
         return await asyncio.shield(self._report)
+
+    def tell(self, session: Search, turn: SessionTurn) -> None:
+        """Go on with a session of scores; does nothing if it has ended."""
+
+        def go_on(executor: Executor) -> None:
+            if session.search_id is not None:
+                executor.tell(session.search_id, turn)
+
+        if not session.ended:
+            self._executor_loop.call(go_on)
 
     def cancel(self, search: Search) -> None:
         """Request the cancellation of a search; does nothing if it has finished or was cancelled before."""

@@ -21,6 +21,7 @@ from espalier.search.completion import ChatPrompt
 from espalier.search.request import MAX_PRIORITY, SubmitOptions
 from espalier.search.result import Event, Finished, StepDone, StopReason
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, LastEvent, Resolved
+from espalier.search.score_session import MAX_TURN_STEPS, OpenNodes, SessionTurn, StepsScored
 from espalier.search.server_info import ServerInfo
 from espalier.search.service.access.callers import Caller, Quotas, Salts
 from espalier.search.service.access.calls import Call
@@ -58,6 +59,7 @@ class SearchCall:
         progress: whether to report events other than the last.
         report_nodes: whether steps tell how the tree has changed; see `SubmitOptions`.
         violations: what the transport found wrong with the request.
+        turns: what a session of scores is told; None for anything else.
     """
 
     request: AnyRequest
@@ -65,6 +67,7 @@ class SearchCall:
     progress: bool = False
     report_nodes: bool = False
     violations: Sequence[Violation] = ()
+    turns: AsyncIterator[SessionTurn] | None = None
 
 
 class Session:
@@ -204,9 +207,13 @@ class Session:
         try:
             with self._quotas.call(call.caller):
                 search = await self._start(asked, call, call.caller)
+                room = asyncio.Semaphore(2 * MAX_TURN_STEPS)
+                told = asyncio.create_task(self._tell(search, asked.turns, room)) if asked.turns else None
                 try:
-                    yield self._events(search, call)
+                    yield self._events(search, call, room)
                 finally:
+                    if told:
+                        told.cancel()
                     # Also reached when the client cancels, disconnects or times out. The search keeps its slot until
                     # the orchestrator has finished it, so that slots reflect what the engine holds.
                     self._engine_thread.cancel(search)
@@ -215,7 +222,21 @@ class Session:
             if self._calls == 0:
                 self.idle.set()
 
-    async def _events(self, search: Search, call: Call) -> AsyncIterator[AnyEvent]:
+    async def _tell(self, search: Search, turns: AsyncIterator[SessionTurn], room: asyncio.Semaphore) -> None:
+        """Tell a session what its caller says, but not much faster than it takes the scores; a wrong turn ends it."""
+        nodes = OpenNodes()
+        try:
+            async for turn in turns:
+                nodes.take(turn)
+                for _ in turn.steps:
+                    await room.acquire()
+                if turn != SessionTurn():
+                    self._engine_thread.tell(search, turn)
+            self._engine_thread.tell(search, SessionTurn(last=True))
+        except Exception as error:
+            search.events.fail(error)
+
+    async def _events(self, search: Search, call: Call, room: asyncio.Semaphore) -> AsyncIterator[AnyEvent]:
         event: AnyEvent | None = None
         limit = self._settings.search_seconds
         latest = asyncio.get_running_loop().time() + limit + _GRACE
@@ -232,6 +253,9 @@ class Session:
                 call.result = event.result
                 _require_ended_well(event.result)
             yield event
+            if isinstance(event, StepsScored):
+                for _ in event.scores:
+                    room.release()
 
     async def _start(self, asked: SearchCall, call: Call, caller: Caller) -> Search:
         """Check a request, wait for a slot and submit it; its time limit runs from here."""

@@ -531,6 +531,72 @@ class Solution(_message.Message):
     steps: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, steps: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ScoreSession(_message.Message):
+    __slots__ = ("problem", "history", "max_nodes", "max_tokens", "seed", "verifier_budget", "time_limit", "priority")
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    problem: str
+    history: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    max_nodes: int
+    max_tokens: int
+    seed: int
+    verifier_budget: int
+    time_limit: _duration_pb2.Duration
+    priority: int
+    def __init__(self, problem: _Optional[str] = ..., history: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., max_nodes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class SessionStep(_message.Message):
+    __slots__ = ("node", "parent", "text")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    parent: int
+    text: str
+    def __init__(self, node: _Optional[int] = ..., parent: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class ScoreStepsRequest(_message.Message):
+    __slots__ = ("open", "steps", "release")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    open: ScoreSession
+    steps: _containers.RepeatedCompositeFieldContainer[SessionStep]
+    release: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, open: _Optional[_Union[ScoreSession, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[SessionStep, _Mapping]]] = ..., release: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ScoreStepsResponse(_message.Message):
+    __slots__ = ("scored", "result")
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    scored: StepsScored
+    result: ScoreSolutionResponse
+    def __init__(self, scored: _Optional[_Union[StepsScored, _Mapping]] = ..., result: _Optional[_Union[ScoreSolutionResponse, _Mapping]] = ...) -> None: ...
+
+class StepsScored(_message.Message):
+    __slots__ = ("search_id", "scores")
+    SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    search_id: str
+    scores: _containers.RepeatedCompositeFieldContainer[NodeScore]
+    def __init__(self, search_id: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ...) -> None: ...
+
+class NodeScore(_message.Message):
+    __slots__ = ("node", "score", "reason")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    score: float
+    reason: str
+    def __init__(self, node: _Optional[int] = ..., score: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class ScoreSolutionResponse(_message.Message):
     __slots__ = ("search_id", "solutions", "stop_reason", "usage", "scorer", "digests")
     class DigestsEntry(_message.Message):

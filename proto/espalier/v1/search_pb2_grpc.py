@@ -56,6 +56,11 @@ class SearchServiceStub(object):
                 request_serializer=espalier_dot_v1_dot_search__pb2.ScoreSolutionRequest.SerializeToString,
                 response_deserializer=espalier_dot_v1_dot_search__pb2.ScoreSolutionResponse.FromString,
                 _registered_method=True)
+        self.ScoreSteps = channel.stream_stream(
+                '/espalier.v1.SearchService/ScoreSteps',
+                request_serializer=espalier_dot_v1_dot_search__pb2.ScoreStepsRequest.SerializeToString,
+                response_deserializer=espalier_dot_v1_dot_search__pb2.ScoreStepsResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/espalier.v1.SearchService/GetServerInfo',
                 request_serializer=espalier_dot_v1_dot_search__pb2.GetServerInfoRequest.SerializeToString,
@@ -94,6 +99,16 @@ class SearchServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScoreSteps(self, request_iterator, context):
+        """Scores steps that come one after another: a session. Each continues a node that came before, and what the verifier
+        has computed up to it is not computed again. Initial metadata come once the session has left the queue, `result` comes
+        last, once the client has closed its side and all steps are scored. INVALID_ARGUMENT ends a session whose messages
+        name nodes that there are not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """What the server serves, and what it holds at this moment: an idle server holds no live block.
         """
@@ -118,6 +133,11 @@ def add_SearchServiceServicer_to_server(servicer, server):
                     servicer.ScoreSolution,
                     request_deserializer=espalier_dot_v1_dot_search__pb2.ScoreSolutionRequest.FromString,
                     response_serializer=espalier_dot_v1_dot_search__pb2.ScoreSolutionResponse.SerializeToString,
+            ),
+            'ScoreSteps': grpc.stream_stream_rpc_method_handler(
+                    servicer.ScoreSteps,
+                    request_deserializer=espalier_dot_v1_dot_search__pb2.ScoreStepsRequest.FromString,
+                    response_serializer=espalier_dot_v1_dot_search__pb2.ScoreStepsResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -213,6 +233,33 @@ class SearchService(object):
             '/espalier.v1.SearchService/ScoreSolution',
             espalier_dot_v1_dot_search__pb2.ScoreSolutionRequest.SerializeToString,
             espalier_dot_v1_dot_search__pb2.ScoreSolutionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScoreSteps(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/espalier.v1.SearchService/ScoreSteps',
+            espalier_dot_v1_dot_search__pb2.ScoreStepsRequest.SerializeToString,
+            espalier_dot_v1_dot_search__pb2.ScoreStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,7 +34,8 @@ from espalier.search.result import (
     Usage,
 )
 from espalier.search.schema import MAX_ITEMS
-from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
+from espalier.search.score_session import NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
+from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
 from espalier.search.server_info import KvBlocks, Occupancy, ServerInfo
 from espalier.search.tree import Probe
 from espalier.v1 import search_pb2 as pb
@@ -48,6 +49,8 @@ _EVENTS: dict[type[Event], tuple[str, Any]] = {
 """Events with their field in the stream response; that of `Finished` is its result's."""
 _DATACLASSES: dict[str, type] = {
     **{kind.__name__: kind for kind in (ChatMessage, SearchResult, Usage, Candidate, ScoredStep, KvBlocks)},
+    **{kind.__name__: kind for kind in (SessionStep, StepsScored, NodeScore)},
+    "ScoreSession": ScoreSessionRequest,
     **{kind.__name__: kind for kind in (Probe, ProbedAnswer)},
     **{message.DESCRIPTOR.name: kind for kind, (_, message) in _EVENTS.items() if kind is not Finished},
     "SolveProblemRequest": SearchRequest,
@@ -121,7 +124,18 @@ def score_request_to_wire(request: ScoreRequest, priority: int | None = None) ->
     return _with_fields(pb.ScoreSolutionRequest(priority=priority), request)
 
 
-def _with_fields(message: Any, request: SearchRequest | ScoreRequest) -> Any:
+def session_to_wire(request: ScoreSessionRequest, priority: int | None = None) -> pb.ScoreStepsRequest:
+    """Convert the request of a session to the message that opens it; raises as `request_to_wire`."""
+    return pb.ScoreStepsRequest(open=_with_fields(pb.ScoreSession(priority=priority), request))
+
+
+def turn_to_wire(turn: SessionTurn) -> pb.ScoreStepsRequest:
+    """Convert what a session is told to a message; that nothing follows is said by closing the stream."""
+    steps = [pb.SessionStep(node=step.node, parent=step.parent, text=step.text) for step in turn.steps]
+    return pb.ScoreStepsRequest(steps=steps, release=turn.release)
+
+
+def _with_fields(message: Any, request: SearchRequest | ScoreRequest | ScoreSessionRequest) -> Any:
     """The message with the fields of a request."""
     violations: list[Violation] = []
     for field in _wire_fields(message.DESCRIPTOR, type(request)):
@@ -148,7 +162,42 @@ def score_request_from_wire(message: pb.ScoreSolutionRequest) -> tuple[ScoreRequ
     return ScoreRequest(**values), violations
 
 
+def session_from_wire(message: pb.ScoreSession) -> tuple[ScoreSessionRequest, list[Violation]]:
+    """Convert a message to the request of a session; as `request_from_wire`."""
+    violations: list[Violation] = []
+    return ScoreSessionRequest(**_values(message, ScoreSessionRequest, violations)), violations
+
+
+def turn_from_wire(message: pb.ScoreStepsRequest) -> SessionTurn:
+    """Convert a message to what a session is told."""
+    return SessionTurn(tuple(map(_from_message, message.steps)), tuple(message.release))
+
+
 # ---- the result
+
+
+def session_event_to_wire(event: StepsScored | ScoresFinished) -> pb.ScoreStepsResponse:
+    """Convert what a session reports to a message."""
+    if isinstance(event, ScoresFinished):
+        return pb.ScoreStepsResponse(result=scores_to_wire(event.result))
+    return pb.ScoreStepsResponse(scored=_to_message(event, pb.StepsScored))
+
+
+def session_event_from_wire(
+    message: pb.ScoreStepsResponse, request: ScoreSessionRequest
+) -> StepsScored | ScoreResult | None:
+    """Convert a message to what a session reports, or its result; None for an event unknown to this version.
+
+    Raises:
+        ValueError: an enum value is unknown to this version.
+    """
+    match message.WhichOneof("event"):
+        case "scored":
+            return _from_message(message.scored)
+        case "result":
+            return scores_from_wire(message.result, request)
+        case _:
+            return None
 
 
 def scores_to_wire(result: ScoreResult) -> pb.ScoreSolutionResponse:
@@ -156,7 +205,7 @@ def scores_to_wire(result: ScoreResult) -> pb.ScoreSolutionResponse:
     return _to_message(result, pb.ScoreSolutionResponse)
 
 
-def scores_from_wire(message: pb.ScoreSolutionResponse, request: ScoreRequest) -> ScoreResult:
+def scores_from_wire(message: pb.ScoreSolutionResponse, request: ScoreRequest | ScoreSessionRequest) -> ScoreResult:
     """Convert a message to the scores of `request`.
 
     Raises:

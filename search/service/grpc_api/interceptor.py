@@ -66,7 +66,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         make = {
             (False, False): grpc.unary_unary_rpc_method_handler,
             (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,  # reflection's
+            (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
         behaviour = handler.unary_unary or handler.unary_stream or handler.stream_stream
         # The handlers decode themselves: of a deserializer's error gRPC would log the stack and say UNKNOWN.
@@ -77,10 +77,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if inspect.isasyncgenfunction(behaviour):
             return self._wrapped_generator(behaviour, method, decode)
 
-        async def wrapped(raw: bytes, context: Any) -> Any:
+        async def wrapped(raw: bytes | AsyncIterator[bytes], context: Any) -> Any:
             async with self._call(method, context) as call:
                 self._identify(call, method, context)
-                return await behaviour(await self._decoded(call, raw, decode), context)
+                if isinstance(raw, bytes):
+                    return await behaviour(await self._decoded(call, raw, decode), context)
+                return await behaviour(self._all_decoded(call, raw, decode), context)
 
         return wrapped
 
@@ -92,8 +94,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def wrapped(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
             async with self._call(method, context) as call:
                 self._identify(call, method, context)
-                requests = (await self._decoded(call, raw, decode) async for raw in messages)
-                async for response in behaviour(requests, context):
+                async for response in behaviour(self._all_decoded(call, messages, decode), context):
                     yield response
 
         return wrapped
@@ -144,6 +145,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if len(raw) > self._max_receive_bytes:
             raise MessageTooLargeError(f"the message has {len(raw)} bytes, of at most {self._max_receive_bytes}")
         return await self._session.read(call, len(raw), partial(_message, raw, decode))
+
+    async def _all_decoded(self, call: Call, messages: AsyncIterator[bytes], decode: _Decode) -> AsyncIterator[Any]:
+        async for raw in messages:
+            yield await self._decoded(call, raw, decode)
 
 
 def _message(raw: bytes, decode: _Decode) -> Any:

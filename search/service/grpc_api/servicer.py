@@ -1,21 +1,30 @@
 """The methods of `SearchService`."""
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.result import Event, Finished
+from espalier.search.score_session import SessionTurn
 from espalier.search.service.grpc_api.convert import (
     event_to_wire,
     info_to_wire,
     request_from_wire,
     score_request_from_wire,
     scores_to_wire,
+    session_event_to_wire,
+    session_from_wire,
+    turn_from_wire,
 )
 from espalier.search.service.grpc_api.interceptor import CALL
 from espalier.search.service.session import SearchCall, Session, finished
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceServicer
+
+_OPEN = ("espalier-session", "open")
+"""Initial metadata that tell a client that its session has left the queue; a refused call has none."""
 
 
 class SolveServicer(SearchServiceServicer):
@@ -48,6 +57,20 @@ class SolveServicer(SearchServiceServicer):
             end = await finished(events)
         return scores_to_wire(end.result)
 
+    async def ScoreSteps(self, request_iterator: AsyncIterator[pb.ScoreStepsRequest], context: Any) -> None:  # noqa: N802 (the contract's)
+        """Score steps that come one after another."""
+        call = CALL.get()
+        opening = await anext(aiter(request_iterator), pb.ScoreStepsRequest())
+        if not opening.HasField("open"):
+            raise InvalidRequestError([Violation("open", "is required in the first message")])
+        asked, violations = await self._session.read(call, opening.ByteSize(), partial(session_from_wire, opening.open))
+        turns = _turns(opening, request_iterator)
+        asked = SearchCall(asked, opening.open.priority, True, True, violations, turns)
+        async with self._session.search(asked, call) as events:
+            await context.send_initial_metadata((_OPEN,))
+            async for event in events:
+                await context.write(session_event_to_wire(event))
+
     async def GetServerInfo(  # noqa: N802 (the contract's name)
         self, request: pb.GetServerInfoRequest, context: Any
     ) -> pb.GetServerInfoResponse:
@@ -65,3 +88,14 @@ class SolveServicer(SearchServiceServicer):
         if isinstance(event, Finished) and not include_nodes:
             event = replace(event, result=replace(event.result, nodes=()))
         return await self._session.write(CALL.get(), event, event_to_wire, pb.SolveProblemStreamResponse.ByteSize)
+
+
+async def _turns(
+    opening: pb.ScoreStepsRequest, messages: AsyncIterator[pb.ScoreStepsRequest]
+) -> AsyncIterator[SessionTurn]:
+    """What a session is told, the steps of its first message included."""
+    yield turn_from_wire(opening)
+    async for message in messages:
+        if message.HasField("open"):
+            raise InvalidRequestError([Violation("open", "is for the first message only")])
+        yield turn_from_wire(message)

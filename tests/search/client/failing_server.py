@@ -49,6 +49,16 @@ class FailingServer(SearchServiceServicer):
             context.abort_with_status(_status(failure))
         yield pb.SolveProblemStreamResponse(result=result_to_wire(RESULT))
 
+    def ScoreSteps(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802 (the contract's)
+        self._note(context)
+        if self.failures:
+            context.abort_with_status(_status(self.failures.pop(0)))
+        context.send_initial_metadata((("espalier-session", "open"),))
+        for message in request_iterator:
+            scores = [pb.NodeScore(node=step.node, score=0.5) for step in message.steps]
+            yield pb.ScoreStepsResponse(scored=pb.StepsScored(search_id="s0", scores=scores))
+        yield pb.ScoreStepsResponse(result=pb.ScoreSolutionResponse(stop_reason=pb.STOP_REASON_FINISHED))
+
     def _note(self, context: Any) -> None:
         self.metadata.append(dict(context.invocation_metadata()))
         self.arrivals.append(time.monotonic())

@@ -12,9 +12,9 @@ from scripted_orchestrator import ScriptedOrchestrator
 from server_thread import PATIENCE, wait_until
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, MisuseError, Violation
-from espalier.search.client import NO_RETRIES, RetryPolicy, ServiceError
+from espalier.search.client import NO_RETRIES, RetryPolicy, SearchClient, ServiceError
 from espalier.search.client.retries import DEFAULT_RETRIES, Attempts
-from espalier.search.result import Finished, Started
+from espalier.search.result import Finished, Started, StopReason
 from espalier.search.service.errors import Failure
 
 FAST = RetryPolicy(first_delay=0.01)
@@ -191,3 +191,19 @@ def test_a_server_that_starts_later_is_found(start, connect, caplog):
         wait_until(lambda: len(caplog.records) >= 2)
         start(ScriptedOrchestrator, port=port)
         assert answer.result(PATIENCE).answer == "42"
+
+
+def test_a_session_is_opened_again_until_the_server_has_a_place():
+    with failing_server([LOADING, BUSY]) as server, SearchClient(server.address, retry=FAST) as client:
+        with client.score_session("solve", PATIENCE) as session:
+            assert session.score("a step").score == 0.5
+        assert session.close().stop_reason is StopReason.FINISHED
+        assert min(waits(server)) >= 0.2
+        assert len({each["x-request-id"] for each in server.metadata}) == 1
+
+
+def test_a_session_that_stays_refused_is_given_up():
+    with failing_server([BROKEN]) as server, SearchClient(server.address, retry=FAST) as client:
+        with pytest.raises(ServiceError, match="internal error, id=1"):
+            client.score_session("solve", PATIENCE)
+        assert len(server.arrivals) == 1

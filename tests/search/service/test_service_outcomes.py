@@ -26,6 +26,7 @@ from espalier.search.client import SearchClient, ServiceError
 from espalier.search.run import search as running
 from espalier.search.run.completion import RunningCompletion
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.score_session import RunningScoreSession
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
 
@@ -192,9 +193,41 @@ class CompletionsStream(Completions):
         return "UNAVAILABLE"
 
 
-DOORS = (Unary, Stream, Http, HttpStream, Completions, CompletionsStream)
+class Sessions(Unary):
+    """Sessions of scores in the place of searches: the larger, the longer they stay open."""
+
+    def __init__(self, server: ServerThread) -> None:
+        super().__init__(server)
+        self._over = threading.Event()
+
+    def close(self) -> None:
+        self._over.set()
+        super().close()
+
+    def _begin(self, fields: dict[str, Any], seconds: float) -> Any:
+        width = fields["beam_width"]
+
+        def messages() -> Iterator[pb.ScoreStepsRequest]:
+            opening = pb.ScoreSession(problem=fields["problem"], max_nodes=64 if width > 0 else width, max_tokens=1024)
+            steps = [pb.SessionStep(node=i + 1, parent=i // 2, text=f"{i}+1={i + 1}") for i in range(16)]
+            yield pb.ScoreStepsRequest(open=opening, steps=steps)
+            if width > 2:
+                self._over.wait(LONG if width == LARGE["beam_width"] else 1.0)
+
+        call = self._stub.ScoreSteps(messages(), timeout=seconds)  # type: ignore[attr-defined]
+        call.add_callback(self._over.set)
+        return call
+
+    def _wait(self, call: Any) -> None:
+        *scored, last = call
+        assert sum(len(each.scored.scores) for each in scored) == 16
+        assert all(score.HasField("score") for each in scored for score in each.scored.scores)
+        assert last.result.usage.nodes == 16
+
+
+DOORS = (Unary, Stream, Http, HttpStream, Completions, CompletionsStream, Sessions)
 ways_in = pytest.mark.parametrize(
-    "door", DOORS, ids=["grpc", "grpc stream", "http", "http stream", "completions", "completions stream"]
+    "door", DOORS, ids=["grpc", "grpc stream", "http", "http stream", "completions", "completions stream", "sessions"]
 )
 
 
@@ -222,7 +255,15 @@ def orchestrator() -> Iterator[Any]:
             raise RuntimeError(FAULT)
         finish(self, *args)
 
+    add = RunningScoreSession._add
+
+    def broken_add(self: RunningScoreSession, *args: Any) -> None:
+        if self.resolved.request.problem == FAULT:
+            raise RuntimeError(FAULT)
+        add(self, *args)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunningScoreSession, "_add", broken_add)
         patch.setattr(running, "make_algorithm", broken)
         patch.setattr(RunningCompletion, "_finish", broken_finish)
         yield load_orchestrator(RuntimeSettings(kv_memory=2**30, max_running=8))

@@ -44,14 +44,16 @@ class Served:
         self.address, self.url = process.address, process.url or ""
         self.channel = grpc.insecure_channel(self.address, options=NO_PROXY)
 
-    def send(self, method: str, raw: bytes) -> str:
-        """Send bytes as a message; the code it ended with."""
-        many = "Stream" in method
-        call = (self.channel.unary_stream if many else self.channel.unary_unary)(
-            f"/espalier.v1.SearchService/{method}", lambda raw: raw, lambda raw: raw
-        )
+    def send(self, method: str, raw: bytes | list[bytes]) -> str:
+        """Send bytes as a message, or a session's as several; the code it ended with."""
+        many = "Stream" in method or method == "ScoreSteps"
+        kind = self.channel.unary_stream if many else self.channel.unary_unary
+        sent: Any = raw
+        if method == "ScoreSteps":
+            kind, sent = self.channel.stream_stream, iter([raw] if isinstance(raw, bytes) else raw)
+        call = kind(f"/espalier.v1.SearchService/{method}", lambda raw: raw, lambda raw: raw)
         try:
-            list(call(raw, timeout=PATIENCE)) if many else call(raw, timeout=PATIENCE)
+            list(call(sent, timeout=PATIENCE)) if many else call(sent, timeout=PATIENCE)
         except grpc.RpcError as error:
             return error.code().name  # type: ignore[attr-defined]
         return "OK"
@@ -170,7 +172,32 @@ def test_messages_for_scores(served: Served):
     assert min(ended["OK"], ended["INVALID_ARGUMENT"]) > 20, "both happen often, else it is no test"
 
 
-@pytest.mark.parametrize("method", ["SolveProblem", "SolveProblemStream", "ScoreSolution", "GetServerInfo", "Nothing"])
+def test_messages_of_sessions(served: Served):
+    """Several a session: the first opens it, most of the others name nodes that there are."""
+    node = some.integers(0, 6) | some.integers(-(2**63), 2**63 - 1)
+    step = some.fixed_dictionaries(
+        {"node": node, "parent": some.integers(0, 3) | node, "text": some.just("38+47=85") | some.text(max_size=9)}
+    )
+    turn = some.fixed_dictionaries({}, optional={"steps": some.lists(step, max_size=4), "release": some.lists(node)})
+    opening = some.just({"problem": PROBLEM, "max_nodes": 8, "max_tokens": 256})
+    opened = some.fixed_dictionaries(
+        {"open": opening | message_of(pb.ScoreSession.DESCRIPTOR)}, optional={"steps": some.lists(step, max_size=3)}
+    )
+    first = {"open": {"problem": PROBLEM, "max_nodes": 8, "max_tokens": 256}, "steps": [{"node": 1, "text": "38"}]}
+    whole = some.tuples(some.just(first) | opened, some.lists(turn, max_size=3))
+
+    def send(drawn: tuple[dict[str, Any], list[dict[str, Any]]]) -> str:
+        messages = [pb.ScoreStepsRequest(**each).SerializeToString() for each in (drawn[0], *drawn[1])]
+        return served.send("ScoreSteps", messages)
+
+    ended = attack(served, whole, 1500, send)
+    assert ended.keys() <= {"OK", "INVALID_ARGUMENT"}
+    assert min(ended["OK"], ended["INVALID_ARGUMENT"]) > 20, "both happen often, else it is no test"
+
+
+@pytest.mark.parametrize(
+    "method", ["SolveProblem", "SolveProblemStream", "ScoreSolution", "ScoreSteps", "GetServerInfo", "Nothing"]
+)
 def test_bytes_for_messages(method: str, served: Served):
     ended = attack(served, some.binary(max_size=200), 500, lambda raw: served.send(method, raw))
     assert ended.keys() <= {"OK", "INVALID_ARGUMENT", "UNIMPLEMENTED"}
