@@ -61,9 +61,9 @@ def attended(problem: PagedProblem, plan: AttentionPlan, scale: float = 0.2, win
     )
 
 
-def forest() -> list[tuple[int, int]]:
-    """Two families and a stranger: see `plant`."""
-    return [(150, 1), (141, 1), (200, 9), (143, 1), (20, 1), (170, 2), (195, 1), (131, 67), (137, 1)]
+def forest(groups: int = 1) -> list[tuple[int, int]]:
+    """Two families and a stranger: see `plant`. With `groups` query heads to a KV head, one takes two wide tiles."""
+    return [(150, 1), (141, 1), (200, 9), (143, 1), (20, 1), (170, 2), (195, 1), (131, -(-67 // groups)), (137, 1)]
 
 
 def plant(problem: PagedProblem) -> PagedProblem:
@@ -91,7 +91,7 @@ def test_attention_equals_dense_attention(sequences, heads: int, kv_heads: int, 
 )
 def test_attention_over_shared_blocks_equals_dense_attention(groups: int, head_dim: int, dtype: torch.dtype):
     problem = plant(
-        paged_problem(forest(), heads=groups, kv_heads=1, head_dim=head_dim, kind=TokenMajorLayout, dtype=dtype)
+        paged_problem(forest(groups), heads=groups, kv_heads=1, head_dim=head_dim, kind=TokenMajorLayout, dtype=dtype)
     )
     plan = plan_of(problem)
     assert plan.partials
@@ -119,7 +119,7 @@ def test_more_query_heads_to_a_kv_head_than_a_wide_tile_has_rows_are_refused():
     ("window", "block_size"), [(1, 16), (7, 4), (7, 16), (7, 64), (64, 4), (64, 64), (100, 16), (100, 64)]
 )
 def test_a_window_may_be_shorter_than_a_block_and_begin_inside_a_shared_one(window: int, block_size: int):
-    problem = paged_problem(forest(), heads=4, kv_heads=2, head_dim=32, block_size=block_size, kind=TokenMajorLayout)
+    problem = paged_problem(forest(2), heads=4, kv_heads=2, head_dim=32, block_size=block_size, kind=TokenMajorLayout)
     share_leading_blocks(problem, 2, 0, 128 // block_size)
     share_leading_blocks(problem, 3, 1, 64 // block_size)
     output = attended(problem, plan_of(problem, window=window), window=window)
@@ -129,7 +129,7 @@ def test_a_window_may_be_shorter_than_a_block_and_begin_inside_a_shared_one(wind
 @pytest.mark.parametrize("window", [1, 7, 64, 100])
 @pytest.mark.parametrize("block_size", [4, 16, 64])
 def test_blocks_behind_all_windows_may_be_gone(window: int, block_size: int):
-    problem = paged_problem(forest(), heads=4, kv_heads=2, head_dim=32, block_size=block_size, kind=TokenMajorLayout)
+    problem = paged_problem(forest(2), heads=4, kv_heads=2, head_dim=32, block_size=block_size, kind=TokenMajorLayout)
     for sequence, other, blocks in [(2, 0, 128), (3, 1, 128), (8, 2, 128)]:
         share_leading_blocks(problem, sequence, other, blocks // block_size)
     expected = dense_attention(problem, 0.2, window)
@@ -141,7 +141,7 @@ def test_blocks_behind_all_windows_may_be_gone(window: int, block_size: int):
 
 @pytest.mark.usefixtures("products_row_by_row")
 def test_a_row_has_the_same_bits_alone_and_beside_its_siblings():
-    problem = plant(paged_problem(forest(), heads=4, kv_heads=2, head_dim=32, kind=TokenMajorLayout))
+    problem = plant(paged_problem(forest(2), heads=4, kv_heads=2, head_dim=32, kind=TokenMajorLayout))
     shared, unshared = (plan_of(problem, costs=costs, fixed_tiles=True) for costs in (SMALL, LARGE))
     assert len(shared.wide) < len(unshared.wide)
     assert torch.equal(attended(problem, shared), attended(problem, unshared))
