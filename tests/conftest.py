@@ -12,6 +12,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine
     from espalier.engine.models.model import Model
+    from espalier.prm.base import PrmFamily
     from espalier.search.run.orchestrator import Orchestrator
     from espalier.search.voting.equivalence import Equivalence
 
@@ -87,14 +88,38 @@ def make_engine(load_model: Callable[[str], "Model"]) -> Iterator[Callable[..., 
 
 
 @pytest.fixture
-def make_orchestrator(
-    make_engine: Callable[..., "Engine"], tiny_checkpoints: dict[str, Path]
-) -> Callable[..., "Orchestrator"]:
-    """Makes orchestrators over tiny checkpoints; after the test their engines must hold nothing."""
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: tiny models end before a helper could come. Tests of kernels and of the engine use all."""
+    from espalier.kernels.cpu import threads
+
+    before = threads.num_threads()
+    threads.set_threads(1)
+    yield
+    threads.set_threads(before)
+
+
+@pytest.fixture(scope="session")
+def family_of(tiny_checkpoints: dict[str, Path]) -> Callable[[str | Path], "PrmFamily"]:
+    """Loads a tiny verifier by name or folder; those with a name once."""
+    from functools import cache
+
     import torch
 
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.prm.families import load_verifier
+
+    def load(folder: Path) -> "PrmFamily":
+        return load_verifier(Checkpoint(folder), torch.float32, "cpu")
+
+    named = cache(lambda name: load(tiny_checkpoints[name]))
+    return lambda verifier: named(verifier) if isinstance(verifier, str) else load(verifier)
+
+
+@pytest.fixture
+def make_orchestrator(
+    one_thread: None, make_engine: Callable[..., "Engine"], family_of: "Callable[[str | Path], PrmFamily]"
+) -> Callable[..., "Orchestrator"]:
+    """Makes orchestrators over tiny checkpoints; after the test their engines must hold nothing."""
     from espalier.prm.verifier import Verifier
     from espalier.search.run.generator import Generator
     from espalier.search.run.orchestrator import Orchestrator
@@ -106,8 +131,7 @@ def make_orchestrator(
         equivalence: "Equivalence | None" = None,
         **options: Any,
     ) -> "Orchestrator":
-        folder = tiny_checkpoints[verifier] if isinstance(verifier, str) else verifier
-        family = folder and load_verifier(Checkpoint(folder), torch.float32, "cpu")
+        family = family_of(verifier) if verifier else None
         engine = make_engine(generator, family.model if family else None, **options)
         talker = Generator(engine, "", {"temperature": 1.0, "top_p": 1.0})
         scorer = Verifier(family) if family else None

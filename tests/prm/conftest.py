@@ -37,7 +37,7 @@ def load_family(family_folders: dict[str, Path]) -> Callable[[str], PrmFamily]:
 
 @pytest.fixture
 def verifier_of(
-    load_family: Callable[[str], PrmFamily], make_engine: Callable[..., Engine]
+    one_thread: None, load_family: Callable[[str], PrmFamily], make_engine: Callable[..., Engine]
 ) -> Callable[..., tuple[Engine, Verifier]]:
     """An engine and a verifier of a named family, or of a given one."""
 

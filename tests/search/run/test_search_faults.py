@@ -164,24 +164,31 @@ def expect_failed_alone(
     assert outcome(run(orchestrator, OTHERS[0]).only) == outcome(others[0])
 
 
-@pytest.mark.parametrize("name", VICTIMS)
+SITES = [
+    *((site, n) for site in ("open", "cancel") for n in (0,)),
+    *((site, n) for site in ("submit", "fork", "length") for n in (0, 1, 3)),
+    *((site, n) for site in ("release", "footprint") for n in (0,)),
+    *((site, n) for site in ("read", "take") for n in (0, 3)),
+    *((site, n) for site in ("ask", "tell", "finished", "kept", "select") for n in (0, 1)),
+    ("release", 3),
+    ("open", 1),
+]
+OF_ALGORITHMS = {"ask", "tell", "finished", "kept", "select"}
+"""Sites of which each algorithm makes its own use; the others are the same whichever it is."""
+
+
 @pytest.mark.parametrize(
-    ("site", "number"),
+    ("site", "number", "name"),
     [
-        *((site, n) for site in ("open", "cancel") for n in (0,)),
-        *((site, n) for site in ("submit", "fork", "length") for n in (0, 1, 3)),
-        *((site, n) for site in ("release", "footprint") for n in (0,)),
-        *((site, n) for site in ("read", "take") for n in (0, 3)),
-        *((site, n) for site in ("ask", "tell", "finished", "kept", "select") for n in (0, 1)),
-        ("release", 3),
-        ("open", 1),
+        pytest.param(*site, name, marks=() if name == "beam" or site[0] in OF_ALGORITHMS else pytest.mark.slow)
+        for site in SITES
+        for name in VICTIMS
+        if not (name == "best-of-n" and site[1] and site[0] in ("ask", "tell", "select"))  # it has one round
     ],
 )
 def test_a_call_that_raises_ends_the_search_it_was_made_for(
     site: str, number: int, name: str, faulty: Callable, alone: Alone, caplog: pytest.LogCaptureFixture
 ):
-    if name == "best-of-n" and site in ("ask", "tell", "footprint", "select") and number:
-        pytest.skip("it has one round")
     orchestrator, fault = faulty(site, number)
     with caplog.at_level(logging.ERROR, "espalier.search"):
         ended = finish(orchestrator, fault, VICTIMS[name], cancel_after=4 if site == "cancel" else None)

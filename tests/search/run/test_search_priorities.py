@@ -42,18 +42,25 @@ def preemptions(orchestrator: Orchestrator) -> int:
     return sum(stats.preemptions for stats in orchestrator.engine.stats().values())
 
 
+SCARCE = [
+    {"max_running": 1},
+    {"max_running": 2, "launch_ahead": True},
+    {"kv_memory_bytes": SMALL},
+    {"kv_memory_bytes": SMALL, "launch_ahead": True, "prefix_cache": False},
+    {"kv_memory_bytes": SMALL, "reserved_share": 0.25, "max_running": 2},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {"max_running": 1},
-        {"max_running": 2, "launch_ahead": True},
-        {"kv_memory_bytes": SMALL},
-        {"kv_memory_bytes": SMALL, "launch_ahead": True, "prefix_cache": False},
-        {"kv_memory_bytes": SMALL, "reserved_share": 0.25, "max_running": 2},
+        pytest.param(
+            name, options, id=f"{name}-{options}", marks=() if name == "beam" or i % 5 == j else pytest.mark.slow
+        )
+        for i, name in enumerate(ALL)
+        for j, options in enumerate(SCARCE)
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("name", ALL)
 def test_an_urgent_search_comes_between_and_nobody_loses_anything(name: str, options: dict, make_orchestrator: Make):
     lows = [replace(ALL[name], problem=f"{i}+{i}?", seed=i, max_steps=5) for i in range(4)]
     alone = [outcome_alone(request, make_orchestrator) for request in (*lows, URGENT)]

@@ -29,19 +29,21 @@ def run_among(orchestrator: Orchestrator, mine: SearchRequest, others: int, plac
     return watched
 
 
-@pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
-def test_a_search_gives_the_same_alone_and_among_31_others(mine: SearchRequest, make_orchestrator: Make):
-    alone = outcome_alone(mine, make_orchestrator)
-    watched = run_among(make_orchestrator(kv_memory_bytes=2**24), mine, 31, place=0)
+@pytest.mark.parametrize("half", [0, 1])
+def test_searches_give_the_same_alone_and_among_31_others(half: int, make_orchestrator: Make):
+    mine = dict(list(MINE.items())[half::2])
+    watched = run(make_orchestrator(kv_memory_bytes=2**24), *mine.values(), *crowd(32 - len(mine)))
     assert watched.most_running == 32
-    assert outcome(watched.results[0]) == alone
+    for (name, request), result in zip(mine.items(), watched.results, strict=False):
+        assert outcome(result) == outcome_alone(request, make_orchestrator), name
 
 
-@pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
-def test_a_search_gives_the_same_in_another_order_of_arrival(mine: SearchRequest, make_orchestrator: Make):
-    first = run_among(make_orchestrator(kv_memory_bytes=2**24), mine, 9, place=0).results[0]
-    last = run_among(make_orchestrator(kv_memory_bytes=2**24), mine, 9, place=9).results[0]
-    assert outcome(first) == outcome(last)
+def test_searches_give_the_same_in_another_order_of_arrival(make_orchestrator: Make):
+    requests = [*MINE.values(), *crowd(9)]
+    first = run(make_orchestrator(kv_memory_bytes=2**24), *requests).results
+    last = run(make_orchestrator(kv_memory_bytes=2**24), *reversed(requests)).results
+    for request, one, other in zip(requests, first, reversed(last), strict=True):
+        assert outcome(one) == outcome(other), request
 
 
 @pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
@@ -52,8 +54,17 @@ def test_a_search_that_waited_for_memory_gives_the_same(mine: SearchRequest, mak
     assert outcome(watched.results[0]) == alone
 
 
-@pytest.mark.parametrize("options", [{}, {"prefix_cache": False}, {"max_batch_tokens": 40}])
-@pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
+SCARCE = [{}, {"prefix_cache": False}, {"max_batch_tokens": 40}]
+
+
+@pytest.mark.parametrize(
+    ("mine", "options"),
+    [
+        pytest.param(mine, options, id=f"{name}-{options}", marks=() if i % 3 == j else pytest.mark.slow)
+        for i, (name, mine) in enumerate(MINE.items())
+        for j, options in enumerate(SCARCE)
+    ],
+)
 def test_a_search_that_had_to_give_up_its_memory_gives_the_same(
     mine: SearchRequest, options: dict, make_orchestrator: Make
 ):
