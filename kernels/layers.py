@@ -1,11 +1,13 @@
-"""A decoder over paged KV, from token ids to final hidden states: the contract and the torch reference.
+"""A decoder over paged KV, from token ids to final hidden states: its specification, contract and torch reference.
 
 A layer is normalisation, q, k and v in one product, their heads' own norms where there are such (Qwen3), rotary
-embedding, attention, and the gated MLP (Llama's order).
+embedding, attention, and the gated MLP (Llama's order). Gemma normalises what attention and MLP give, too, before it is
+added to the residual stream.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 import torch
@@ -15,16 +17,28 @@ from espalier.kernels.attention import Attend, PrepareAttention
 from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.cache import write_kv
 from espalier.kernels.layout import LayerKV
-from espalier.kernels.rotary import apply_rotary, rotary_table
+from espalier.kernels.rotary import Rotary, apply_rotary, attention_factor, inverse_frequencies, rotary_table
+
+
+class Activation(StrEnum):
+    """The function that gates an MLP, by the name that checkpoints give it."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"
 
 
 @dataclass(frozen=True, slots=True)
-class LayerShape:
-    """The shape of a decoder's layers.
+class DecoderSpec:
+    """The specification of a decoder, from which a backend builds it; norms and biases are there or not in its weights.
 
     Attributes:
         windows: for each layer, how many positions a token sees, its own the last, or None for all before it; empty
             when no layer has a window.
+        rotaries: the kinds of rotary positions that layers have.
+        rotary_of: for each layer, which of `rotaries` it has; empty when all have the first.
+        activation: of the MLP's gate.
+        query_scale: factor on attention's logits; None for `head_dim ** -0.5`.
+        embedding_scale: factor on embeddings as they enter the first layer.
     """
 
     num_heads: int
@@ -32,10 +46,34 @@ class LayerShape:
     head_dim: int
     norm_eps: float
     windows: tuple[int | None, ...] = ()
+    rotaries: tuple[Rotary, ...] = (Rotary(),)
+    rotary_of: tuple[int, ...] = ()
+    activation: Activation = Activation.SILU
+    query_scale: float | None = None
+    embedding_scale: float = 1.0
 
     def window(self, layer: int) -> int | None:
         """The window of one layer."""
         return self.windows[layer] if self.windows else None
+
+    def rotary(self, layer: int) -> int:
+        """Which of `rotaries` one layer has."""
+        return self.rotary_of[layer] if self.rotary_of else 0
+
+    @property
+    def scale(self) -> float:
+        """Factor on attention's logits."""
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+    def frequencies(self, device: torch.device | str = "cpu") -> list[tuple[torch.Tensor, float]]:
+        """Inverse frequencies, float32 `[pairs that turn]`, and the attention factor, of each of `rotaries`."""
+        return [
+            (
+                inverse_frequencies(rotary.dims or self.head_dim, rotary.theta, rotary.scaling).to(device),
+                attention_factor(rotary.scaling),
+            )
+            for rotary in self.rotaries
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +86,9 @@ class LayerWeights:
     Attributes:
         query_norm: `[head_dim]`, the factors of RMSNorm over each query head before its rotation; None without.
         key_norm: the same for key heads.
+        attention_post_norm: `[hidden]`, factors of a norm over attention's result before it is added to the residual
+            stream; None without.
+        mlp_post_norm: the same for the MLP's.
     """
 
     attention_norm: torch.Tensor
@@ -60,6 +101,8 @@ class LayerWeights:
     out_bias: torch.Tensor | None = None
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
+    attention_post_norm: torch.Tensor | None = None
+    mlp_post_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +112,10 @@ class EmbeddingAndNorm:
     Attributes:
         embedding: `[vocabulary, hidden]`.
         norm: `[hidden]`, the factors of RMSNorm after the last layer.
-        inverse_frequencies: of the rotary embedding, float32 `[head_dim / 2]`; see `kernels.rotary`.
-        attention_factor: factor on the rotary embedding's cosines and sines.
     """
 
     embedding: torch.Tensor
     norm: torch.Tensor
-    inverse_frequencies: torch.Tensor
-    attention_factor: float = 1.0
 
 
 class UnsupportedShapeError(ValueError):
@@ -132,14 +171,15 @@ class TorchLayers(Layers):
         self,
         count: int,
         load: Callable[[int], LayerWeights],
-        shape: LayerShape,
+        spec: DecoderSpec,
         outer: EmbeddingAndNorm,
         prepare_attention: PrepareAttention,
     ) -> None:
         """Keep `count` layers, which `load` gives one by one."""
         self.outer = outer
         self._layers = [load(index) for index in range(count)]
-        self._shape = shape
+        self._spec = spec
+        self._frequencies = spec.frequencies(outer.embedding.device)
         self._prepare_attention = prepare_attention
 
     def __len__(self) -> int:
@@ -151,42 +191,63 @@ class TorchLayers(Layers):
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
-        eps, outer = self._shape.norm_eps, self.outer
+        s, outer = self._spec, self.outer
         device = outer.embedding.device
         token_ids, positions = step.known_token_ids(device), step.positions.to(device)
         batch = step.attention.to(device)
-        cos, sin = rotary_table(outer.inverse_frequencies, positions, outer.attention_factor)
-        hidden = F.embedding(token_ids, outer.embedding)  # [T, hidden]
+        tables = [rotary_table(inverse, positions, factor) for inverse, factor in self._frequencies]
+        hidden = embedded(token_ids, outer.embedding, s.embedding_scale)  # [T, hidden]
         attend: dict[int, Attend] = {}  # by KV group
         for index, (layer, layer_kv) in enumerate(zip(self._layers, layer_kvs, strict=True)):
             group, its = layer_kv.group, batch.of(layer_kv.group)
             if group not in attend:
-                attend[group] = self._prepare_attention(layer_kv, its, self._shape.num_heads)
-            normed = F.rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, eps)
-            hidden = hidden + self._attention(index, normed, cos, sin, layer_kv, its, attend[group])
-            normed = F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)  # [T, inner]
-            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
-        return F.rms_norm(hidden, outer.norm.shape, outer.norm, eps)
+                attend[group] = self._prepare_attention(layer_kv, its, s.num_heads)
+            normed = rms_norm(hidden, layer.attention_norm, s.norm_eps)
+            added = self._attention(index, normed, tables[s.rotary(index)], layer_kv, its, attend[group])
+            if layer.attention_post_norm is not None:
+                added = rms_norm(added, layer.attention_post_norm, s.norm_eps)
+            hidden = hidden + added
+            gate, up = F.linear(rms_norm(hidden, layer.mlp_norm, s.norm_eps), layer.gate_up).chunk(2, dim=-1)
+            added = F.linear(activated(gate, s.activation) * up, layer.down)  # [T, hidden], of [T, inner]
+            if layer.mlp_post_norm is not None:
+                added = rms_norm(added, layer.mlp_post_norm, s.norm_eps)
+            hidden = hidden + added
+        return rms_norm(hidden, outer.norm, s.norm_eps)
 
     def _attention(
         self,
         index: int,
         normed: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],
         layer_kv: LayerKV,
         batch: AttentionBatch,
         attend: Attend,
     ) -> torch.Tensor:
-        s, layer = self._shape, self._layers[index]
+        s, layer = self._spec, self._layers[index]
         qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, s.head_dim)
         # [T, heads, head_dim], and [T, kv_heads, head_dim] twice
         query, key, value = qkv.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
-            query = F.rms_norm(query, layer.query_norm.shape, layer.query_norm, s.norm_eps)
-            key = F.rms_norm(key, layer.key_norm.shape, layer.key_norm, s.norm_eps)
-        write_kv(layer_kv, apply_rotary(key, cos, sin), value, batch)
-        query = apply_rotary(query, cos, sin)
-        mixed = attend(query, layer_kv, s.head_dim**-0.5, s.window(index))  # [T, heads, head_dim]
+            query = rms_norm(query, layer.query_norm, s.norm_eps)
+            key = rms_norm(key, layer.key_norm, s.norm_eps)
+        write_kv(layer_kv, apply_rotary(key, *rotary), value, batch)
+        mixed = attend(apply_rotary(query, *rotary), layer_kv, s.scale, s.window(index))  # [T, heads, head_dim]
         return F.linear(mixed.flatten(1), layer.out, layer.out_bias)  # [T, hidden]
+
+
+def embedded(token_ids: torch.Tensor, embedding: torch.Tensor, scale: float) -> torch.Tensor:
+    """Embeddings of tokens, `[T, hidden]`, times `scale`, which is rounded to their dtype as transformers rounds it."""
+    rows = F.embedding(token_ids, embedding)
+    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm over the last dimension, in the dtype of `x`; factors in float32 are applied before it is rounded."""
+    if weight.dtype == x.dtype:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
+
+
+def activated(gate: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """The activation of an MLP's gate."""
+    return F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")

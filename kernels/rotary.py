@@ -1,11 +1,27 @@
 """Rotary position embedding: frequency tables and their application."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rotary positions of some layers of a decoder.
+
+    Attributes:
+        theta: base.
+        scaling: parameters of a long-context variant by its `rope_type`, one of `ROPE_TYPES`; None for `default`.
+        dims: elements of a head that turn, its first ones; None for all.
+    """
+
+    theta: float = 10_000.0
+    scaling: dict[str, Any] | None = None
+    dims: int | None = None
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | None) -> torch.Tensor:
@@ -32,6 +48,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | N
             return _llama3(inverse, scaling or {})
         case "yarn":
             return _yarn(inverse, theta, scaling or {})
+        case "longrope":  # its long factors are for contexts beyond the length the model was trained at
+            return inverse / torch.tensor(scaling["short_factor"], dtype=torch.float32)  # type: ignore[index]
         case "factors":  # one for each pair, as GGUF files give them
             return inverse / torch.tensor(scaling["factors"], dtype=torch.float32)  # type: ignore[index]
         case other:
@@ -70,16 +88,19 @@ def _yarn(inverse: torch.Tensor, theta: float, scaling: dict[str, Any]) -> torch
 
 
 def attention_factor(scaling: dict[str, Any] | None) -> float:
-    """Factor on cosines and sines: more than one with YaRN, otherwise one.
+    """Factor on cosines and sines: more than one with YaRN and LongRoPE, otherwise one.
 
     Args:
         scaling: as `inverse_frequencies` takes it.
     """
     scaling = scaling or {}
-    if scaling.get("rope_type") != "yarn":
+    if (kind := scaling.get("rope_type")) not in ("yarn", "longrope"):
         return 1.0
     if (given := scaling.get("attention_factor")) is not None:
         return float(given)
+    if kind == "longrope":
+        stretched, original = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
+        return math.sqrt(1 + math.log(stretched) / math.log(original)) if stretched > 1 else 1.0
 
     def of(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
@@ -91,22 +112,23 @@ def attention_factor(scaling: dict[str, Any] | None) -> float:
 def rotary_table(
     inverse: torch.Tensor, positions: torch.Tensor, factor: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of a step's positions, times `attention_factor`, float32 `[T, 1, head_dim / 2]` each."""
+    """Cosines and sines of a step's positions, times `attention_factor`, float32 `[T, 1, pairs]` each."""
     angles = positions.float()[:, None, None] * inverse
     cos, sin = angles.cos(), angles.sin()
     return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the two halves of each head.
+    """Rotate the two halves of each head, or of its first elements where fewer turn.
 
     Args:
         x: `[T, head, head_dim]`.
-        cos: float32 `[T, 1, head_dim / 2]`.
-        sin: float32 `[T, 1, head_dim / 2]`.
+        cos: float32 `[T, 1, pairs]`.
+        sin: float32 `[T, 1, pairs]`.
 
     Returns:
         `[T, head, head_dim]` in the dtype of `x`, computed in float32.
     """
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    turned, rest = x.float().split((2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]), dim=-1)
+    first, second = turned.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)

@@ -8,7 +8,7 @@ import torch
 from espalier.kernels.attention import Attend, GatheredAttention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import copy_blocks, write_kv
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, TorchLayers
+from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
 from espalier.kernels.layout import KVLayout, LayerKV
 from espalier.kernels.linear import Linear, QuantizedPacker
 from espalier.kernels.sampling import draw_tokens, filter_logits
@@ -38,20 +38,20 @@ class TorchBackend:
     draw_tokens = staticmethod(draw_tokens)
 
     def prepare_layers(
-        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: EmbeddingAndNorm
+        self, count: int, load: Callable[[int], LayerWeights], spec: DecoderSpec, outer: EmbeddingAndNorm
     ) -> Layers:
         """The layers of a decoder, ready to run; attention is theirs.
 
         Args:
             count: layers of the decoder, at least one.
             load: gives the weights of one layer, quantised or not; called once for each layer, in order.
-            shape: what all layers have in common.
+            spec: of the decoder.
             outer: the weights around the layers, of the same device and dtype.
 
         Raises:
             UnsupportedShapeError: when the backend has no room for such layers.
         """
-        return TorchLayers(count, load, shape, outer, self.prepare_attention)
+        return TorchLayers(count, load, spec, outer, self.prepare_attention)
 
     def prepare_attention(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
         """Attention of one step, for all of its layers; see `kernels.attention.PrepareAttention`."""

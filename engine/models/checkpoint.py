@@ -14,13 +14,8 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.adapter import Adapter
-from espalier.engine.models.config import (
-    GENERATOR_CLASSES,
-    DecoderConfig,
-    generator_class,
-    impl_of,
-    parse_decoder_config,
-)
+from espalier.engine.models.config import DecoderConfig
+from espalier.engine.models.families import FAMILIES, GENERATOR_CLASSES, impl_of, parse_decoder_config
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.models.stored.base import StoredFormat
 from espalier.engine.models.stored.formats import stored_format
@@ -147,7 +142,7 @@ class Checkpoint:
 
             return describe(self.config, place, self.has_language_head)
         config, kind = parse_decoder_config(self.config, place), self.config["model_type"]
-        if self.architecture in GENERATOR_CLASSES and self.architecture != generator_class(kind):
+        if self.architecture in GENERATOR_CLASSES and self.architecture != FAMILIES[kind].generator_class:
             self.warn(f"architectures in {place} says {self.architecture}; its model_type {kind} decides")
         if config.tied and self._holds_another_head():
             self.warn(

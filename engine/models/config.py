@@ -1,38 +1,24 @@
-"""A decoder's shape, read from a checkpoint's raw `config.json`."""
+"""A decoder's shape, and the fields of a checkpoint's raw `config.json` that all families read alike."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.options import ModelImpl
 from espalier.engine.models.text_files import require, shown
+from espalier.kernels.layers import Activation, DecoderSpec
 from espalier.kernels.layout import KVShape
-from espalier.kernels.rotary import ROPE_TYPES
+from espalier.kernels.rotary import ROPE_TYPES, Rotary
 
-TRUNKS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""Values of `model_type` that run natively, and the beginning of their class names."""
-
-
-def generator_class(model_type: str) -> str:
-    """The class of a generator of a supported model type."""
-    return f"{TRUNKS[model_type]}ForCausalLM"
-
-
-def impl_of(config: Mapping[str, Any], asked: ModelImpl = ModelImpl.AUTO) -> ModelImpl:
-    """The code that runs a decoder with this `config.json`: what is asked for, or native where its type is known."""
-    if asked is not ModelImpl.AUTO:
-        return asked
-    kind = config.get("model_type", "")
-    unknown = isinstance(kind, str) and bool(kind) and kind not in TRUNKS
-    return ModelImpl.TRANSFORMERS if unknown else ModelImpl.NATIVE
-
-
-GENERATOR_CLASSES = tuple(map(generator_class, TRUNKS))
-"""Class names that a generator's `config.json` may give."""
-_NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "factors": ("factors",)}
+_NEEDED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor",),
+    "factors": ("factors",),
+}
 """Keys that the rotary parameters of a type must have."""
 _TRAINED_LENGTH = "original_max_position_embeddings"
 _MAX_COUNT = 2**30
@@ -47,21 +33,23 @@ MAX_COUNTS = {
     "max_position_embeddings": 2**30,
 }
 """Largest numbers that are believed, several times those of any published model; others may be up to 2**30."""
-_WINDOW_KINDS = ("full_attention", "sliding_attention")
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers, as `layer_types` has them."""
 _MAX_POSITIONS, _WINDOW = 2048, 4096
 """Defaults for configurations without these values."""
 
 
-@dataclass(frozen=True, slots=True)
+class NotNativeError(CheckpointError):
+    """A decoder of a native family has what native code has not; transformers' code may run it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Shape of a Llama-style decoder: RMSNorm, rotary attention with grouped heads, SiLU-gated MLP.
+    """Shape of a decoder, whatever code runs it.
 
     Attributes:
-        rope_scaling: parameters of a long-context rotary variant, or None.
+        rotaries: the kinds of rotary positions that its layers have.
         max_positions: the longest context, in tokens.
-        attention_bias: whether the q, k, v projections have biases.
-        out_bias: whether the projection out of attention has one.
-        head_norms: whether each query and key head has a norm of its own before its rotation.
         kv_layers: what each layer keeps of a token, and for how long.
         impl: the code that runs it.
     """
@@ -73,16 +61,21 @@ class DecoderConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    norm_eps: float
-    rope_theta: float
-    rope_scaling: dict[str, Any] | None
+    rotaries: tuple[Rotary, ...]
     max_positions: int
     tied: bool
-    attention_bias: bool
-    out_bias: bool
-    head_norms: bool
     kv_layers: tuple[KVShape, ...]
     impl: ModelImpl = ModelImpl.NATIVE
+
+    @property
+    def rope_theta(self) -> float:
+        """Base of the first kind of rotary positions; 0 without."""
+        return self.rotaries[0].theta if self.rotaries else 0.0
+
+    @property
+    def rope_scaling(self) -> dict[str, Any] | None:
+        """Parameters of the first kind that is a long-context variant, or None."""
+        return next((rotary.scaling for rotary in self.rotaries if rotary.scaling), None)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -109,35 +102,71 @@ class DecoderConfig:
         return item_bytes * sum(layer.elements for layer in self.kv_layers)
 
 
-def parse_decoder_config(raw: dict[str, Any], place: str = "config.json") -> DecoderConfig:
-    """Read a decoder's shape; accepts the spellings of transformers 4 and 5.
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """Names of a layer's tensors, after `layers.N.` and without `.weight` and `.bias`; Llama's.
 
-    Args:
-        raw: the configuration.
-        place: where it stands, for errors.
-
-    Raises:
-        CheckpointError: for an unsupported model type or feature, a missing key, or a value that means nothing.
+    `qkv` and `gate_up` are the tensors whose rows stand one below the other.
     """
-    model_type = raw.get("model_type", "")
-    if not isinstance(model_type, str) or model_type not in TRUNKS:
-        raise CheckpointError(
-            f"{place}: model type {shown(model_type)} is not supported; {', '.join(TRUNKS)} are: generators of the "
-            f"classes {', '.join(GENERATOR_CLASSES)}, and reward models over them"
+
+    attention_norm: str = "input_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: str = "self_attn.o_proj"
+    mlp_norm: str = "post_attention_layernorm"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    attention_post_norm: str = "post_attention_layernorm"
+    mlp_post_norm: str = "post_feedforward_layernorm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeConfig(DecoderConfig):
+    """The specification of a decoder that native code runs: RMSNorm, rotary attention, a gated MLP.
+
+    Attributes:
+        rotary_of: for each layer, which of `rotaries` it has; empty for the first.
+        attention_bias: whether the q, k, v projections have biases.
+        out_bias: whether the projection out of attention has one.
+        head_norms: whether each query and key head has a norm of its own before its rotation.
+        post_norms: whether attention's and the MLP's results are normalised, too.
+        norm_offset: what is added to the stored factors of norms.
+        activation, query_scale, embedding_scale: see `DecoderSpec`.
+        names: of its tensors.
+    """
+
+    norm_eps: float
+    rotary_of: tuple[int, ...] = ()
+    attention_bias: bool = False
+    out_bias: bool = False
+    head_norms: bool = False
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    activation: Activation = Activation.SILU
+    query_scale: float | None = None
+    embedding_scale: float = 1.0
+    names: LayerNames = LayerNames()
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """What a backend builds its layers from."""
+        return DecoderSpec(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            norm_eps=self.norm_eps,
+            windows=self.windows,
+            rotaries=self.rotaries,
+            rotary_of=self.rotary_of,
+            activation=self.activation,
+            query_scale=self.query_scale,
+            embedding_scale=self.embedding_scale,
         )
-    if raw.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"{place}: activation {shown(raw['hidden_act'])} is not supported; silu is")
-    fields = _Fields(raw, place)
-    if fields.flag("mlp_bias"):
-        raise CheckpointError(f"{place}: biases in the MLP are not supported (mlp_bias is true)")
-    try:
-        return _parse(fields, model_type)
-    except KeyError as missing:
-        raise CheckpointError(f"{place} lacks {missing}") from missing
 
 
 @dataclass(frozen=True, slots=True)
-class _Fields:
+class Fields:
     """The fields of an object, each read as what it must be; an error names the object's place."""
 
     raw: Mapping[str, Any]
@@ -161,62 +190,117 @@ class _Fields:
             self.place, name, value, "a number above 0", lambda n: type(n) in (int, float) and 0 < n < math.inf
         )
 
-    def flag(self, name: str) -> bool:
-        """True or false, by default false."""
-        value = self.raw.get(name)
-        return require(self.place, name, False if value is None else value, "true or false", lambda f: type(f) is bool)
+    def numbers(self, name: str, count: int) -> list[float]:
+        """A list of `count` numbers above 0; required."""
+
+        def is_right(value: Any) -> bool:
+            numbers = isinstance(value, list) and all(type(n) in (int, float) and 0 < n < math.inf for n in value)
+            return numbers and len(value) == count
+
+        return require(self.place, name, self.raw[name], f"a list of {count} numbers above 0", is_right)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        value = default if self.raw.get(name) is None else self.raw[name]
+        return require(self.place, name, value, "true or false", lambda f: type(f) is bool)
 
 
-def _parse(fields: _Fields, model_type: str) -> DecoderConfig:
+def read_config(
+    fields: Fields, windows: Sequence[int | None] = (), rotaries: tuple[Rotary, ...] = (), **others: Any
+) -> NativeConfig:
+    """The specification of a decoder, by the fields that all families have in common.
+
+    Args:
+        fields: of the configuration.
+        windows: of each layer; empty for none.
+        rotaries: the kinds of rotary positions; empty for the one that `fields` describes.
+        others: fields of `NativeConfig` in which a family differs from Llama.
+
+    Raises:
+        NotNativeError: the decoder has what native code has not.
+        CheckpointError: a missing key, or a value that means nothing.
+        KeyError: a missing key, by its name.
+    """
+    heads, layers = fields.count("num_attention_heads"), fields.count("num_hidden_layers")
+    head_dim, kv_heads = read_head_dim(fields), fields.count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{fields.place} has num_attention_heads {heads}, which cannot share num_key_value_heads {kv_heads}"
+        )
+    rotaries = rotaries or (read_rotary(fields),)
+    longest = fields.count("max_position_embeddings", _MAX_POSITIONS)
+    found: dict[str, Any] = {
+        "vocab_size": fields.count("vocab_size"),
+        "hidden_size": fields.count("hidden_size"),
+        "intermediate_size": fields.count("intermediate_size"),
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "activation": _activation(fields),
+        "rotaries": rotaries,
+        "max_positions": min(longest, *(_usable_length(rotary, longest) for rotary in rotaries)),
+        "tied": fields.flag("tie_word_embeddings"),
+        "kv_layers": tuple(KVShape(kv_heads, head_dim, head_dim, window) for window in windows or (None,) * layers),
+    }
+    return NativeConfig(**found | others)
+
+
+def read_head_dim(fields: Fields) -> int:
+    """Elements of a head: `head_dim`, or else an equal share of `hidden_size`."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     if fields.raw.get("head_dim") is None and hidden % heads:
         raise CheckpointError(
             f"hidden_size {hidden} in {fields.place} cannot be divided among {heads} heads (num_attention_heads), and "
             "there is no head_dim"
         )
-    head_dim, kv_heads = fields.count("head_dim", hidden // heads), fields.count("num_key_value_heads", heads)
+    head_dim = fields.count("head_dim", hidden // heads)
     if head_dim % 2:
         raise CheckpointError(f"{fields.place} means a head_dim of {head_dim}; rotary positions turn pairs")
-    if heads % kv_heads:
+    return head_dim
+
+
+def read_layer_kinds(fields: Fields, default: Sequence[str]) -> list[str]:
+    """`FULL` or `SLIDING` for each layer, as `layer_types` says, or else `default`."""
+    kinds = fields.raw.get("layer_types") or list(default)
+    require(fields.place, "layer_types", kinds, "a list", lambda it: isinstance(it, list))
+    if len(kinds) != len(default):
+        raise CheckpointError(f"layer_types in {fields.place} has {len(kinds)} items for {len(default)} layers")
+    if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
         raise CheckpointError(
-            f"{fields.place} has num_attention_heads {heads}, which cannot share num_key_value_heads {kv_heads}"
+            f"layer_types in {fields.place} has {shown(unknown[0])}; {FULL} and {SLIDING} are supported"
         )
-    rope = _rope_parameters(fields)
-    qkv_and_out = fields.flag("attention_bias") and model_type in ("llama", "qwen3")
-    return DecoderConfig(
-        vocab_size=fields.count("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=fields.count("intermediate_size"),
-        num_layers=fields.count("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope_theta=float(rope["rope_theta"]),
-        rope_scaling=rope if rope.get("rope_type", "default") != "default" else None,
-        max_positions=fields.count("max_position_embeddings", _MAX_POSITIONS),
-        tied=fields.flag("tie_word_embeddings"),
-        attention_bias=model_type == "qwen2" or qkv_and_out,
-        out_bias=qkv_and_out,
-        head_norms=model_type == "qwen3",
-        kv_layers=tuple(KVShape(kv_heads, head_dim, head_dim, window) for window in _windows(fields, model_type)),
-    )
+    return kinds
 
 
-def _rope_parameters(fields: _Fields) -> dict[str, Any]:
-    """Rotary parameters in one spelling: v5's `rope_parameters`, or v4's `rope_theta` beside `rope_scaling`."""
-    raw, place = fields.raw, fields.place
+def read_window(fields: Fields) -> int | None:
+    """`sliding_window`: how many positions a token sees; None where it is null."""
+    given_null = "sliding_window" in fields.raw and fields.raw["sliding_window"] is None
+    return None if given_null else fields.count("sliding_window", _WINDOW)
+
+
+def read_rotary(fields: Fields, partial: bool = False) -> Rotary:
+    """Rotary positions in one spelling: v5's `rope_parameters`, or v4's `rope_theta` beside `rope_scaling`.
+
+    `partial` families have heads of which only a part turns, by `partial_rotary_factor`.
+    """
+    place = fields.place
     rope = dict(_rope_object(fields))
-    inner = _Fields(rope, f"the rotary parameters in {place}")
+    inner = Fields(rope, f"the rotary parameters in {place}")
     rope["rope_theta"] = inner.number("rope_theta", fields.number("rope_theta", 10_000.0))
     kind = rope.setdefault("rope_type", "default")
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
         raise CheckpointError(f"{place}: rope type {shown(kind)} is not supported; {', '.join(ROPE_TYPES)} are")
-    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor") or 1.0) != 1.0:
+    share = inner.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    if share != 1.0 and not partial:
         raise CheckpointError(f"{place}: rotation of part of a head is not supported (partial_rotary_factor is not 1)")
+    dims = int(read_head_dim(fields) * share)
+    if dims % 2 or not 0 < share <= 1:
+        raise CheckpointError(f"partial_rotary_factor in {place} means {dims} elements of a head, which are no pairs")
     if missing := [name for name in _NEEDED.get(kind, ()) if rope.get(name) is None]:
         raise CheckpointError(f"{place}: the rotary parameters of type {kind!r} lack {', '.join(missing)}")
-    if kind in ("llama3", "yarn"):
+    if kind in ("llama3", "yarn", "longrope"):
         longest = fields.count("max_position_embeddings", _MAX_POSITIONS)
         rope[_TRAINED_LENGTH] = inner.number(_TRAINED_LENGTH, fields.number(_TRAINED_LENGTH, longest))
         rope["factor"] = inner.number("factor", longest / rope[_TRAINED_LENGTH])
@@ -231,10 +315,29 @@ def _rope_parameters(fields: _Fields) -> dict[str, Any]:
         inner.flag("truncate")
         if rope["rope_theta"] <= 1:
             raise CheckpointError(f"rope_theta in {inner.place} must be above 1 for yarn, is {rope['rope_theta']}")
-    return rope
+    if kind == "longrope":
+        inner.numbers("short_factor", dims // 2)
+    return Rotary(float(rope["rope_theta"]), None if kind == "default" else rope, None if share == 1.0 else dims)
 
 
-def _rope_object(fields: _Fields) -> Mapping[str, Any]:
+def _usable_length(rotary: Rotary, longest: int) -> int:
+    """The context that one kind of rotary positions is good for: LongRoPE has other factors beyond a length."""
+    scaling = rotary.scaling or {}
+    return int(scaling[_TRAINED_LENGTH]) if scaling.get("rope_type") == "longrope" else longest
+
+
+def _activation(fields: Fields) -> Activation:
+    """The activation of the MLP's gate; the MLP has no biases."""
+    name = fields.raw.get("hidden_act", Activation.SILU)
+    require(fields.place, "hidden_act", name, "a name", lambda it: isinstance(it, str))
+    if name not in list(Activation):
+        raise NotNativeError(f"{fields.place}: activation {shown(name)} is not supported; {', '.join(Activation)} are")
+    if fields.flag("mlp_bias"):
+        raise NotNativeError(f"{fields.place}: biases in the MLP are not supported (mlp_bias is true)")
+    return Activation(name)
+
+
+def _rope_object(fields: Fields) -> Mapping[str, Any]:
     """The object that holds rotary parameters; an empty one where there is none."""
     given = {name: fields.raw[name] for name in ("rope_scaling", "rope_parameters") if fields.raw.get(name)}
     for name, value in given.items():
@@ -251,24 +354,3 @@ def _rope_object(fields: _Fields) -> Mapping[str, Any]:
             f"{fields.place} gives {differing[0]} in rope_scaling and another one in rope_parameters; leave one out"
         )
     return {**new, **old}
-
-
-def _windows(fields: _Fields, model_type: str) -> tuple[int | None, ...]:
-    """Each layer's window: Mistral's is for all layers, Qwen's only where asked for, and for the later ones."""
-    count, raw = fields.count("num_hidden_layers"), fields.raw
-    asked = fields.flag("use_sliding_window")
-    if model_type != "mistral" and (model_type == "llama" or not asked):
-        return (None,) * count
-    window = None if raw.get("sliding_window", _WINDOW) is None else fields.count("sliding_window", _WINDOW)
-    if model_type == "mistral":
-        return (window,) * count
-    full = min(fields.count("max_window_layers", 28, least=0), count)
-    kinds = raw.get("layer_types") or ["full_attention"] * full + ["sliding_attention"] * (count - full)
-    require(fields.place, "layer_types", kinds, "a list", lambda it: isinstance(it, list))
-    if len(kinds) != count:
-        raise CheckpointError(f"layer_types in {fields.place} has {len(kinds)} items for {count} layers")
-    if unknown := [kind for kind in kinds if kind not in _WINDOW_KINDS]:
-        raise CheckpointError(
-            f"layer_types in {fields.place} has {shown(unknown[0])}; {' and '.join(_WINDOW_KINDS)} are supported"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

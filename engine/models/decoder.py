@@ -1,19 +1,19 @@
 """The decoder that all model families share: token ids to hidden states, over KV in blocks."""
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.config import DecoderConfig
+from espalier.engine.models.config import DecoderConfig, NativeConfig
 from espalier.engine.models.options import Quantization
 from espalier.engine.models.quantization import make_quantizer, stored_bytes
 from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.batch import StepBatch
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, UnsupportedShapeError
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV
-from espalier.kernels.rotary import attention_factor, inverse_frequencies
 
 log = logging.getLogger("espalier.engine")
 
@@ -90,7 +90,7 @@ def choose_backend_for(checkpoint: Checkpoint, dtype: torch.dtype, device: torch
 
 
 def load_decoder(
-    checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str
+    checkpoint: Checkpoint, config: NativeConfig, dtype: torch.dtype, device: torch.device | str
 ) -> Decoder:
     """Build the decoder of a checkpoint from its tensors, except those of heads.
 
@@ -107,46 +107,48 @@ def load_decoder(
     def take(name: str, *shape: int) -> torch.Tensor:
         return checkpoint.take(prefix + name, dtype, device, shape)
 
-    def fuse(rows: dict[str, int], *columns: int) -> torch.Tensor:
-        """Tensors one below the other, of as many rows each as `rows` says; each is read into its place."""
-        whole = torch.empty(sum(rows.values()), *columns, dtype=dtype, device=device)
-        for name, part in zip(rows, whole.split(list(rows.values())), strict=True):
+    def norm(name: str, size: int) -> torch.Tensor:
+        """Factors of a norm; those with an offset in float32, in which it is added."""
+        if not config.norm_offset:
+            return take(f"{name}.weight", size)
+        return checkpoint.take(f"{prefix}{name}.weight", torch.float32, device, (size,)).add_(config.norm_offset)
+
+    def fuse(names: Sequence[str], rows: Sequence[int], *columns: int) -> torch.Tensor:
+        """Tensors one below the other, of `rows` rows each, or one that holds them all; each is read into its place."""
+        whole = torch.empty(sum(rows), *columns, dtype=dtype, device=device)
+        for name, part in zip(names, whole.split(list(rows)) if len(names) > 1 else [whole], strict=True):
             checkpoint.take_into(prefix + name, part)
         return whole
 
-    hidden, inner = config.hidden_size, config.intermediate_size
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, inner, size, names = config.hidden_size, config.intermediate_size, config.head_dim, config.names
+    qkv_rows = [count * size for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
 
     def layer(index: int) -> LayerWeights:
         """One layer, quantised before the next is read, so that the unquantised model is never held as a whole."""
         nonlocal weight_bytes
-        name = f"layers.{index}"
-        projections = {
-            f"{name}.self_attn.{p}_proj": rows for p, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads))
-        }
-        biases = {f"{p}.bias": rows for p, rows in projections.items()}
+        at = f"layers.{index}."
+        qkv, gate_up = ([at + name for name in fused] for fused in (names.qkv, names.gate_up))
         weights = LayerWeights(
-            attention_norm=take(f"{name}.input_layernorm.weight", hidden),
-            qkv=quantize(fuse({f"{p}.weight": rows for p, rows in projections.items()}, hidden)),
-            qkv_bias=fuse(biases) if config.attention_bias else None,
-            out=quantize(take(f"{name}.self_attn.o_proj.weight", hidden, heads)),
-            mlp_norm=take(f"{name}.post_attention_layernorm.weight", hidden),
-            gate_up=quantize(fuse({f"{name}.mlp.{p}_proj.weight": inner for p in ("gate", "up")}, hidden)),
-            down=quantize(take(f"{name}.mlp.down_proj.weight", hidden, inner)),
-            out_bias=take(f"{name}.self_attn.o_proj.bias", hidden) if config.out_bias else None,
-            query_norm=take(f"{name}.self_attn.q_norm.weight", config.head_dim) if config.head_norms else None,
-            key_norm=take(f"{name}.self_attn.k_norm.weight", config.head_dim) if config.head_norms else None,
+            attention_norm=norm(at + names.attention_norm, hidden),
+            qkv=quantize(fuse([f"{name}.weight" for name in qkv], qkv_rows, hidden)),
+            qkv_bias=fuse([f"{name}.bias" for name in qkv], qkv_rows) if config.attention_bias else None,
+            out=quantize(take(f"{at}{names.out}.weight", hidden, qkv_rows[0])),
+            mlp_norm=norm(at + names.mlp_norm, hidden),
+            gate_up=quantize(fuse([f"{name}.weight" for name in gate_up], [inner, inner], hidden)),
+            down=quantize(take(f"{at}{names.down}.weight", hidden, inner)),
+            out_bias=take(f"{at}{names.out}.bias", hidden) if config.out_bias else None,
+            query_norm=norm(at + names.query_norm, size) if config.head_norms else None,
+            key_norm=norm(at + names.key_norm, size) if config.head_norms else None,
+            attention_post_norm=norm(at + names.attention_post_norm, hidden) if config.post_norms else None,
+            mlp_post_norm=norm(at + names.mlp_post_norm, hidden) if config.post_norms else None,
         )
         weight_bytes += sum(stored_bytes(getattr(weights, field)) for field in weights.__slots__)
         return weights
 
-    shape = LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps, config.windows)
     embedding = take("embed_tokens.weight", config.vocab_size, hidden)  # first, as in most files
-    norm = take("norm.weight", hidden)
-    inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
-    outer = EmbeddingAndNorm(embedding, norm, inverse, attention_factor(config.rope_scaling))
+    outer = EmbeddingAndNorm(embedding, norm("norm", hidden))
     try:
-        layers = backend.prepare_layers(config.num_layers, layer, shape, outer)
+        layers = backend.prepare_layers(config.num_layers, layer, config.spec, outer)
     except UnsupportedShapeError as error:
         raise CheckpointError(f"{checkpoint.folder} cannot be run on {device}: {error}; --device cpu can") from error
-    return Decoder(config, backend, layers, weight_bytes + embedding.nbytes + norm.nbytes)
+    return Decoder(config, backend, layers, weight_bytes + embedding.nbytes + outer.norm.nbytes)

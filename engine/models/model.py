@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from espalier.engine.errors import CheckpointError, MisuseError, NoEmbeddingError
 from espalier.engine.models.chat.turns import embedded_ends
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig
+from espalier.engine.models.config import DecoderConfig, NativeConfig
 from espalier.engine.models.decoder import Decoder, choose_backend_for, load_decoder
+from espalier.engine.models.families import GENERATOR_CLASSES
 from espalier.engine.models.heap import freed_at_once
 from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.quantization import make_quantizer
@@ -125,11 +126,12 @@ def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device 
     Raises:
         CheckpointError: when the architecture is not supported, or a weight is missing.
     """
-    if checkpoint.decoder_config.impl is ModelImpl.TRANSFORMERS:
-        from espalier.engine.models.zoo.loading import load_transformers_decoder
+    config = checkpoint.decoder_config
+    if isinstance(config, NativeConfig):
+        return load_decoder(checkpoint, config, dtype, device)
+    from espalier.engine.models.zoo.loading import load_transformers_decoder
 
-        return load_transformers_decoder(checkpoint, dtype, device)
-    return load_decoder(checkpoint, checkpoint.decoder_config, dtype, device)
+    return load_transformers_decoder(checkpoint, dtype, device)
 
 
 def language_model_head(checkpoint: Checkpoint, decoder: Decoder, quantised: bool = False) -> Head:

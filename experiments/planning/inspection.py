@@ -9,7 +9,8 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.chat.turns import TurnEnd, turn_ends
 from espalier.engine.models.checkpoint import Outline
-from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig
+from espalier.engine.models.config import DecoderConfig
+from espalier.engine.models.families import GENERATOR_CLASSES
 from espalier.engine.models.hub import HubSettings, locate_with_adapter
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization

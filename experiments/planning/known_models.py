@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from espalier.engine.models.config import DecoderConfig, parse_decoder_config
+from espalier.engine.models.config import DecoderConfig
+from espalier.engine.models.families import parse_decoder_config
 from espalier.engine.models.options import Quantization
 from espalier.engine.models.quantization import linear_bytes
 

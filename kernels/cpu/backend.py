@@ -18,7 +18,7 @@ from espalier.kernels.cpu.products.linear import CpuLinear
 from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_quantized
 from espalier.kernels.cpu.sampling import draw_compilation, draw_tokens_cpu, filter_logits_cpu
 from espalier.kernels.cpu.threads import set_threads, usable_cores
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, TorchLayers
+from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear, QuantizedPacker
 from espalier.kernels.torch_backend import TorchBackend
@@ -33,7 +33,7 @@ class CpuBackend(TorchBackend):
     draw_tokens = staticmethod(draw_tokens_cpu)
 
     def prepare_layers(
-        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: EmbeddingAndNorm
+        self, count: int, load: Callable[[int], LayerWeights], spec: DecoderSpec, outer: EmbeddingAndNorm
     ) -> Layers:
         """See `Backend`."""
         first = load(0)
@@ -42,10 +42,10 @@ class CpuBackend(TorchBackend):
             return load(index) if index else first
 
         if run_in_one_call(first):
-            layers = CpuLayers(count, rest, shape, outer)
+            layers = CpuLayers(count, rest, spec, outer)
             compile_ahead(compilations(layers), usable_cores())
             return layers
-        return TorchLayers(count, rest, shape, outer, self.prepare_attention)
+        return TorchLayers(count, rest, spec, outer, self.prepare_attention)
 
     def prepare_attention(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
         """See `Backend`."""

@@ -28,6 +28,7 @@ from espalier.kernels.cpu.phases import (
     Outer,
     StoredRows,
     Tokens,
+    add_normed_rows,
     add_rows,
     embed_rows,
     gated_phase,
@@ -53,7 +54,7 @@ from espalier.kernels.cpu.products.linear import (
 from espalier.kernels.cpu.products.tiles import aligned
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import num_threads, parallel_run, phase_items
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
+from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import KVLayout, LayerKV
 
 _PHASES = 9
@@ -68,6 +69,7 @@ class _Buffers(NamedTuple):
 
     Attributes:
         hidden: the residual stream, `[T, hidden]`, rows as wide as whole panels.
+        branch: the same of what attention and MLP give, where that is normalised; else empty.
         normed: `[T, hidden]`, as `pack_row` stores rows.
         qkv: `[T, (heads + 2 * kv_heads) * head_dim]`, rows as wide as whole panels.
         attn_out: attention's result, `[T, heads * head_dim]`.
@@ -76,6 +78,7 @@ class _Buffers(NamedTuple):
     """
 
     hidden: np.ndarray
+    branch: np.ndarray
     normed: StoredRows
     qkv: np.ndarray
     attn_out: np.ndarray
@@ -99,6 +102,8 @@ class _Step(NamedTuple):
     """One step, as compiled code reads it.
 
     Attributes:
+        pairs: `[layers, 2]`, the first of `rotary`'s columns that are a layer's, and the first that is not.
+        gelu: whether the MLP's activation is GELU, else SiLU.
         places: `[layers, 3]`, where each layer's keys and values begin in a slab, and its KV group.
         groups: the KV groups, which have all but blocks in common.
         inner: the MLP's width, filled up to whole panels.
@@ -112,6 +117,8 @@ class _Step(NamedTuple):
     outer: Outer
     weights: StackedWeights
     windows: np.ndarray
+    pairs: np.ndarray
+    gelu: bool
     eps: np.float32
     flat: np.ndarray
     places: np.ndarray
@@ -133,11 +140,11 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
     `counters` hold the next item of each phase.
     """
     (
-        tokens, outer, weights, windows, eps, flat, places, groups, scale, inner, packs, parts, threads, buffers,
-        rotary, output,
+        tokens, outer, weights, windows, pairs, gelu, eps, flat, places, groups, scale, inner, packs, parts, threads,
+        buffers, rotary, output,
     ) = step  # fmt: skip
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
-    hidden, normed, qkv, attn_out, packed_attn_out, gated = buffers
+    hidden, branch, normed, qkv, attn_out, packed_attn_out, gated = buffers
     qkv_parts, hidden_parts, gated_parts = parts
     rows, width, wide = len(rotary[0]), norms.shape[2], groups[0].geometry.heads * groups[0].geometry.head_dim
     stride = (width + PANEL - 1) // PANEL * PANEL
@@ -153,6 +160,9 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
     sums = room[: ROWS * PANEL], room[ROWS * PANEL : 2 * ROWS * PANEL], room[2 * ROWS * PANEL :]
     nothing, no_softcap = room[:0], np.float32(0.0)
     sums[2][:] = np.float32(0.0)
+    # What attention and MLP give is added to the residual stream in place, unless it is normalised first.
+    post_norms = norms.shape[1] > 2
+    target, no_bias = (branch, np.zeros(stride, np.float32)) if post_norms else (hidden, nothing)
     microkernel.configure()
     denormals = flush_denormals()
     phase: Any = np.int64(0)  # a plain 0 has a type of its own
@@ -163,6 +173,8 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
         for item in phase_items(counters, phase, few):
             if layer == 0:
                 embed_rows(item, tokens, outer, stride, hidden, rotary)
+            elif post_norms:
+                add_normed_rows(item, rows, branch, stride, norms[layer - 1, 3], eps, hidden)
             norm_and_store_rows(item, rows, hidden, stride, norms[layer, 0], eps, normed)
         phase += 1
 
@@ -174,8 +186,11 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
         phase += 1
 
         for item in phase_items(counters, phase, some):
-            rotate_and_store(item, qkv, head_norms[layer], eps, rotary, flat, keys_at, values_at, geometry, writes)
-            add_rows(item, stride, out_bias[layer], hidden)  # nothing reads the residual stream until `out` adds to it
+            rotate_and_store(
+                item, qkv, head_norms[layer], eps, rotary, pairs[layer], flat, keys_at, values_at, geometry, writes
+            )
+            if not post_norms:  # nothing reads the residual stream until `out` adds to it
+                add_rows(item, stride, out_bias[layer], hidden)
         phase += 1
 
         for item in phase_items(counters, phase, len(spans.items)):
@@ -189,32 +204,36 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
             store_rows(item, rows, wide, attn_out, packed_attn_out)
         phase += 1
 
-        at = layer * hidden_count * PANEL * wide  # what goes into the residual stream is added to it in place
+        at, bias = layer * hidden_count * PANEL * wide, out_bias[layer] if post_norms else nothing
         multiply_phase(
-            counters, phase, hidden_parts, threads, packed_attn_out, rows, wide, out_panels, at, hidden_count, nothing,
-            hidden, scratch,
+            counters, phase, hidden_parts, threads, packed_attn_out, rows, wide, out_panels, at, hidden_count, bias,
+            target, scratch,
         )  # fmt: skip
         phase += 1
 
         for item in phase_items(counters, phase, few):
+            if post_norms:
+                add_normed_rows(item, rows, branch, stride, norms[layer, 2], eps, hidden)
             norm_and_store_rows(item, rows, hidden, stride, norms[layer, 1], eps, normed)
         phase += 1
 
         at = layer * 2 * gated_count * PANEL * width
         gated_phase(
-            counters, phase, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gated, sums,
-            scratch,
+            counters, phase, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gelu, gated,
+            sums, scratch,
         )  # fmt: skip
         phase += 1
 
         at = layer * hidden_count * PANEL * inner
         multiply_phase(
-            counters, phase, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, nothing, hidden,
+            counters, phase, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, no_bias, target,
             scratch,
         )  # fmt: skip
         phase += 1
 
     for item in phase_items(counters, phase, few):
+        if post_norms:
+            add_normed_rows(item, rows, branch, stride, norms[len(norms) - 1, 3], eps, hidden)
         norm_rows(item, hidden, stride, outer.norm, eps, output)
     microkernel.release()
     restore_denormals(denormals)
@@ -228,19 +247,22 @@ class CpuLayers(Layers):
     """
 
     def __init__(
-        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: EmbeddingAndNorm
+        self, count: int, load: Callable[[int], LayerWeights], spec: DecoderSpec, outer: EmbeddingAndNorm
     ) -> None:
         """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals."""
         self.outer = outer
         self.tokens_per_item = TOKENS_PER_ITEM
-        self._shape = shape
-        self._stacked = StackedLayers(count, load, shape)
-        self._windows = np.array([shape.window(index) or UNLIMITED for index in range(count)])
+        self._spec = spec
+        self._stacked = StackedLayers(count, load, spec)
+        self._windows = np.array([spec.window(index) or UNLIMITED for index in range(count)])
+        frequencies = [(inverse.numpy(), np.full(len(inverse), f, np.float32)) for inverse, f in spec.frequencies()]
+        ends = np.cumsum([0, *(len(inverse) for inverse, _ in frequencies)])
+        self._pairs = np.array([ends[spec.rotary(index) :][:2] for index in range(count)])
         self._outer = Outer(
             embedding=outer.embedding.contiguous().view(-1).numpy(),
             norm=outer.norm.numpy(),
-            inverse_frequencies=outer.inverse_frequencies.numpy(),
-            attention_factor=np.float32(outer.attention_factor),
+            scale=np.float32(spec.embedding_scale),
+            frequencies=np.concatenate(frequencies, axis=1),
         )
 
     def __len__(self) -> int:
@@ -269,7 +291,7 @@ class CpuLayers(Layers):
         return _Group(geometry, spans, _writes(batch, rows, layer_kv.keys.shape[1]))
 
     def _geometry(self, layer_kv: LayerKV) -> Geometry:
-        return geometry_of(layer_kv, self._shape.num_heads, -(-self._stacked.arrays.qkv_bias.shape[1] // PANEL) * PANEL)
+        return geometry_of(layer_kv, self._spec.num_heads, -(-self._stacked.arrays.qkv_bias.shape[1] // PANEL) * PANEL)
 
     def _step(
         self,
@@ -278,7 +300,8 @@ class CpuLayers(Layers):
         groups: tuple[_Group, ...],
         output: torch.Tensor,
     ) -> _Step:
-        s, stacked, (rows, width), half = self._shape, self._stacked, output.shape, len(self._outer.inverse_frequencies)
+        s, stacked, (rows, width) = self._spec, self._stacked, output.shape
+        pairs = self._outer.frequencies.shape[1]
         stride, inner = (-(-n // PANEL) * PANEL for n in (width, stacked.inner))
         wide, query_stride = s.num_heads * s.head_dim, groups[0].geometry.query_stride
         of = {group: place for place, group in enumerate(sorted({kv.group for kv in layer_kvs}))}
@@ -289,30 +312,33 @@ class CpuLayers(Layers):
             outer=self._outer,
             weights=stacked.arrays,
             windows=self._windows,
+            pairs=self._pairs,
+            gelu=s.activation is Activation.GELU_TANH,
             eps=np.float32(s.norm_eps),
             flat=flat_kv_pool(layer_kvs[0]),
             places=np.array([(kv.keys.storage_offset(), kv.values.storage_offset(), of[kv.group]) for kv in layer_kvs]),
             groups=groups,
-            scale=np.float32(s.head_dim**-0.5),
+            scale=np.float32(s.scale),
             inner=inner,
             packs=packs,
             parts=tuple(parts_of(rows, columns // PANEL) for columns in (query_stride, stride, inner)),
             threads=num_threads(),
             buffers=_Buffers(
                 hidden=output_buffer(rows, stride),
+                branch=output_buffer(rows if stacked.arrays.norms.shape[1] > 2 else 0, stride),
                 normed=rows_of(rows, width),
                 qkv=output_buffer(rows, query_stride),
                 attn_out=attn_out,
                 packed_attn_out=rows_of(rows, wide) if packs else attn_out,
                 gated=rows_of(rows, inner),
             ),
-            rotary=(np.empty((rows, half), np.float32), np.empty((rows, half), np.float32)),
+            rotary=(np.empty((rows, pairs), np.float32), np.empty((rows, pairs), np.float32)),
             output=output.view(-1).numpy(),
         )
 
     def compilation(self) -> Compilation:
         """The compilation of `forward`: of `_forward`, its largest parts on their own, others within it."""
-        s, int64s, counters = self._shape, np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
+        s, int64s, counters = self._spec, np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
         layout = KVLayout(1, s.num_kv_heads, s.head_dim, 1, torch.float32, 8 * s.num_kv_heads * s.head_dim)
         kv = layout.layer_view(torch.empty(layout.slab_bytes, dtype=torch.uint8), 0)
         tokens, output = Tokens(int64s, int64s), torch.empty(1, self.outer.embedding.shape[1])
@@ -328,14 +354,15 @@ class CpuLayers(Layers):
                 attend_compilation(group.geometry),
                 phase_compilation(buffers.normed, weights.qkv),
                 compilation(
-                    gated_phase, counters, 0, 0, 0, buffers.normed, 0, 0, weights.gate_up, 0, 0, buffers.gated,
-                    (floats, floats, floats), floats,
+                    gated_phase, counters, 0, 0, 0, buffers.normed, 0, 0, weights.gate_up, 0, 0, step.gelu,
+                    buffers.gated, (floats, floats, floats), floats,
                 ),
                 compilation(
-                    rotate_and_store, 0, buffers.qkv, head_norms, step.eps, step.rotary, flat, 0, 0, group.geometry,
-                    group.writes,
+                    rotate_and_store, 0, buffers.qkv, head_norms, step.eps, step.rotary, step.pairs[0], flat, 0, 0,
+                    group.geometry, group.writes,
                 ),
                 compilation(embed_rows, 0, tokens, step.outer, 0, buffers.hidden, step.rotary),
+                compilation(add_normed_rows, 0, 0, buffers.branch, 0, bias, step.eps, buffers.hidden),
                 compilation(norm_and_store_rows, 0, 0, buffers.hidden, 0, bias, step.eps, buffers.normed),
             ],
         )  # fmt: skip

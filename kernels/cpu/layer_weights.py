@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from espalier.kernels.cpu.products.int8_linear import GROUP, Int8Weight, int8_panels
 from espalier.kernels.cpu.products.linear import PANEL, pack, room_for_weights, unpack
-from espalier.kernels.layers import LayerShape, LayerWeights
+from espalier.kernels.layers import DecoderSpec, LayerWeights
 
 
 class StackedWeights(NamedTuple):
@@ -17,10 +17,12 @@ class StackedWeights(NamedTuple):
     With weights in int8 those in panels are `Int8Weight`, and as arrays `Int8Panels`.
 
     Attributes:
-        norms: `[L, 2, hidden]`.
+        norms: `[L, 2, hidden]`, before attention and before the MLP; `[L, 4, hidden]` where results of both are
+            normalised, too.
         head_norms: `[L, 2, head_dim]`, of queries and keys; `[L, 0, head_dim]` without.
         qkv_bias: `[L, rows of qkv, filled up to whole panels]`.
-        out_bias: `[L, hidden]`; `[L, 0]` without.
+        out_bias: `[L, hidden]`; `[L, 0]` without. Where attention's result is normalised, it is what the product begins
+            with: `[L, hidden, filled up to whole panels]`, zeros without.
         qkv: `[L, panel, hidden, PANEL]`.
         out: `[L, panel, heads * head_dim, PANEL]`.
         gate_up: `[L, panel, hidden, PANEL]`, up's panels after gate's.
@@ -53,22 +55,22 @@ class StackedLayers:
         arrays: what compiled code reads: `StackedWeights` of arrays, those in panels flat or `Int8Panels`.
     """
 
-    def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape) -> None:
+    def __init__(self, count: int, load: Callable[[int], LayerWeights], spec: DecoderSpec) -> None:
         """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals."""
-        self._shape = shape
+        self._spec = spec
         first = load(0)
-        self._has_bias = first.qkv_bias is not None
+        self._has_bias, self._has_out_bias = first.qkv_bias is not None, first.out_bias is not None
         self.inner = first.down.shape[1]
         self.int8 = isinstance(first.qkv, Int8Weight)
-        self._packed = StackedWeights(*(_room(count, part) for part in _pack(first, shape)))
+        self._packed = StackedWeights(*(_room(count, part) for part in _pack(first, spec)))
         for index in range(count):
-            for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
+            for whole, part in zip(self._packed, _pack(load(index) if index else first, spec), strict=True):
                 _of_each(lambda whole, part, index=index: whole[index].copy_(part), whole, part)
         self.arrays = StackedWeights(*(_as_array(whole) for whole in self._packed))
 
     def weights(self, index: int) -> LayerWeights:
         """One layer's weights as they were given."""
-        s, packed = self._shape, StackedWeights(*(_of_each(lambda each: each[index], whole) for whole in self._packed))
+        s, packed = self._spec, StackedWeights(*(_of_each(lambda each: each[index], whole) for whole in self._packed))
         qkv_rows, hidden = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, packed.norms.shape[1]
         if self.int8:
             qkv, out, gate_up, down = packed.qkv, packed.out, packed.gate_up, packed.down
@@ -84,20 +86,26 @@ class StackedLayers:
             mlp_norm=packed.norms[1],
             gate_up=gate_up,
             down=down,
-            out_bias=packed.out_bias if len(packed.out_bias) else None,
+            out_bias=packed.out_bias[:hidden] if self._has_out_bias else None,
             query_norm=packed.head_norms[0] if len(packed.head_norms) else None,
             key_norm=packed.head_norms[1] if len(packed.head_norms) else None,
+            attention_post_norm=packed.norms[2] if len(packed.norms) > 2 else None,
+            mlp_post_norm=packed.norms[3] if len(packed.norms) > 2 else None,
         )
 
 
-def _pack(layer: LayerWeights, shape: LayerShape) -> StackedWeights:
+def _pack(layer: LayerWeights, spec: DecoderSpec) -> StackedWeights:
     bias = torch.zeros(layer.qkv.shape[0]) if layer.qkv_bias is None else layer.qkv_bias
     of_heads = [norm for norm in (layer.query_norm, layer.key_norm) if norm is not None]
+    post = [norm for norm in (layer.attention_post_norm, layer.mlp_post_norm) if norm is not None]
+    out_bias = torch.empty(0) if layer.out_bias is None else layer.out_bias
+    if post:
+        out_bias = F.pad(out_bias, (0, -(-layer.out.shape[0] // PANEL) * PANEL - len(out_bias)))
     around = StackedWeights(
-        norms=torch.stack((layer.attention_norm, layer.mlp_norm)),
-        head_norms=torch.stack(of_heads) if of_heads else torch.empty(0, shape.head_dim),
+        norms=torch.stack((layer.attention_norm, layer.mlp_norm, *post)),
+        head_norms=torch.stack(of_heads) if of_heads else torch.empty(0, spec.head_dim),
         qkv_bias=F.pad(bias, (0, -len(bias) % PANEL)),
-        out_bias=torch.empty(0) if layer.out_bias is None else layer.out_bias,
+        out_bias=out_bias,
         qkv=layer.qkv,
         out=layer.out,
         gate_up=layer.gate_up,

@@ -8,7 +8,7 @@ import numpy as np
 from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.attention.spans import Geometry
-from espalier.kernels.cpu.pointwise import LANES, rms_norm, rotate, silu_times
+from espalier.kernels.cpu.pointwise import LANES, gelu_times, rms_norm, rotate, silu_times
 from espalier.kernels.cpu.products.int8_linear import Int8Rows
 from espalier.kernels.cpu.products.linear import FEW_ROWS, PANEL, ROWS, multiply_panel, pack_row, panels_of
 from espalier.kernels.cpu.threads import phase_items
@@ -27,12 +27,18 @@ class Tokens(NamedTuple):
 
 
 class Outer(NamedTuple):
-    """`EmbeddingAndNorm` as arrays, the embedding flat."""
+    """`EmbeddingAndNorm` as arrays, the embedding flat, and what else is done to tokens before the first layer.
+
+    Attributes:
+        scale: factor on embeddings.
+        frequencies: float32 `[2, pairs of all kinds of rotary positions]`, inverse frequencies and factors on cosines
+            and sines.
+    """
 
     embedding: np.ndarray
     norm: np.ndarray
-    inverse_frequencies: np.ndarray
-    attention_factor: np.float32
+    scale: np.float32
+    frequencies: np.ndarray
 
 
 @compiled(**INNER)
@@ -40,17 +46,17 @@ def embed_rows(
     item: int, tokens: Tokens, outer: Outer, stride: int, hidden: np.ndarray, rotary: tuple[np.ndarray, np.ndarray]
 ) -> None:
     """Write a few tokens' embeddings to the residual stream, and the cosines and sines of their positions."""
-    (token_ids, positions), (embedding, norm, inverse, factor), (cos, sin) = tokens, outer, rotary
+    (token_ids, positions), (embedding, norm, scale, (inverse, factors)), (cos, sin) = tokens, outer, rotary
     width = len(norm)
     for r in range(item * FEW_ROWS, min((item + 1) * FEW_ROWS, len(token_ids))):
         start = token_ids[r] * width
         given, written = embedding[start : start + width], hidden[r * stride : r * stride + width]
         for i in range(width):
-            written[i] = given[i]
+            written[i] = given[i] * scale
         position = np.float32(positions[r])
         for i in range(len(inverse)):
             angle = position * inverse[i]
-            cos[r, i], sin[r, i] = math.cos(angle) * factor, math.sin(angle) * factor
+            cos[r, i], sin[r, i] = math.cos(angle) * factors[i], math.sin(angle) * factors[i]
 
 
 @inner
@@ -58,6 +64,20 @@ def norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: 
     """Normalise a few rows of `x`, `x_stride` apart, into `out`, `[T, len(weight)]`."""
     for r in range(item * FEW_ROWS, min((item + 1) * FEW_ROWS, len(out) // len(weight))):
         rms_norm(x, r * x_stride, weight, eps, out, r * len(weight))
+
+
+@compiled(**INNER)
+def add_normed_rows(
+    item: int, rows: int, x: np.ndarray, stride: int, weight: np.ndarray, eps: np.float32, hidden: np.ndarray
+) -> None:
+    """Normalise a few rows of `x` and add them to `hidden`; rows of both are `stride` apart."""
+    width = len(weight)
+    normed = np.empty(width, np.float32)
+    for r in range(item * FEW_ROWS, min((item + 1) * FEW_ROWS, rows)):
+        rms_norm(x, r * stride, weight, eps, normed, 0)
+        written = hidden[r * stride : r * stride + width]
+        for i in range(width):
+            written[i] += normed[i]
 
 
 @compiled(**INNER)
@@ -79,6 +99,7 @@ def rotate_and_store(
     head_norms: np.ndarray,
     eps: np.float32,
     rotary: tuple[np.ndarray, np.ndarray],
+    pairs: np.ndarray,
     flat: np.ndarray,
     keys_at: int,
     values_at: int,
@@ -87,16 +108,17 @@ def rotate_and_store(
 ) -> None:
     """Normalise and rotate a few tokens' queries and keys in place, and put keys and values where `writes` says.
 
-    `head_norms` are the weights `[2, head_dim]` of queries' and keys' own norms, `[0, head_dim]` without.
+    `head_norms` are the weights `[2, head_dim]` of queries' and keys' own norms, `[0, head_dim]` without; `pairs`
+    say which columns of `rotary` are the layer's: the first, and the first that is not.
     """
     slab_stride, slots, block_size, heads, kv_heads, head_dim, _, stride = geometry
-    (cos, sin), (blocks, offsets) = rotary, writes
+    (cos, sin), (blocks, offsets), (start, end) = rotary, writes, (pairs[0], pairs[1])
     for row in range(item * ROWS_PER_ROTATION, min((item + 1) * ROWS_PER_ROTATION, len(cos))):
         for head in range(heads + kv_heads):
             if len(head_norms):
                 at = row * stride + head * head_dim
                 rms_norm(qkv, at, head_norms[int(head >= heads)], eps, qkv, at)
-            rotate(qkv, row * stride + head * head_dim, cos[row], sin[row])
+            rotate(qkv, row * stride + head * head_dim, cos[row, start:end], sin[row, start:end])
         block, offset = blocks[row], offsets[row]
         if block < 0:
             continue
@@ -129,14 +151,15 @@ def gated_phase(
     panels: Any,
     panels_at: int,
     num_panels: int,
+    gelu: bool,
     out: StoredRows,
     sums: tuple[np.ndarray, np.ndarray, np.ndarray],
     scratch: np.ndarray,
 ) -> None:
-    """One thread's share of a phase that stores silu(gate) * up as the left side of the next product.
+    """One thread's share of a phase that stores activation(gate) * up as the left side of the next product.
 
-    Arguments as `multiply_phase`, up's panels after gate's; `sums` have room for ROWS rows of a panel's sums, twice,
-    and PANEL zeros.
+    Arguments as `multiply_phase`, up's panels after gate's; `gelu` is the activation, else silu; `sums` have room for
+    ROWS rows of a panel's sums, twice, and PANEL zeros.
     """
     items, size, (gate, up, zeros) = (rows + ROWS - 1) // ROWS * parts, inner * PANEL, sums
     for item in phase_items(counters, phase, items):
@@ -148,6 +171,9 @@ def gated_phase(
             up_at = gate_at + num_panels * size
             multiply_panel(x, first, count, inner, panels, gate_at, up_at, zeros, 0, 0, gate, 0, PANEL, scratch)
             multiply_panel(x, first, count, inner, panels, up_at, next_at, zeros, 0, 0, up, 0, PANEL, scratch)
-            silu_times(gate, 0, up, 0, count * PANEL // LANES)
+            if gelu:
+                gelu_times(gate, 0, up, 0, count * PANEL // LANES)
+            else:
+                silu_times(gate, 0, up, 0, count * PANEL // LANES)
             for r in range(count):
                 pack_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)

@@ -10,6 +10,7 @@ Loops run over slices, for LLVM does not vectorise `x[start + i]`, whose index m
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -160,12 +161,13 @@ def rms_norm(x: np.ndarray, x_start: int, weight: np.ndarray, eps: np.float32, o
         normed[i] = row[i] * factor * weight[i]
 
 
-def _write_silu_times(builder: ir.IRBuilder, args: Any) -> None:
+def _write_gated(exponent: Callable[[ir.IRBuilder, Any], Any], builder: ir.IRBuilder, args: Any) -> None:
+    """Write gate * up / (1 + exp(exponent(gate)))."""
     gate, up, vectors = args
 
     def multiply(n: Any, nothing: list[Any]) -> list[Any]:
         g, u = (load(builder, _vector_of(builder, x, n), _VECTOR) for x in (gate, up))
-        e = _write_exp(builder, builder.fneg(g))
+        e = _write_exp(builder, exponent(builder, g))
         value = builder.fdiv(builder.fmul(g, u), builder.fadd(_constant(1.0), e))
         store(builder, [value], [_vector_of(builder, gate, n)])
         return nothing
@@ -173,13 +175,22 @@ def _write_silu_times(builder: ir.IRBuilder, args: Any) -> None:
     loop(builder, vectors, [], multiply)
 
 
-silu_times = vector_function("espalier_silu_times", _write_silu_times)
+def _write_gelu_exponent(builder: ir.IRBuilder, gate: Any) -> Any:
+    """-2 z, where 0.5 (1 + tanh(z)) is 1 / (1 + exp(-2 z)) and z = sqrt(2 / pi) (gate + 0.044715 gate**3)."""
+    slope = -2 * math.sqrt(2 / math.pi)
+    inner = fma(builder, builder.fmul(gate, gate), _constant(0.044715 * slope), _constant(slope))
+    return builder.fmul(gate, inner)
+
+
+silu_times = vector_function("espalier_silu_times", partial(_write_gated, ir.IRBuilder.fneg))
 """`silu_times(gate, start, up, start, vectors)` replaces vectors of LANES elements of `gate` by silu(gate) * up."""
+gelu_times = vector_function("espalier_gelu_times", partial(_write_gated, _write_gelu_exponent))
+"""As `silu_times`, with the approximation of GELU by tanh."""
 
 
 @inner
 def rotate(x: np.ndarray, start: int, cos: np.ndarray, sin: np.ndarray) -> None:
-    """Rotate the two halves of one head in place; see `kernels.rotary.apply_rotary`."""
+    """Rotate the two halves of a head's first elements in place; see `kernels.rotary.apply_rotary`."""
     half = len(cos)
     left, right = x[start : start + half], x[start + half : start + 2 * half]
     for i in range(half):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
+from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear
 from espalier.kernels.torch_backend import TorchBackend
@@ -40,11 +40,11 @@ class TritonBackend(TorchBackend):
         self.rows_are_independent = batch_invariant
 
     def prepare_layers(
-        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: EmbeddingAndNorm
+        self, count: int, load: Callable[[int], LayerWeights], spec: DecoderSpec, outer: EmbeddingAndNorm
     ) -> Layers:
         """See `Backend`."""
         chunk = _FIXED_CHUNK if self.rows_are_independent else None
-        return TritonLayers(count, load, shape, outer, self.prepare_linear, self._costs, chunk, self._recorder)
+        return TritonLayers(count, load, spec, outer, self.prepare_linear, self._costs, chunk, self._recorder)
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """See `Backend`."""

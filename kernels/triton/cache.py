@@ -35,7 +35,7 @@ def norm_rotate_write(
 
     Args:
         qkv: `[T, heads + 2 * kv_heads, head_dim]`.
-        cosines: float32 `[T, 1, head_dim / 2]`; see `kernels.rotary`.
+        cosines: float32 `[T, 1, pairs]`; see `kernels.rotary`. Elements of a head beyond two times that do not turn.
         sines: the same.
         norms: factors of RMSNorm over each query head and each key head, `[head_dim]`; None without.
         eps: of the norms.
@@ -47,7 +47,7 @@ def norm_rotate_write(
     """
     _, _, block_size, kv_heads, head_dim = layer_kv.keys.shape
     tokens, heads = len(qkv), qkv.shape[1] - 2 * kv_heads
-    query = qkv.new_empty((tokens, heads, head_dim))
+    pairs, query = cosines.shape[-1], qkv.new_empty((tokens, heads, head_dim))
     if tokens:
         rotate_and_write[(tokens,)](
             qkv,
@@ -62,7 +62,9 @@ def norm_rotate_write(
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
-            PADDED_HALF=triton.next_power_of_2(head_dim // 2),
+            PAIRS=pairs,
+            PADDED_PAIRS=triton.next_power_of_2(pairs),
+            PADDED_REST=triton.next_power_of_2(max(1, head_dim - 2 * pairs)),
             PADDED_HEADS=triton.next_power_of_2(heads),
             BLOCK_SIZE=block_size,
             NORMED=norms is not None,
@@ -88,19 +90,39 @@ def copy_blocks(layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], des
 
 
 @triton.jit
-def _rotated(at, d, weight, cos, sin, mask, eps, NORMED: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Both halves of heads `[heads, half]`, normed where `NORMED`, then rotated; float32, rounded as torch rounds."""
-    half: tl.constexpr = HEAD_DIM // 2
-    loaded, upper_loaded = tl.load(at, mask=mask, other=0.0), tl.load(at + half, mask=mask, other=0.0)
+def _rotated(
+    at,
+    d,
+    rest,
+    weight,
+    cos,
+    sin,
+    mask,
+    rest_mask,
+    eps,
+    NORMED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Heads `[heads, ...]`, normed where `NORMED`: both elements of each pair, rotated, and those that do not turn.
+
+    They are float32, rounded as torch rounds.
+    """
+    loaded, upper_loaded = tl.load(at + d, mask=mask, other=0.0), tl.load(at + PAIRS + d, mask=mask, other=0.0)
     lower, upper = loaded.to(tl.float32), upper_loaded.to(tl.float32)
+    unturned = tl.load(at + rest, mask=rest_mask, other=0.0).to(tl.float32)
     if NORMED:
-        scale = tl.rsqrt((tl.sum(lower * lower, 1) + tl.sum(upper * upper, 1)) / HEAD_DIM + eps)[:, None]
-        inside = d < half
-        lower *= scale * tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)[None, :]
-        upper *= scale * tl.load(weight + half + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+        squares = tl.sum(lower * lower, 1) + tl.sum(upper * upper, 1)
+        if 2 * PAIRS < HEAD_DIM:
+            squares += tl.sum(unturned * unturned, 1)
+        scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        inside = d < PAIRS
+        lower *= scale * tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
+        upper *= scale * tl.load(weight + PAIRS + d, mask=inside, other=0.0).to(tl.float32)
+        unturned *= scale * tl.load(weight + rest, mask=rest < HEAD_DIM, other=0.0).to(tl.float32)
         lower = lower.to(loaded.dtype).to(tl.float32)
         upper = upper.to(loaded.dtype).to(tl.float32)
-    return lower * cos - upper * sin, upper * cos + lower * sin
+    return lower * cos - upper * sin, upper * cos + lower * sin, unturned
 
 
 @triton.jit
@@ -118,7 +140,9 @@ def rotate_and_write(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PADDED_HALF: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PADDED_PAIRS: tl.constexpr,
+    PADDED_REST: tl.constexpr,
     PADDED_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NORMED: tl.constexpr,
@@ -126,8 +150,8 @@ def rotate_and_write(
     """Norm and rotate queries and keys, and write keys and values to their blocks; the grid is `[T]`.
 
     Args:
-        qkv: `[T, HEADS + 2 * KV_HEADS, HEAD_DIM]`.
-        cosines: float32 `[T, HEAD_DIM / 2]`.
+        qkv: `[T, HEADS + 2 * KV_HEADS, HEAD_DIM]`; the first `2 * PAIRS` elements of a head turn.
+        cosines: float32 `[T, PAIRS]`.
         sines: the same.
         query_norm: `[HEAD_DIM]`, factors of RMSNorm, read where `NORMED`.
         key_norm: the same for keys.
@@ -139,31 +163,36 @@ def rotate_and_write(
         eps: of the norms.
     """
     token = tl.program_id(0).to(tl.int64)
-    half: tl.constexpr = HEAD_DIM // 2
-    d, head = tl.arange(0, PADDED_HALF), tl.arange(0, PADDED_HEADS)
-    inside = d < half
-    cos = tl.load(cosines + token * half + d, mask=inside, other=0.0)[None, :]
-    sin = tl.load(sines + token * half + d, mask=inside, other=0.0)[None, :]
+    d, rest = tl.arange(0, PADDED_PAIRS)[None, :], 2 * PAIRS + tl.arange(0, PADDED_REST)[None, :]
+    head = tl.arange(0, PADDED_HEADS)[:, None]
+    inside, in_rest = d < PAIRS, rest < HEAD_DIM
+    cos = tl.load(cosines + token * PAIRS + d, mask=inside, other=0.0)
+    sin = tl.load(sines + token * PAIRS + d, mask=inside, other=0.0)
     row = qkv + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
 
-    mask = (head < HEADS)[:, None] & inside[None, :]
-    at = head[:, None] * HEAD_DIM + d[None, :]
-    lower, upper = _rotated(row + at, d, query_norm, cos, sin, mask, eps, NORMED, HEAD_DIM)
-    query_at = query + token * (HEADS * HEAD_DIM) + at
-    tl.store(query_at, lower.to(query.dtype.element_ty), mask=mask)
-    tl.store(query_at + half, upper.to(query.dtype.element_ty), mask=mask)
+    mask, rest_mask = (head < HEADS) & inside, (head < HEADS) & in_rest
+    at = row + head * HEAD_DIM
+    lower, upper, unturned = _rotated(at, d, rest, query_norm, cos, sin, mask, rest_mask, eps, NORMED, HEAD_DIM, PAIRS)
+    query_at = query + token * (HEADS * HEAD_DIM) + head * HEAD_DIM
+    tl.store(query_at + d, lower.to(query.dtype.element_ty), mask=mask)
+    tl.store(query_at + PAIRS + d, upper.to(query.dtype.element_ty), mask=mask)
+    tl.store(query_at + rest, unturned.to(query.dtype.element_ty), mask=rest_mask)
 
     place = tl.load(places + token)
     if place >= 0:
-        mask = (head < KV_HEADS)[:, None] & inside[None, :]
-        key_at = row + HEADS * HEAD_DIM + at
-        lower, upper = _rotated(key_at, d, key_norm, cos, sin, mask, eps, NORMED, HEAD_DIM)
-        written_at = place + head[:, None] * (BLOCK_SIZE * HEAD_DIM) + d[None, :]
-        tl.store(keys + written_at, lower.to(keys.dtype.element_ty), mask=mask)
-        tl.store(keys + written_at + half, upper.to(keys.dtype.element_ty), mask=mask)
+        mask, rest_mask = (head < KV_HEADS) & inside, (head < KV_HEADS) & in_rest
+        key_at = at + HEADS * HEAD_DIM
+        lower, upper, unturned = _rotated(
+            key_at, d, rest, key_norm, cos, sin, mask, rest_mask, eps, NORMED, HEAD_DIM, PAIRS
+        )
+        written_at = place + head * (BLOCK_SIZE * HEAD_DIM)
+        tl.store(keys + written_at + d, lower.to(keys.dtype.element_ty), mask=mask)
+        tl.store(keys + written_at + PAIRS + d, upper.to(keys.dtype.element_ty), mask=mask)
+        tl.store(keys + written_at + rest, unturned.to(keys.dtype.element_ty), mask=rest_mask)
         value_at = key_at + KV_HEADS * HEAD_DIM
-        tl.store(values + written_at, tl.load(value_at, mask=mask), mask=mask)
-        tl.store(values + written_at + half, tl.load(value_at + half, mask=mask), mask=mask)
+        tl.store(values + written_at + d, tl.load(value_at + d, mask=mask), mask=mask)
+        tl.store(values + written_at + PAIRS + d, tl.load(value_at + PAIRS + d, mask=mask), mask=mask)
+        tl.store(values + written_at + rest, tl.load(value_at + rest, mask=rest_mask), mask=rest_mask)
 
 
 @triton.jit

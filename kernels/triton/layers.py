@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from espalier.kernels.batch import StepBatch
-from espalier.kernels.layers import EmbeddingAndNorm, LayerShape, LayerWeights, TorchLayers
+from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, LayerWeights, TorchLayers, embedded
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import rotary_table
@@ -31,7 +30,7 @@ class TritonLayers(TorchLayers):
         self,
         count: int,
         load: Callable[[int], LayerWeights],
-        shape: LayerShape,
+        spec: DecoderSpec,
         outer: EmbeddingAndNorm,
         prepare_linear: PrepareLinear,
         costs: Costs,
@@ -47,7 +46,7 @@ class TritonLayers(TorchLayers):
             UnsupportedShapeError: when more query heads share a kv head than a tile of attention has rows.
         """
         self.outer = outer
-        self._tiles = rows_of_tiles(shape.num_heads // shape.num_kv_heads, fixed=chunk is not None)
+        self._tiles = rows_of_tiles(spec.num_heads // spec.num_kv_heads, fixed=chunk is not None)
         self._layers = [load(index) for index in range(count)]
         self._products = [
             (
@@ -58,12 +57,13 @@ class TritonLayers(TorchLayers):
             )
             for layer in self._layers
         ]
-        self._shape = shape
+        self._spec = spec
+        self._frequencies = spec.frequencies(outer.embedding.device)
         self._costs = costs
         self._chunk = chunk
         self._recorder = recorder
         self._recorded_steps: dict[int, dict[int, RecordedStep]] = {}  # by KV pool and number of tokens
-        self._windows = list(dict.fromkeys(shape.window(index) for index in range(count)))
+        self._windows = list(dict.fromkeys(spec.window(index) for index in range(count)))
         self._device = outer.embedding.device
         self._planner: Planner | None = None  # once it is known how blocks are cut
 
@@ -120,29 +120,30 @@ class TritonLayers(TorchLayers):
 
     def _compute(self, step: DeviceStep, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """Hidden states of a step's tokens, `[tokens, hidden]`; waits for nothing and asks nothing of the host."""
-        s, outer = self._shape, self.outer
+        s, outer = self._spec, self.outer
         of_window = dict(zip(self._windows, zip(step.plans, step.places, step.tables, strict=True), strict=True))
-        cos, sin = rotary_table(outer.inverse_frequencies, step.positions, outer.attention_factor)
-        hidden = F.embedding(step.token_ids, outer.embedding)  # [T, hidden]
-        added = None
+        rotaries = [rotary_table(inverse, step.positions, factor) for inverse, factor in self._frequencies]
+        hidden = embedded(step.token_ids, outer.embedding, s.embedding_scale)  # [T, hidden]
+        added = added_norm = None
         for index, (layer, products) in enumerate(zip(self._layers, self._products, strict=True)):
             qkv_product, out, gate_up, down = products
-            normed = add_norm(hidden, added, layer.attention_norm, s.norm_eps)
+            normed = add_norm(hidden, added, layer.attention_norm, s.norm_eps, added_norm)
             qkv = qkv_product(normed).view(len(hidden), -1, s.head_dim)  # [T, heads + 2 * kv_heads, head_dim]
             norms = None if layer.query_norm is None or layer.key_norm is None else (layer.query_norm, layer.key_norm)
             plan, places, tables = of_window[window := s.window(index)]
-            query = norm_rotate_write(qkv, cos, sin, norms, s.norm_eps, places, layer_kvs[index])
-            mixed = attend(query, layer_kvs[index], plan, step.positions, tables, s.head_dim**-0.5, window)
-            normed = add_norm(hidden, out(mixed.flatten(1)), layer.mlp_norm, s.norm_eps)
-            added = down(gated(gate_up(normed)))
-        return add_norm(hidden, added, outer.norm, s.norm_eps)
+            query = norm_rotate_write(qkv, *rotaries[s.rotary(index)], norms, s.norm_eps, places, layer_kvs[index])
+            mixed = attend(query, layer_kvs[index], plan, step.positions, tables, s.scale, window)
+            added = out(mixed.flatten(1))
+            normed = add_norm(hidden, added, layer.mlp_norm, s.norm_eps, layer.attention_post_norm)
+            added, added_norm = down(gated(gate_up(normed), s.activation)), layer.mlp_post_norm
+        return add_norm(hidden, added, outer.norm, s.norm_eps, added_norm)
 
     def _describe(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> StepTokens:
         """Plan a step's attention, and say where its keys and values go."""
         if self._planner is None:
             _, _, block_size, kv_heads, _ = layer_kvs[0].keys.shape
             self._planner = Planner(block_size, kv_heads, self._tiles, self._costs, self._windows, self._chunk)
-        of_window = {self._shape.window(index): layer_kvs[index] for index in reversed(range(len(layer_kvs)))}
+        of_window = {self._spec.window(index): layer_kvs[index] for index in reversed(range(len(layer_kvs)))}
         batch = step.attention
         groups = [(kv := of_window[window], batch.of(kv.group)) for window in self._windows]
         tables = [its.block_tables.numpy() for _, its in groups]

@@ -7,11 +7,22 @@ import torch
 import triton
 import triton.language as tl
 
+from espalier.kernels.layers import Activation
+
 PORTION = 1024
 
 
-def add_norm(hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Add `added` to `hidden`, `[T, hidden]`, in place; returns RMSNorm of the sum, times `weight`, `[hidden]`."""
+def add_norm(
+    hidden: torch.Tensor,
+    added: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    added_norm: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Add `added` to `hidden`, `[T, hidden]`, in place; returns RMSNorm of the sum, times `weight`, `[hidden]`.
+
+    With `added_norm`, factors `[hidden]`, RMSNorm of `added` is what is added.
+    """
     rows, size = hidden.shape
     normed = torch.empty_like(hidden)
     if rows:
@@ -19,21 +30,25 @@ def add_norm(hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Ten
             hidden,
             hidden if added is None else added,
             weight,
+            weight if added_norm is None else added_norm,
             normed,
             eps,
             SIZE=size,
             PADDED=triton.next_power_of_2(size),
             ADDS=added is not None,
+            ADDED_NORMED=added_norm is not None,
         )
     return normed
 
 
-def gated(gate_up: torch.Tensor) -> torch.Tensor:
-    """SiLU of the first half of each row times the second: `[T, 2 * inner]` to `[T, inner]`."""
+def gated(gate_up: torch.Tensor, activation: Activation = Activation.SILU) -> torch.Tensor:
+    """The activation of the first half of each row times the second: `[T, 2 * inner]` to `[T, inner]`."""
     rows, inner = len(gate_up), gate_up.shape[1] // 2
     output = gate_up.new_empty((rows, inner))
     if rows:
-        silu_and_multiply[rows, triton.cdiv(inner, PORTION)](gate_up, output, INNER=inner, PORTION=PORTION)
+        activate_and_multiply[rows, triton.cdiv(inner, PORTION)](
+            gate_up, output, INNER=inner, PORTION=PORTION, GELU=activation is Activation.GELU_TANH
+        )
     return output
 
 
@@ -43,13 +58,25 @@ def take_drawn(token_ids: torch.Tensor, drawn: torch.Tensor) -> None:
 
 
 @triton.jit
-def add_and_norm(hidden, added, weight, normed, eps, SIZE: tl.constexpr, PADDED: tl.constexpr, ADDS: tl.constexpr):
+def add_and_norm(
+    hidden,
+    added,
+    weight,
+    added_weight,
+    normed,
+    eps,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    ADDS: tl.constexpr,
+    ADDED_NORMED: tl.constexpr,
+):
     """Add to the residual stream and take RMSNorm of it; the grid is `[T]`.
 
     Args:
         hidden: `[T, SIZE]`, the residual stream, written in place where `ADDS`.
         added: `[T, SIZE]`, read where `ADDS`.
         weight: `[SIZE]`.
+        added_weight: `[SIZE]`, factors of RMSNorm over `added`, read where `ADDED_NORMED`.
         normed: `[T, SIZE]`, written.
         eps: added to the mean square.
     """
@@ -57,7 +84,12 @@ def add_and_norm(hidden, added, weight, normed, eps, SIZE: tl.constexpr, PADDED:
     mask = e < SIZE
     x = tl.load(hidden + row + e, mask=mask, other=0.0)
     if ADDS:
-        x = (x.to(tl.float32) + tl.load(added + row + e, mask=mask, other=0.0).to(tl.float32)).to(x.dtype)
+        plus = tl.load(added + row + e, mask=mask, other=0.0).to(tl.float32)
+        if ADDED_NORMED:
+            plus *= tl.rsqrt(tl.sum(plus * plus, 0) / SIZE + eps)
+            plus *= tl.load(added_weight + e, mask=mask, other=0.0).to(tl.float32)
+            plus = plus.to(x.dtype).to(tl.float32)  # rounded as torch rounds it
+        x = (x.to(tl.float32) + plus).to(x.dtype)
         tl.store(hidden + row + e, x, mask=mask)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
@@ -66,8 +98,8 @@ def add_and_norm(hidden, added, weight, normed, eps, SIZE: tl.constexpr, PADDED:
 
 
 @triton.jit
-def silu_and_multiply(gate_up, output, INNER: tl.constexpr, PORTION: tl.constexpr):
-    """SiLU of the first half of each row times the second; the grid is `[T, portions of INNER]`.
+def activate_and_multiply(gate_up, output, INNER: tl.constexpr, PORTION: tl.constexpr, GELU: tl.constexpr):
+    """SiLU, or GELU by tanh, of the first half of each row times the second; the grid is `[T, portions of INNER]`.
 
     Args:
         gate_up: `[T, 2 * INNER]`.
@@ -79,7 +111,10 @@ def silu_and_multiply(gate_up, output, INNER: tl.constexpr, PORTION: tl.constexp
     gate = tl.load(at, mask=mask, other=0.0)
     wide = gate.to(tl.float32)
     # Rounded before the product, as torch does.
-    activated = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    exponent = wide
+    if GELU:  # 0.5 (1 + tanh(z)) is 1 / (1 + exp(-2 z)), with z = sqrt(2 / pi) (x + 0.044715 x**3)
+        exponent = wide * (1.5957691216057308 + 0.07135481282632562 * wide * wide)
+    activated = (wide / (1.0 + tl.exp(-exponent))).to(gate.dtype)
     tl.store(output + row * INNER + e, activated * tl.load(at + INNER, mask=mask, other=0.0), mask=mask)
 
 

@@ -7,7 +7,7 @@ import torch
 from layer_steps import LAYERS, Step, make_step, random_layer, random_outer
 from on_gpu import DEVICE, error
 
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
+from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.triton.cache import TokenMajorLayout
 
@@ -16,11 +16,11 @@ from espalier.kernels.triton.cache import TokenMajorLayout
 class Model:
     hidden: int
     inner: int
-    shape: LayerShape
+    shape: DecoderSpec
 
 
-SMALL = Model(1536, 8960, LayerShape(12, 2, 128, 1e-6))
-LARGE = Model(3584, 18_944, LayerShape(28, 4, 128, 1e-6))
+SMALL = Model(1536, 8960, DecoderSpec(12, 2, 128, 1e-6))
+LARGE = Model(3584, 18_944, DecoderSpec(28, 4, 128, 1e-6))
 """The sizes of a 1.5B generator and of a 7B verifier."""
 
 
@@ -38,9 +38,7 @@ def layers_of(model: Model, *, recorded: bool) -> Layers:
         return LayerWeights(*(there(getattr(made, name)) for name in made.__slots__))
 
     outer = random_outer(model.hidden, model.shape)
-    outer = EmbeddingAndNorm(
-        there(outer.embedding), there(outer.norm), outer.inverse_frequencies.to(DEVICE), outer.attention_factor
-    )
+    outer = EmbeddingAndNorm(there(outer.embedding), there(outer.norm))
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     backend = TritonBackend(Costs(processors), GraphRecorder() if recorded else None)
     return backend.prepare_layers(LAYERS, layer, model.shape, outer)

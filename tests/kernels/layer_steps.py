@@ -6,41 +6,70 @@ import torch
 from paged_batch import paged_problem
 
 from espalier.kernels.batch import AttentionBatch, StepBatch
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
+from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import KVLayout
-from espalier.kernels.rotary import inverse_frequencies
+from espalier.kernels.rotary import Rotary
 
 LAYERS, VOCABULARY = 3, 90
+OF_ALL_KINDS = DecoderSpec(
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=12,
+    norm_eps=1e-6,
+    windows=(4, None, 33),
+    rotaries=(
+        Rotary(1_000_000.0, {"rope_type": "linear", "factor": 8.0}),
+        Rotary(dims=8),
+        Rotary(50.0, {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}, dims=10),
+    ),
+    rotary_of=(1, 0, 2),
+    activation=Activation.GELU_TANH,
+    query_scale=0.4,
+    embedding_scale=3.3,
+)
+"""Layers that differ in all in which layers may."""
 
 
 def random_layer(
-    seed: int, hidden: int, inner: int, shape: LayerShape, bias: bool, head_norms: bool = False, out_bias: bool = False
+    seed: int,
+    hidden: int,
+    inner: int,
+    shape: DecoderSpec,
+    bias: bool,
+    head_norms: bool = False,
+    out_bias: bool = False,
+    post_norms: bool = False,
 ) -> LayerWeights:
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) / columns**0.5
 
+    def factors(size: int, spread: float) -> torch.Tensor:
+        return 1 + spread * torch.randn(size, generator=generator)
+
     qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     return LayerWeights(
-        attention_norm=1 + 0.1 * torch.randn(hidden, generator=generator),
+        attention_norm=factors(hidden, 0.1),
         qkv=matrix(qkv, hidden),
         qkv_bias=torch.randn(qkv, generator=generator) if bias else None,
         out=matrix(hidden, shape.num_heads * shape.head_dim),
-        mlp_norm=1 + 0.1 * torch.randn(hidden, generator=generator),
+        mlp_norm=factors(hidden, 0.1),
         gate_up=matrix(2 * inner, hidden),
         down=matrix(hidden, inner),
         out_bias=torch.randn(hidden, generator=generator) if out_bias else None,
-        query_norm=1 + 0.3 * torch.randn(shape.head_dim, generator=generator) if head_norms else None,
-        key_norm=1 + 0.3 * torch.randn(shape.head_dim, generator=generator) if head_norms else None,
+        query_norm=factors(shape.head_dim, 0.3) if head_norms else None,
+        key_norm=factors(shape.head_dim, 0.3) if head_norms else None,
+        attention_post_norm=factors(hidden, 0.3) if post_norms else None,
+        mlp_post_norm=factors(hidden, 0.3) if post_norms else None,
     )
 
 
-def random_outer(hidden: int, shape: LayerShape) -> EmbeddingAndNorm:
+def random_outer(hidden: int, shape: DecoderSpec) -> EmbeddingAndNorm:
     generator = torch.Generator().manual_seed(hidden)
     embedding = torch.randn(VOCABULARY, hidden, generator=generator)
     norm = 1 + 0.1 * torch.randn(hidden, generator=generator)
-    return EmbeddingAndNorm(embedding, norm, inverse_frequencies(shape.head_dim, 10_000.0, None), 1.25)
+    return EmbeddingAndNorm(embedding, norm)
 
 
 @dataclasses.dataclass
@@ -82,7 +111,7 @@ class Step:
         return dataclasses.replace(self, batch=batch, token_ids=self.token_ids[rows], positions=self.positions[rows])
 
 
-def make_step(sequences: list[tuple[int, int]], shape: LayerShape, kind: type[KVLayout] = KVLayout) -> Step:
+def make_step(sequences: list[tuple[int, int]], shape: DecoderSpec, kind: type[KVLayout] = KVLayout) -> Step:
     sizes = {"heads": shape.num_heads, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
     problem = paged_problem(sequences, **sizes, kind=kind)
     generator = torch.Generator().manual_seed(1)

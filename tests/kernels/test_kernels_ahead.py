@@ -22,7 +22,7 @@ from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.cpu.backend import compilations
 from espalier.kernels.cpu.decoder import CpuLayers
 from espalier.kernels.cpu.products.int8_linear import pack_int8
-from espalier.kernels.layers import LayerShape
+from espalier.kernels.layers import DecoderSpec
 
 _SOURCE = """
 from pathlib import Path
@@ -178,7 +178,7 @@ def test_a_terminal_shows_each_step_in_one_line_and_a_log_the_beginning_and_the_
 
 def layers_of(kind: str) -> CpuLayers:
     """One layer in float32 or int8."""
-    shape, hidden, inner = LayerShape(4, 2, 32, 1e-6, (None,)), 64, 96
+    shape, hidden, inner = DecoderSpec(4, 2, 32, 1e-6, (None,)), 64, 96
     weights = random_layer(0, hidden, inner, shape, bias=True)
     if kind == "int8":
         packed = {

@@ -6,13 +6,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from layer_steps import LAYERS, VOCABULARY, make_step, random_layer, random_outer
+from layer_steps import LAYERS, OF_ALL_KINDS, VOCABULARY, make_step, random_layer, random_outer
 
 from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.cpu import threads as workers
 from espalier.kernels.cpu.backend import CpuBackend
 from espalier.kernels.cpu.decoder import CpuLayers
-from espalier.kernels.layers import LayerShape, LayerWeights, TorchLayers
+from espalier.kernels.layers import DecoderSpec, LayerWeights, TorchLayers
 from espalier.kernels.torch_backend import TorchBackend
 
 
@@ -21,15 +21,15 @@ def given_tensors(layer: LayerWeights) -> dict[str, torch.Tensor]:
 
 
 SHAPES = {
-    "panels filled": (64, 96, LayerShape(4, 2, 32, 1e-6), True),
-    "panels cut": (40, 50, LayerShape(3, 1, 10, 1e-5), False),
-    "one group": (48, 72, LayerShape(6, 6, 8, 1e-6), True),
+    "panels filled": (64, 96, DecoderSpec(4, 2, 32, 1e-6), True),
+    "panels cut": (40, 50, DecoderSpec(3, 1, 10, 1e-5), False),
+    "one group": (48, 72, DecoderSpec(6, 6, 8, 1e-6), True),
 }
 SEQUENCES = [(40, 40), (7, 1), (65, 1), (33, 9), (16, 16), (1, 1), (80, 70)]
 
 
 @pytest.mark.parametrize(("hidden", "inner", "shape", "bias"), SHAPES.values(), ids=SHAPES.keys())
-def test_compiled_layers_equal_the_reference(hidden: int, inner: int, shape: LayerShape, bias: bool):
+def test_compiled_layers_equal_the_reference(hidden: int, inner: int, shape: DecoderSpec, bias: bool):
     step = make_step(SEQUENCES, shape)
     one, other = (
         backend.prepare_layers(
@@ -47,7 +47,7 @@ def test_compiled_layers_equal_the_reference(hidden: int, inner: int, shape: Lay
 @pytest.mark.parametrize(("head_norms", "out_bias"), [(True, False), (False, True), (True, True)])
 def test_compiled_layers_equal_the_reference_with_all_that_a_layer_may_have(windows, head_norms: bool, out_bias: bool):
     hidden, inner = 40, 50
-    shape = LayerShape(4, 2, 12, 1e-6, windows)
+    shape = DecoderSpec(4, 2, 12, 1e-6, windows)
     step, outer = make_step([*SEQUENCES, (700, 3), (530, 20)], shape), random_outer(hidden, shape)
     one, other = (
         backend.prepare_layers(
@@ -60,10 +60,35 @@ def test_compiled_layers_equal_the_reference_with_all_that_a_layer_may_have(wind
     torch.testing.assert_close(kv_pool, expected_kv_pool, rtol=1e-4, atol=1e-4)
 
 
-def test_a_sequence_has_the_same_bits_alone_and_in_company_on_any_number_of_threads():
-    hidden, inner, shape, bias = 40, 50, LayerShape(3, 1, 10, 1e-5, (None, 7, 40)), False
+@pytest.mark.parametrize("hidden", [40, 64])
+@pytest.mark.parametrize("out_bias", [True, False])
+def test_compiled_layers_equal_the_reference_where_layers_differ_and_results_are_normalised(
+    hidden: int, out_bias: bool
+):
+    step, outer = make_step([*SEQUENCES, (700, 3)], OF_ALL_KINDS), random_outer(hidden, OF_ALL_KINDS)
+    one, other = (
+        backend.prepare_layers(
+            LAYERS, lambda i: random_layer(i, hidden, 50, OF_ALL_KINDS, True, True, out_bias, True), OF_ALL_KINDS, outer
+        )
+        for backend in (CpuBackend(), TorchBackend())
+    )
+    (output, kv_pool), (expected, expected_kv_pool) = step.run(one), step.run(other)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kv_pool, expected_kv_pool, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "post_norms"), [(DecoderSpec(3, 1, 10, 1e-5, (None, 7, 40)), False), (OF_ALL_KINDS, True)]
+)
+def test_a_sequence_has_the_same_bits_alone_and_in_company_on_any_number_of_threads(
+    shape: DecoderSpec, post_norms: bool
+):
+    hidden, inner = 40, 50
     layers = CpuLayers(
-        LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias, True, True), shape, random_outer(hidden, shape)
+        LAYERS,
+        lambda i: random_layer(i, hidden, inner, shape, False, True, True, post_norms),
+        shape,
+        random_outer(hidden, shape),
     )
     step = make_step(SEQUENCES, shape)
     together, _ = step.run(layers)
@@ -80,7 +105,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company_on_any_number_of_thre
 
 
 def test_bits_do_not_depend_on_where_arrays_happen_to_lie():
-    hidden, inner, shape, bias = 48, 96, LayerShape(4, 2, 12, 1e-6), True
+    hidden, inner, shape, bias = 48, 96, DecoderSpec(4, 2, 12, 1e-6), True
     layers = CpuLayers(
         LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape)
     )
@@ -95,7 +120,7 @@ def test_bits_do_not_depend_on_where_arrays_happen_to_lie():
 
 @pytest.mark.parametrize("backend", [CpuBackend(), TorchBackend()], ids=["compiled", "torch"])
 def test_layers_of_a_kv_group_read_and_write_where_its_block_tables_say(backend: TorchBackend):
-    hidden, inner, shape, bias = 40, 50, LayerShape(4, 2, 12, 1e-6), False
+    hidden, inner, shape, bias = 40, 50, DecoderSpec(4, 2, 12, 1e-6), False
     layers = backend.prepare_layers(
         LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape)
     )
@@ -144,7 +169,7 @@ def test_weights_can_be_had_back(all_there_is: bool):
     hidden, inner, shape, _ = SHAPES["panels cut"]
 
     def load(index: int) -> LayerWeights:
-        return random_layer(index, hidden, inner, shape, *[all_there_is] * 3)
+        return random_layer(index, hidden, inner, shape, *[all_there_is] * 4)
 
     layers = CpuLayers(LAYERS, load, shape, random_outer(hidden, shape))
     for index in range(LAYERS):

@@ -1,8 +1,12 @@
 import platform
+from collections.abc import Callable
+from functools import partial
 
 import numba
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 from espalier.kernels.cpu import pointwise
 from espalier.kernels.cpu.pointwise import LANES
@@ -17,6 +21,16 @@ def exp_in_place(x: np.ndarray, start: int, count: int, shift: np.float32) -> np
 @numba.njit
 def largest(x: np.ndarray, start: int, count: int) -> np.float32:
     return pointwise.largest(x, start, count)
+
+
+@numba.njit
+def silu_times(gate: np.ndarray, gate_start: int, up: np.ndarray, up_start: int, vectors: int) -> None:
+    pointwise.silu_times(gate, gate_start, up, up_start, vectors)
+
+
+@numba.njit
+def gelu_times(gate: np.ndarray, gate_start: int, up: np.ndarray, up_start: int, vectors: int) -> None:
+    pointwise.gelu_times(gate, gate_start, up, up_start, vectors)
 
 
 COUNTS = [1, LANES - 1, LANES, LANES + 1, 3 * LANES + 5, 256]
@@ -38,6 +52,19 @@ def test_exp_is_that_of_float64_to_three_in_ten_million_and_touches_nothing_else
     np.testing.assert_allclose(total, ours[middle].astype(np.float64).sum(), rtol=1e-6)
     assert (ours[:start] == x[:start]).all()
     assert (ours[start + count :] == x[start + count :]).all()
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(silu_times, F.silu), (gelu_times, partial(F.gelu, approximate="tanh"))])
+def test_gated_products_are_those_of_float64(ours: Callable[..., None], theirs: Callable[..., torch.Tensor]):
+    random = np.random.default_rng(0)
+    gate, up = (random.normal(0, 4, 5 * LANES).astype(np.float32) for _ in range(2))
+    gate[:4] = -80, 80, 0, -30
+    found = gate.copy()
+    ours(found, LANES, up, 0, 3)
+    expected = theirs(torch.from_numpy(gate).double()).numpy()[LANES : 4 * LANES] * up[: 3 * LANES]
+    np.testing.assert_allclose(found[LANES : 4 * LANES], expected, rtol=1e-5, atol=1e-6)
+    assert (found[:LANES] == gate[:LANES]).all()
+    assert (found[4 * LANES :] == gate[4 * LANES :]).all()
 
 
 def test_exp_of_an_element_has_the_same_bits_wherever_it_stands():

@@ -62,6 +62,30 @@ def test_inverse_frequencies_equal_transformers(head_dim: int, theta: float, sca
     assert attention_factor(scaling) == pytest.approx(rotary.attention_scaling)
 
 
+@pytest.mark.parametrize("given", [{}, {"factor": 8.0}, {"attention_factor": 1.3}], ids=str)
+def test_longrope_equals_transformers_within_the_length_it_was_trained_at(given: dict):
+    scaling = {
+        "rope_type": "longrope",
+        "short_factor": [1 + i / 7 for i in range(24)],
+        "long_factor": [2 + i / 3 for i in range(24)],
+        "original_max_position_embeddings": 4096,
+        **given,
+    }
+    rotary = transformers_rotary(48, 10_000.0, scaling)
+    torch.testing.assert_close(inverse_frequencies(48, 10_000.0, scaling), rotary.inv_freq, rtol=1e-6, atol=0)
+    assert attention_factor({"factor": 131_072 / 4096} | scaling) == pytest.approx(rotary.attention_scaling)
+
+
+@pytest.mark.parametrize("dims", [2, 10, 16])
+def test_a_part_of_each_head_turns_and_the_rest_stays(dims: int):
+    x, positions = torch.randn(5, 3, 16), torch.tensor([0, 1, 17, 4095, 9])
+    cos, sin = rotary_table(inverse_frequencies(dims, 10_000.0, None), positions)
+    turned = apply_rotary(x, cos, sin)
+    assert torch.equal(turned[..., dims:], x[..., dims:])
+    assert torch.equal(turned[..., :dims], apply_rotary(x[..., :dims], cos, sin))
+    assert not torch.equal(turned[1:, ..., :dims], x[1:, ..., :dims])
+
+
 def test_no_scaling_is_the_default_rule():
     plain = inverse_frequencies(64, 10_000.0, None)
     assert torch.equal(plain, inverse_frequencies(64, 10_000.0, {"rope_type": "default"}))
@@ -88,5 +112,5 @@ def test_rotation_keeps_the_dtype_and_computes_in_float32():
 
 
 def test_an_unknown_rope_type_is_named():
-    with pytest.raises(ValueError, match="'longrope' is not supported"):
-        inverse_frequencies(64, 10_000.0, {"rope_type": "longrope"})
+    with pytest.raises(ValueError, match="'ntk' is not supported"):
+        inverse_frequencies(64, 10_000.0, {"rope_type": "ntk"})

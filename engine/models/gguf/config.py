@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 
 from espalier.engine.models.config import MAX_COUNTS
+from espalier.engine.models.families import FAMILIES
 from espalier.engine.models.text_files import shown
 
-_CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""Names of classes by `model_type`."""
-NATIVE = frozenset(_CLASSES)
-"""Architectures whose names and values are known here."""
+LIKE_LLAMA = frozenset(("llama", "mistral", "qwen2", "qwen3"))
+"""Architectures whose tensors have Llama's names; those of others are mapped by transformers."""
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
@@ -64,7 +63,7 @@ def model_config(
         _require_factors(rope_factors, head_dim // 2)
     kind = "ForTokenClassification" if "score.weight" in shapes else "ForCausalLM"
     return {
-        "architectures": [_CLASSES.get(model_type, model_type) + kind],
+        "architectures": [FAMILIES[model_type].class_prefix + kind],
         "model_type": model_type,
         "vocab_size": embedding[0],
         "hidden_size": hidden,

@@ -11,7 +11,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.gguf.config import NATIVE, model_config, sampling
+from espalier.engine.models.gguf.config import LIKE_LLAMA, model_config, sampling
 from espalier.engine.models.gguf.header import Header, StoredTensor
 from espalier.engine.models.gguf.mapped import MappedArchitecture
 from espalier.engine.models.gguf.tokenizer import tokenizer_config, tokenizer_json
@@ -69,7 +69,7 @@ class GgufFile:
             raise CheckpointError(f"{path} holds no model: general.architecture in its metadata is {shown(kind)}")
         self._path = path
         self._mapped: MappedArchitecture | None = None
-        if kind not in NATIVE:
+        if kind not in LIKE_LLAMA:
             self._open_mapped(header)
             return
         self._stored = {self._layout_name(name): (name, tensor) for name, tensor in header.tensors.items()}

@@ -19,6 +19,7 @@ from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.probe import require_runnable, trace_decoder, use_paged_attention
 from espalier.engine.models.zoo.registration import quietly, register
 from espalier.engine.models.zoo.small import make_small
+from espalier.kernels.rotary import Rotary
 
 _LOOKS_AT_THE_BATCH = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
 """Kinds of rotary positions that change beyond a length, for all sequences of a batch: contexts end there."""
@@ -26,7 +27,7 @@ _MAX_POSITIONS = 2048
 """The context of a configuration that names none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersConfig(DecoderConfig):
     """The shape of a decoder that transformers runs; what its own code alone reads is left at 0.
 
@@ -140,14 +141,12 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
         num_heads=max(call.heads for call in calls),
         num_kv_heads=max(layer.kv_heads for layer in layers),
         head_dim=max(max(layer.key_dim, layer.value_dim) for layer in layers),
-        norm_eps=0.0,
-        rope_theta=next((float(rope.get("rope_theta") or 0) for rope in _ropes(config)), 0.0),
-        rope_scaling=next((rope for rope in _ropes(config) if rope.get("rope_type", "default") != "default"), None),
+        rotaries=tuple(
+            Rotary(float(rope.get("rope_theta") or 0), None if rope.get("rope_type", "default") == "default" else rope)
+            for rope in _ropes(config)
+        ),
         max_positions=_max_positions(config),
         tied=tied,
-        attention_bias=False,
-        out_bias=False,
-        head_norms=False,
         kv_layers=layers,
         impl=ModelImpl.TRANSFORMERS,
         calls=calls,

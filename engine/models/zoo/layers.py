@@ -78,7 +78,7 @@ class TransformersLayers(Layers):
         self._backend = backend
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         weight = embedding.weight.detach()
-        self.outer = EmbeddingAndNorm(weight, weight[:0], weight[:0])  # norm and rotation are the model's own
+        self.outer = EmbeddingAndNorm(weight, weight[:0])  # norm and rotation are the model's own
 
     def require_head(self, folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
         """The head over the vocabulary.

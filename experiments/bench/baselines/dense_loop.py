@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from espalier.engine.models.config import NativeConfig
 from espalier.engine.models.decoder import Decoder
 from espalier.kernels.layers import LayerWeights
 from espalier.kernels.linear import Linear
@@ -17,8 +18,9 @@ class DenseLoop:
         self._unembedding = head.weight
         c = decoder.config
         # Plain matrices, multiplied by torch's own library.
-        if c.head_norms or c.out_bias or any(c.windows):
+        if not isinstance(c, NativeConfig) or c.head_norms or c.out_bias or c.post_norms or any(c.windows):
             raise ValueError("the dense loop supports plain Llama and Qwen2 layers only")
+        self._eps = c.norm_eps
         self._layers = [decoder.layers.weights(index) for index in range(c.num_layers)]
         self._inverse = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
 
@@ -49,13 +51,13 @@ class DenseLoop:
         cos, sin = rotary_table(self._inverse, torch.arange(start, end), attention_factor(c.rope_scaling))
         hidden = F.embedding(tokens, self._decoder.embedding)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            normed = F.rms_norm(hidden, (c.hidden_size,), layer.attention_norm, c.norm_eps)
+            normed = F.rms_norm(hidden, (c.hidden_size,), layer.attention_norm, self._eps)
             hidden = hidden + self._attention(layer, normed, cache, start, end, cos, sin)
-            normed = F.rms_norm(hidden, (c.hidden_size,), layer.mlp_norm, c.norm_eps)
+            normed = F.rms_norm(hidden, (c.hidden_size,), layer.mlp_norm, self._eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
             hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
         self._length = end
-        return F.rms_norm(hidden, (c.hidden_size,), self._decoder.layers.outer.norm, c.norm_eps)
+        return F.rms_norm(hidden, (c.hidden_size,), self._decoder.layers.outer.norm, self._eps)
 
     def _attention(
         self,

@@ -12,7 +12,7 @@ import torch
 
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.config import parse_decoder_config
+from espalier.engine.models.families import parse_decoder_config
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization

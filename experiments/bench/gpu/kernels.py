@@ -89,7 +89,9 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
                     "HEADS": s.config.num_heads,
                     "KV_HEADS": s.config.num_kv_heads,
                     "HEAD_DIM": s.config.head_dim,
-                    "PADDED_HALF": half,
+                    "PAIRS": s.config.head_dim // 2,
+                    "PADDED_PAIRS": half,
+                    "PADDED_REST": 1,
                     "PADDED_HEADS": triton.next_power_of_2(s.config.num_heads),
                     "BLOCK_SIZE": _BLOCK_SIZE,
                     "NORMED": normed,
@@ -117,18 +119,23 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
             model,
             Specialisation(
                 pointwise.add_and_norm,
-                {**dict.fromkeys(("hidden", "added", "weight", "normed"), bf16), "eps": "fp32"},
-                {"SIZE": s.config.hidden_size, "PADDED": triton.next_power_of_2(s.config.hidden_size), "ADDS": adds},
+                {**dict.fromkeys(("hidden", "added", "weight", "added_weight", "normed"), bf16), "eps": "fp32"},
+                {
+                    "SIZE": s.config.hidden_size,
+                    "PADDED": triton.next_power_of_2(s.config.hidden_size),
+                    "ADDS": adds,
+                    "ADDED_NORMED": False,
+                },
                 moves=True,
             ),
         )
     yield (
-        "silu_and_multiply",
+        "activate_and_multiply",
         model,
         Specialisation(
-            pointwise.silu_and_multiply,
+            pointwise.activate_and_multiply,
             {"gate_up": bf16, "output": bf16},
-            {"INNER": s.config.intermediate_size, "PORTION": pointwise.PORTION},
+            {"INNER": s.config.intermediate_size, "PORTION": pointwise.PORTION, "GELU": False},
             moves=True,
         ),
     )

@@ -33,9 +33,8 @@ from espalier.experiments.planning.known_models import MODELS, PAIRS, known_mode
 from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
+from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import KVLayout
-from espalier.kernels.rotary import inverse_frequencies
 from espalier.kernels.triton.attention import attend, merge_partials, rows_of_tiles
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, norm_rotate_write
@@ -233,11 +232,10 @@ def make_layers(bench: Bench, c: DecoderConfig) -> Layers:
         gate_up, down = matrix(2 * c.intermediate_size, c.hidden_size), matrix(c.hidden_size, c.intermediate_size)
         return LayerWeights(ones, qkv, None, out, ones, gate_up, down)
 
-    shape = LayerShape(c.num_heads, c.num_kv_heads, c.head_dim, 1e-6)
-    inverse = inverse_frequencies(c.head_dim, 1e4, None).to(bench.device)
-    outer = EmbeddingAndNorm(matrix(c.vocab_size, c.hidden_size), torch.ones_like(layer(0).attention_norm), inverse)
+    spec = DecoderSpec(c.num_heads, c.num_kv_heads, c.head_dim, 1e-6)
+    outer = EmbeddingAndNorm(matrix(c.vocab_size, c.hidden_size), torch.ones_like(layer(0).attention_norm))
     backend = TritonBackend(bench.costs) if bench.rehearse else choose_backend(bench.device, bench.dtype)
-    return backend.prepare_layers(c.num_layers, layer, shape, outer)
+    return backend.prepare_layers(c.num_layers, layer, spec, outer)
 
 
 def batch_of(

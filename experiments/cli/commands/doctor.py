@@ -145,7 +145,7 @@ def _kernels() -> Iterator[Finding]:
 
 def _code_of(folder: Path, runtime: RuntimeSettings) -> str:
     """The code that runs a checkpoint's decoder, by its configuration alone."""
-    from espalier.engine.models.config import impl_of
+    from espalier.engine.models.families import impl_of
     from espalier.engine.models.text_files import parse_object, read_text
 
     file = folder / "config.json"

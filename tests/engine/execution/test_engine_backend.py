@@ -149,8 +149,8 @@ def test_the_layers_above_take_nothing_that_computes_from_kernels_but_a_backend(
         *("backend.Backend", "layers.Layers", "linear.Linear", "linear.QuantizedPacker", "batch.AttentionBatch"),
         *("layout.KVLayout", "layout.KVShape", "layout.kv_groups", "layout.LayerKV"),
         *("attention.Attend", "batch.StepBatch"),
-        *("layers.LayerShape", "layers.LayerWeights", "layers.EmbeddingAndNorm", "layers.UnsupportedShapeError"),
-        *("rotary.ROPE_TYPES", "rotary.attention_factor", "rotary.inverse_frequencies"),  # of a checkpoint, once
+        *("layers.DecoderSpec", "layers.LayerWeights", "layers.EmbeddingAndNorm", "layers.UnsupportedShapeError"),
+        *("layers.Activation", "rotary.ROPE_TYPES", "rotary.Rotary"),
     }
     found = {path.relative_to(ROOT).as_posix(): kernel_imports(path) for path in sources("engine", "prm", "search")}
     taken = {name: imported - described for name, imported in found.items() if imported - described}

@@ -29,6 +29,10 @@ GENERATORS = [
     "llama-linear",
     "llama-dynamic",
     "qwen2-yarn",
+    "gemma3",
+    "gemma3-biased",
+    "phi3",
+    "phi3-longrope",
 ]
 GREEDY = Sampling(temperature=0.0)
 NEVER_ENDS: dict[str, object] = {"delimiter": ""}
@@ -260,7 +264,7 @@ def test_a_mixed_batch_of_prefill_decode_and_scoring_gives_everyone_their_own_lo
     release(engine, *sequences)
 
 
-@pytest.mark.parametrize("name", ["qwen2-untied", "qwen3-mixed-window", "llama-biased"])
+@pytest.mark.parametrize("name", ["qwen2-untied", "qwen3-mixed-window", "llama-biased", "gemma3", "phi3-longrope"])
 def test_logits_have_the_same_bits_alone_and_in_company(name: str, make_engine: Callable[..., Engine]):
     ids = some_ids(23)
     alone, crowded = make_engine(name), make_engine(name, max_batch_tokens=19)

@@ -11,7 +11,7 @@ from tiny_models import edit_json, edit_tensors
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.config import parse_decoder_config
+from espalier.engine.models.families import parse_decoder_config
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
@@ -248,11 +248,13 @@ def test_what_a_configuration_leaves_out_has_the_usual_meaning():
     [
         (
             {"model_type": "mamba"},
-            r"'mamba' is not supported; llama, mistral, qwen2, qwen3 are: .* LlamaForCausalLM, Mist",
+            r"'mamba' is not supported; llama, mistral, qwen2, qwen3, .* are: .* LlamaForCausalLM, Mist",
         ),
         ({"hidden_act": "gelu"}, "'gelu' is not supported"),
         ({"mlp_bias": True}, "mlp_bias"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "'longrope' is not supported; default, linear"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "'longrope' lack short_factor"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 7}}, "a list of 8 numbers above 0"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "'ntk' is not supported; default, linear"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],
 )

@@ -13,7 +13,8 @@ from engine_driver import drain, generate, read, release
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.config import DecoderConfig, parse_decoder_config
+from espalier.engine.models.config import DecoderConfig
+from espalier.engine.models.families import parse_decoder_config
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import linear_bytes, make_quantizer, stored_bytes

@@ -17,8 +17,10 @@ from tiny_models import randomize, train_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -58,6 +60,11 @@ ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
     "qwen3": (Qwen3Config, WHOLE | heads(4, 2, 16)),
     "qwen3-biased": (Qwen3Config, WHOLE | heads(2, 2, 16) | {"attention_bias": True, "tie_word_embeddings": True}),
     "qwen3-window": (Qwen3Config, WHOLE | heads(10, 2, 16) | MIXED | {"sliding_window": 4}),
+    "gemma3": (Gemma3TextConfig, WHOLE | heads(6, 2, 16) | {"sliding_window": 4, "sliding_window_pattern": 2}),
+    "gemma3-biased": (Gemma3TextConfig, WHOLE | heads(4, 2, 24) | {"sliding_window": 6, "attention_bias": True}),
+    "gemma3-filled-up": (Gemma3TextConfig, FILLED_UP | heads(4, 2, 8) | {"tie_word_embeddings": False}),
+    "phi3": (Phi3Config, WHOLE | heads(4, 2, 16) | {"rope_parameters": {"partial_rotary_factor": 0.5}}),
+    "phi3-filled-up": (Phi3Config, FILLED_UP | heads(5, 1, 8) | {"sliding_window": 5, "tie_word_embeddings": True}),
     "qwen3-filled-up": (Qwen3Config, FILLED_UP | heads(8, 2, 12) | {"tie_word_embeddings": True}),
 }
 PRECISIONS = {

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from layer_steps import LAYERS, make_step, random_layer, random_outer
+from layer_steps import LAYERS, OF_ALL_KINDS, make_step, random_layer, random_outer
 
 from espalier.engine.models import decoder
 from espalier.experiments.runs.benchmarks import load_benchmark
-from espalier.kernels.layers import LayerShape
+from espalier.kernels.layers import DecoderSpec
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout
@@ -27,7 +27,7 @@ PROBLEM = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coi
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "head_norms"), [(4, 2, 12, True), (3, 1, 10, False)])
 def test_layers_equal_the_reference(windows, batch_invariant: bool, heads, kv_heads, head_dim, head_norms: bool):
-    hidden, inner, shape = 40, 50, LayerShape(heads, kv_heads, head_dim, 1e-6, windows)
+    hidden, inner, shape = 40, 50, DecoderSpec(heads, kv_heads, head_dim, 1e-6, windows)
     step = make_step(SEQUENCES, shape, TokenMajorLayout)
     again = step.batch  # the first token is only computed again
     step.batch = dataclasses.replace(
@@ -52,9 +52,26 @@ def test_layers_equal_the_reference(windows, batch_invariant: bool, heads, kv_he
     assert not torch.equal(kv_pool, step.kv_pool.view(torch.float32)), "keys and values were written"
 
 
+@pytest.mark.parametrize("post_norms", [True, False])
+def test_layers_that_differ_equal_the_reference(post_norms: bool):
+    step = make_step(SEQUENCES, OF_ALL_KINDS, TokenMajorLayout)
+    one, other = (
+        backend.prepare_layers(
+            LAYERS,
+            lambda i: random_layer(i, 40, 50, OF_ALL_KINDS, True, True, True, post_norms),
+            OF_ALL_KINDS,
+            random_outer(40, OF_ALL_KINDS),
+        )
+        for backend in (TritonBackend(FEW), TorchBackend())
+    )
+    (output, kv_pool), (expected, expected_kv_pool) = step.run(one), step.run(other)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kv_pool, expected_kv_pool, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.usefixtures("products_row_by_row")
 def test_a_sequence_has_the_same_bits_alone_and_beside_others_where_that_is_asked_for():
-    hidden, inner, shape = 40, 50, LayerShape(3, 1, 10, 1e-5)
+    hidden, inner, shape = 40, 50, DecoderSpec(3, 1, 10, 1e-5)
     backend = TritonBackend(FEW, batch_invariant=True)
     assert backend.rows_are_independent
     assert not TritonBackend().rows_are_independent

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from paged_batch import paged_problem
 
 from espalier.kernels import cache as torch_cache
+from espalier.kernels.layers import Activation, rms_norm
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
@@ -40,6 +41,10 @@ def test_norm_of_the_residual_stream_equals_torchs(size: int, dtype: torch.dtype
     close(add_norm(hidden.clone(), None, weight, 1e-6), F.rms_norm(hidden, (size,), weight, 1e-6))
     close(add_norm(hidden, added, weight, 1e-6), F.rms_norm(total, (size,), weight, 1e-6))
     assert torch.equal(hidden, total)
+    factors = rand(size, seed=3)  # in float32, whatever the dtype of what it is applied to
+    total = hidden + rms_norm(added, factors, 1e-6)
+    close(add_norm(hidden, added, factors, 1e-6, factors), rms_norm(total, factors, 1e-6))
+    close(hidden, total)
 
 
 @DTYPES
@@ -48,6 +53,7 @@ def test_the_gated_product_equals_torchs(inner: int, dtype: torch.dtype):
     gate_up = 4 * rand(3, 2 * inner, dtype=dtype)
     gate, up = gate_up.chunk(2, dim=-1)
     close(gated(gate_up), F.silu(gate) * up)
+    close(gated(gate_up, Activation.GELU_TANH), F.gelu(gate, approximate="tanh") * up)
 
 
 @DTYPES

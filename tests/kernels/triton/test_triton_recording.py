@@ -8,7 +8,7 @@ import torch
 from fake_cuda import FakeCuda
 from layer_steps import LAYERS, Step, make_step, random_layer, random_outer
 
-from espalier.kernels.layers import LayerShape
+from espalier.kernels.layers import DecoderSpec
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton import layers as triton_layers
 from espalier.kernels.triton.backend import TritonBackend
@@ -17,7 +17,7 @@ from espalier.kernels.triton.plan import FIELDS, AttentionPlan, Costs
 from espalier.kernels.triton.recording import LADDER, room_of
 from espalier.kernels.triton.steps import DeviceStep, StepTokens
 
-SHAPE = LayerShape(4, 2, 12, 1e-6)
+SHAPE = DecoderSpec(4, 2, 12, 1e-6)
 
 
 class StandIn:

@@ -1,0 +1,26 @@
+"""The contract of a decoder family."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from espalier.engine.models.config import Fields, NativeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of decoders; nothing else decides by its name.
+
+    Attributes:
+        model_type: of its configurations.
+        class_prefix: the beginning of its classes' names in transformers.
+        read: gives the specification of a decoder by the fields of its `config.json`; a `KeyError` names a missing one.
+    """
+
+    model_type: str
+    class_prefix: str
+    read: Callable[[Fields], NativeConfig]
+
+    @property
+    def generator_class(self) -> str:
+        """The class of its generators."""
+        return f"{self.class_prefix}ForCausalLM"
