@@ -114,11 +114,12 @@ def rotate_and_store(
     slab_stride, slots, block_size, heads, kv_heads, head_dim, _, stride = geometry
     (cos, sin), (blocks, offsets), (start, end) = rotary, writes, (pairs[0], pairs[1])
     for row in range(item * ROWS_PER_ROTATION, min((item + 1) * ROWS_PER_ROTATION, len(cos))):
+        turns = cos[row, start:end], sin[row, start:end]
         for head in range(heads + kv_heads):
             if len(head_norms):
                 at = row * stride + head * head_dim
                 rms_norm(qkv, at, head_norms[int(head >= heads)], eps, qkv, at)
-            rotate(qkv, row * stride + head * head_dim, cos[row, start:end], sin[row, start:end])
+            rotate(qkv, row * stride + head * head_dim, turns[0], turns[1])
         block, offset = blocks[row], offsets[row]
         if block < 0:
             continue

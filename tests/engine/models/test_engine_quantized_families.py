@@ -60,7 +60,7 @@ ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
     "qwen3": (Qwen3Config, WHOLE | heads(4, 2, 16)),
     "qwen3-biased": (Qwen3Config, WHOLE | heads(2, 2, 16) | {"attention_bias": True, "tie_word_embeddings": True}),
     "qwen3-window": (Qwen3Config, WHOLE | heads(10, 2, 16) | MIXED | {"sliding_window": 4}),
-    "gemma3": (Gemma3TextConfig, WHOLE | heads(6, 2, 16) | {"sliding_window": 4, "sliding_window_pattern": 2}),
+    "gemma3": (Gemma3TextConfig, WHOLE | heads(8, 2, 16) | {"sliding_window": 4, "sliding_window_pattern": 2}),
     "gemma3-biased": (Gemma3TextConfig, WHOLE | heads(4, 2, 24) | {"sliding_window": 6, "attention_bias": True}),
     "gemma3-filled-up": (Gemma3TextConfig, FILLED_UP | heads(4, 2, 8) | {"tie_word_embeddings": False}),
     "phi3": (Phi3Config, WHOLE | heads(4, 2, 16) | {"rope_parameters": {"partial_rotary_factor": 0.5}}),
@@ -74,6 +74,12 @@ PRECISIONS = {
     "int4": Quantization.INT4,
 }
 KINDS = {"generator": AutoModelForCausalLM, "verifier": AutoModelForTokenClassification}
+CASES = [
+    (name, kind)
+    for kind, auto in KINDS.items()
+    for name, (config, _) in ARCHITECTURES.items()
+    if config in auto._model_mapping  # transformers has no token classifier of Gemma 3
+]
 IDS = [9, 17, 30, 4, 80, 81, 200, 7, 31, 31, 12]
 
 
@@ -132,9 +138,8 @@ def load(folder: Path, kind: str, precision: str) -> Model:
     return load_verifier(given, torch.float32, "cpu").model
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def test_each_architecture_in_each_precision_equals_transformers_on_the_same_weights(
     name: str,
     precision: str,

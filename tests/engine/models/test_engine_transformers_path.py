@@ -19,6 +19,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
 from espalier.engine.memory.host_memory import model_bytes
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.config import NotNativeError
 from espalier.engine.models.model import Model, language_model_head, load_generator, load_trunk
 from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.zoo.probe import random_model
@@ -216,11 +217,35 @@ def test_int8_weights_stay_near_float32(
 
 def test_each_model_says_what_runs_it(folders: dict[str, Path]):
     assert Checkpoint(folders["llama"]).decoder_config.impl is ModelImpl.NATIVE
-    assert Checkpoint(folders["gemma3_text"]).decoder_config.impl is ModelImpl.TRANSFORMERS
+    assert Checkpoint(folders["gemma3_text"]).decoder_config.impl is ModelImpl.NATIVE
+    assert Checkpoint(folders["olmo2"]).decoder_config.impl is ModelImpl.TRANSFORMERS
     forced = Checkpoint(folders["llama"], model_impl=ModelImpl.TRANSFORMERS)
     assert forced.decoder_config.impl is ModelImpl.TRANSFORMERS
-    with pytest.raises(CheckpointError, match="gemma3_text"):
-        _ = Checkpoint(folders["gemma3_text"], model_impl=ModelImpl.NATIVE).decoder_config
+    with pytest.raises(CheckpointError, match="'olmo2' is not supported"):
+        _ = Checkpoint(folders["olmo2"], model_impl=ModelImpl.NATIVE).decoder_config
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("gemma3_text", "final_logit_softcapping", 30.0),
+        ("gemma3_text", "attn_logit_softcapping", 50.0),
+        ("llama", "mlp_bias", True),
+        ("llama", "hidden_act", "relu"),
+    ],
+)
+def test_what_native_code_of_a_family_has_not_runs_by_transformers_code(
+    kind: str, field: str, value: object, make_engine: Callable[..., Engine], tmp_path: Path
+):
+    folder = write_checkpoint(tmp_path / kind, kind, **{field: value})
+    checkpoint = Checkpoint(folder)
+    assert checkpoint.decoder_config.impl is ModelImpl.TRANSFORMERS
+    engine, ids = make_engine(load_generator(checkpoint, torch.float32, "cpu")), some_ids(12)
+    sequence = engine.open("generator", [])
+    assert_logits_equal(read(engine, sequence, ids), folder, ids, 12)
+    release(engine, sequence)
+    with pytest.raises(NotNativeError, match="not supported"):
+        _ = Checkpoint(folder, model_impl=ModelImpl.NATIVE).decoder_config
 
 
 def test_doctor_and_log_name_the_code_that_runs_a_model(folders: dict[str, Path], caplog: pytest.LogCaptureFixture):
