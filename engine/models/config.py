@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.engine.errors import CheckpointError
@@ -33,6 +33,18 @@ MAX_COUNTS = {
     "max_position_embeddings": 2**30,
 }
 """Largest numbers that are believed, several times those of any published model; others may be up to 2**30."""
+LAYER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "attention_norm": ("input_layernorm",),
+    "query_norm": ("self_attn.q_norm",),
+    "key_norm": ("self_attn.k_norm",),
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "mlp_norm": ("post_attention_layernorm",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""Modules of Llama's layers that hold a field of `LayerWeights`; where there are several, their rows stand one below
+the other."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers, as `layer_types` has them."""
 _MAX_POSITIONS, _WINDOW = 2048, 4096
@@ -102,25 +114,6 @@ class DecoderConfig:
         return item_bytes * sum(layer.elements for layer in self.kv_layers)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNames:
-    """Names of a layer's tensors, after `layers.N.` and without `.weight` and `.bias`; Llama's.
-
-    `qkv` and `gate_up` are the tensors whose rows stand one below the other.
-    """
-
-    attention_norm: str = "input_layernorm"
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    out: str = "self_attn.o_proj"
-    mlp_norm: str = "post_attention_layernorm"
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    down: str = "mlp.down_proj"
-    query_norm: str = "self_attn.q_norm"
-    key_norm: str = "self_attn.k_norm"
-    attention_post_norm: str = "post_attention_layernorm"
-    mlp_post_norm: str = "post_feedforward_layernorm"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeConfig(DecoderConfig):
     """The specification of a decoder that native code runs: RMSNorm, rotary attention, a gated MLP.
@@ -133,7 +126,7 @@ class NativeConfig(DecoderConfig):
         post_norms: whether attention's and the MLP's results are normalised, too.
         norm_offset: what is added to the stored factors of norms.
         activation, query_scale, embedding_scale: see `DecoderSpec`.
-        names: of its tensors.
+        names: the modules of a layer, as in `LAYER_NAMES`.
     """
 
     norm_eps: float
@@ -146,7 +139,7 @@ class NativeConfig(DecoderConfig):
     activation: Activation = Activation.SILU
     query_scale: float | None = None
     embedding_scale: float = 1.0
-    names: LayerNames = LayerNames()
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: LAYER_NAMES)
 
     @property
     def spec(self) -> DecoderSpec:

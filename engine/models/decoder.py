@@ -120,27 +120,36 @@ def load_decoder(
             checkpoint.take_into(prefix + name, part)
         return whole
 
-    hidden, inner, size, names = config.hidden_size, config.intermediate_size, config.head_dim, config.names
+    hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
     qkv_rows = [count * size for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
 
     def layer(index: int) -> LayerWeights:
         """One layer, quantised before the next is read, so that the unquantised model is never held as a whole."""
         nonlocal weight_bytes
-        at = f"layers.{index}."
-        qkv, gate_up = ([at + name for name in fused] for fused in (names.qkv, names.gate_up))
+        of = {field: [f"layers.{index}.{name}" for name in names] for field, names in config.names.items()}
+
+        def weight(field: str, rows: Sequence[int], columns: int) -> torch.Tensor:
+            return quantize(fuse([f"{name}.weight" for name in of[field]], rows, columns))
+
+        def bias(field: str, rows: Sequence[int], there: bool) -> torch.Tensor | None:
+            return fuse([f"{name}.bias" for name in of[field]], rows) if there else None
+
+        def own_norm(field: str, size: int, there: bool) -> torch.Tensor | None:
+            return norm(of[field][0], size) if there else None
+
         weights = LayerWeights(
-            attention_norm=norm(at + names.attention_norm, hidden),
-            qkv=quantize(fuse([f"{name}.weight" for name in qkv], qkv_rows, hidden)),
-            qkv_bias=fuse([f"{name}.bias" for name in qkv], qkv_rows) if config.attention_bias else None,
-            out=quantize(take(f"{at}{names.out}.weight", hidden, qkv_rows[0])),
-            mlp_norm=norm(at + names.mlp_norm, hidden),
-            gate_up=quantize(fuse([f"{name}.weight" for name in gate_up], [inner, inner], hidden)),
-            down=quantize(take(f"{at}{names.down}.weight", hidden, inner)),
-            out_bias=take(f"{at}{names.out}.bias", hidden) if config.out_bias else None,
-            query_norm=norm(at + names.query_norm, size) if config.head_norms else None,
-            key_norm=norm(at + names.key_norm, size) if config.head_norms else None,
-            attention_post_norm=norm(at + names.attention_post_norm, hidden) if config.post_norms else None,
-            mlp_post_norm=norm(at + names.mlp_post_norm, hidden) if config.post_norms else None,
+            attention_norm=norm(of["attention_norm"][0], hidden),
+            qkv=weight("qkv", qkv_rows, hidden),
+            qkv_bias=bias("qkv", qkv_rows, config.attention_bias),
+            out=weight("out", [hidden], qkv_rows[0]),
+            mlp_norm=norm(of["mlp_norm"][0], hidden),
+            gate_up=weight("gate_up", [inner, inner], hidden),
+            down=weight("down", [hidden], inner),
+            out_bias=bias("out", [hidden], config.out_bias),
+            query_norm=own_norm("query_norm", size, config.head_norms),
+            key_norm=own_norm("key_norm", size, config.head_norms),
+            attention_post_norm=own_norm("attention_post_norm", hidden, config.post_norms),
+            mlp_post_norm=own_norm("mlp_post_norm", hidden, config.post_norms),
         )
         weight_bytes += sum(stored_bytes(getattr(weights, field)) for field in weights.__slots__)
         return weights

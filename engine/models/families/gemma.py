@@ -10,9 +10,9 @@ from typing import Any
 
 from espalier.engine.models.config import (
     FULL,
+    LAYER_NAMES,
     SLIDING,
     Fields,
-    LayerNames,
     NativeConfig,
     NotNativeError,
     read_config,
@@ -40,7 +40,12 @@ _DEFAULTS: dict[str, Any] = {
 """Values of fields that configurations leave out, as transformers has them."""
 _THETAS = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
 """Fields that older configurations have the bases of rotary positions in, and defaults."""
-_NAMES = LayerNames(mlp_norm="pre_feedforward_layernorm")
+_NAMES = {
+    **LAYER_NAMES,
+    "attention_post_norm": ("post_attention_layernorm",),
+    "mlp_norm": ("pre_feedforward_layernorm",),
+    "mlp_post_norm": ("post_feedforward_layernorm",),
+}
 
 
 def _read(fields: Fields) -> NativeConfig:

@@ -6,12 +6,12 @@ LongRoPE for contexts of up to the length it was trained at; beyond that, all po
 
 from dataclasses import replace
 
-from espalier.engine.models.config import Fields, LayerNames, NativeConfig, read_config, read_rotary, read_window
+from espalier.engine.models.config import LAYER_NAMES, Fields, NativeConfig, read_config, read_rotary, read_window
 from espalier.engine.models.families.base import Family
 
 _OLD_LONGROPE = ("su", "yarn")
 """What older configurations call LongRoPE."""
-_NAMES = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+_NAMES = {**LAYER_NAMES, "qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
 
 
 def _read(fields: Fields) -> NativeConfig:
