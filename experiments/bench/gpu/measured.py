@@ -32,7 +32,7 @@ from espalier.experiments.demo import generator_path, verifier_path
 from espalier.experiments.planning.known_models import MODELS, PAIRS, known_model
 from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
 from espalier.kernels.backend import choose_backend
-from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.triton.attention import attend, merge_partials, rows_of_tiles
@@ -273,10 +273,9 @@ def step_rows(bench: Bench, show: Show = nothing_shown, context: int = 450, shar
             if new == 1:
                 layers.warm_up(layer_kvs, decodes=True)
             for rows in (1, 4) if bench.rehearse else (1, 16, 64, 256, 512) if new == 1 else (5, 10, 20, 40):
-                arguments = batch_of(tables_of(rows, context, shared), context, new, layout.blocks_per_slab)
-                ids, positions, batch = arguments
+                step = StepBatch(*batch_of(tables_of(rows, context, shared), context, new, layout.blocks_per_slab))
 
-                run = partial(layers.forward, ids, positions, layer_kvs, batch)
+                run = partial(layers.forward, step, layer_kvs)
                 seconds = bench.seconds(run)
                 body = dataclasses.replace(s, outputs=0)
                 floor = (
