@@ -10,7 +10,7 @@ from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.work import TOP_TOKENS
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS
 from espalier.search.result import StopReason, Usage
-from espalier.search.schema import declared, text_violations
+from espalier.search.schema import text_violations, violations
 
 PLAIN = "plain"
 """Strategy in a model's name that samples without a search; see `CompletionRequest`."""
@@ -105,9 +105,7 @@ class CompletionRequest:
         Raises:
             InvalidRequestError: lists all violations.
         """
-        plain = [field for field in declared(CompletionRequest) if field.name not in ("prompts", "stop")]
-        of_fields = ((field.name, field.violation(getattr(self, field.name))) for field in plain)
-        found = [Violation(name, wrong) for name, wrong in of_fields if wrong]
+        found = violations(self, without=("prompts", "stop"))
         if not 1 <= len(self.prompts) <= MAX_PROMPTS:
             found.append(Violation("prompts", f"must be between 1 and {MAX_PROMPTS}, are {len(self.prompts)}"))
         elif "samples" not in {wrong.field for wrong in found} and (

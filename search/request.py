@@ -1,7 +1,7 @@
 """The request for one search: the problem, the algorithm and its parameters."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, TypedDict
@@ -160,6 +160,18 @@ def _a(value: object) -> str:
     return "None" if value is None else f"an object of the type {type(value).__name__}"
 
 
+def violations_with_problem(request: Any, without: Collection[str] = ()) -> list[Violation]:
+    """What is wrong with the fields of a request, `without` some, with its problem and the messages before that."""
+    of_fields, found = violations(request, without), list[Violation]()
+    wrong = {violation.field for violation in of_fields}
+    if "problem" not in wrong:
+        found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
+        found += [] if request.problem.strip() else [Violation("problem", "must not be empty")]
+    if request.history and "history" not in wrong:
+        found += history_violations(request.history)
+    return found + of_fields
+
+
 def validate(request: SearchRequest) -> None:
     """Check every field of a request, and the limits on products of fields.
 
@@ -172,7 +184,7 @@ def validate(request: SearchRequest) -> None:
         if not ok:
             found.append(Violation(field, description))
 
-    of_fields = violations(request)
+    of_fields = violations_with_problem(request)
     readers = {"step_rule": read_step_rule, "thinking": read_thinking}
     readers |= {"stop_when": read_stop_rule} if request.stop_when else {}
     for name, read in readers.items():
@@ -182,10 +194,6 @@ def validate(request: SearchRequest) -> None:
             except ValueError as error:
                 of_fields.append(Violation(name, str(error)))
     require(not request.stop_when or bool(request.probe_every), "stop_when", "needs probe_every: the rule reads probes")
-    if not {"problem", "history"} & {violation.field for violation in of_fields}:
-        found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
-        require(bool(request.problem.strip()), "problem", "must not be empty")
-        found += history_violations(request.history) if request.history else []
     found += of_fields
     if "algorithm" not in {violation.field for violation in of_fields}:
         its = algorithm_of(request)

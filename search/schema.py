@@ -14,7 +14,7 @@ import json
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -149,9 +149,10 @@ def declared(kind: type) -> tuple[Field, ...]:
     return tuple(_field(f.name, hints[f.name], f.default) for f in fields(kind))
 
 
-def violations(value: object) -> list[Violation]:
-    """Validate an instance of a declared dataclass; returns the violations in field order."""
-    found = ((field.name, field.violation(getattr(value, field.name))) for field in declared(type(value)))
+def violations(value: object, without: Collection[str] = ()) -> list[Violation]:
+    """Validate an instance of a declared dataclass, `without` some fields; returns the violations in field order."""
+    checked = (field for field in declared(type(value)) if field.name not in without)
+    found = ((field.name, field.violation(getattr(value, field.name))) for field in checked)
     return [Violation(name, wrong) for name, wrong in found if wrong]
 
 

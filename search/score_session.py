@@ -7,15 +7,15 @@ it, and steps below one node share what the verifier has computed up to it.
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.conversation import ChatMessage, conversation_text, history_violations
-from espalier.search.request import MAX_PROBLEM_BYTES
+from espalier.search.conversation import ChatMessage, conversation_text
+from espalier.search.request import MAX_PROBLEM_BYTES, violations_with_problem
 from espalier.search.result import StopReason
-from espalier.search.schema import declared, text_violations
+from espalier.search.schema import text_violations
 
 ROOT = 0
 """The node of the problem."""
@@ -72,7 +72,7 @@ class ScoreSessionRequest:
         Raises:
             InvalidRequestError: lists all violations.
         """
-        if found := problem_violations(self):
+        if found := violations_with_problem(self):
             raise InvalidRequestError(found)
 
 
@@ -121,21 +121,6 @@ class StepsScored:
 
     search_id: str
     scores: tuple[NodeScore, ...]
-
-
-def problem_violations(request: Any) -> list[Violation]:
-    """What is wrong with the problem, the messages before it and the plain fields of a request for scores."""
-    plain = [field for field in declared(type(request)) if field.name != "solutions"]
-    of_fields = ((field.name, field.violation(getattr(request, field.name))) for field in plain)
-    found = [Violation(name, wrong) for name, wrong in of_fields if wrong]
-    wrong = {violation.field for violation in found}
-    if "problem" not in wrong:
-        found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
-        if not request.problem.strip():
-            found.append(Violation("problem", "must not be empty"))
-    if "history" not in wrong:
-        found += history_violations(request.history)
-    return found
 
 
 class OpenNodes:

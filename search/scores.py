@@ -9,9 +9,10 @@ from annotated_types import Interval
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.common_fields import Aggregation
 from espalier.search.conversation import ChatMessage, conversation_text
+from espalier.search.request import violations_with_problem
 from espalier.search.result import StopReason, Usage
 from espalier.search.schema import text_violations
-from espalier.search.score_session import ScoreSessionRequest, problem_violations
+from espalier.search.score_session import ScoreSessionRequest
 
 MAX_SOLUTIONS = 256
 MAX_STEPS = 256
@@ -66,7 +67,7 @@ class ScoreRequest:
         Raises:
             InvalidRequestError: lists all violations.
         """
-        found = problem_violations(self) + _solution_violations(self.solutions)
+        found = violations_with_problem(self, without=("solutions",)) + _solution_violations(self.solutions)
         if found:
             raise InvalidRequestError(found)
 

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -50,7 +50,7 @@ class _Writer:
         self._lines: FileIO | None = None
         self._trees: FileIO | None = None
 
-    def open(self, stack: ExitStack, wanted: Sequence[_Key], keep_trees: bool) -> None:
+    def open(self, stack: ExitStack, wanted: Iterable[_Key], keep_trees: bool) -> None:
         """Open the files; the run will get those of `wanted` that it lacks."""
         if self._folder:
             self._lines = stack.enter_context(self._folder.open_samples())
@@ -103,10 +103,10 @@ class Evaluation:
     on_sample: Callable[[Sample], None] | None = None
 
     @property
-    def searches(self) -> list[tuple[Problem, int]]:
-        """The problems and epochs to search, in order."""
+    def searches(self) -> dict[_Key, Problem]:
+        """The problems to search, by id and epoch, in order."""
         asked = self.problems if self.asked is None else self.asked
-        return [(problem, epoch) for epoch in range(self.epochs) for problem in asked]
+        return {(problem.unique_id, epoch): problem for epoch in range(self.epochs) for problem in asked}
 
     def configuration(self, request: SearchRequest) -> dict[str, Any]:
         """Return what a run's samples depend on, for its `config.json`.
@@ -156,12 +156,12 @@ class Evaluation:
                 stack.enter_context(folder_lock(each.folder))
             own = _Writer(folder, self.problems)
             samples, searches = own.samples, self.searches
-            wanted = [(problem, epoch) for problem, epoch in searches if own.lacks((problem.unique_id, epoch))]
+            wanted = {key: problem for key, problem in searches.items() if own.lacks(key)}
             if folder:
-                folder.ask(len(samples.keys() | {(problem.unique_id, epoch) for problem, epoch in searches}))
+                folder.ask(len(samples.keys() | searches))
             writers = [_Writer(each, self.problems, paths) for each, paths in smaller]
             for writer in (own, *writers):
-                writer.open(stack, [(problem.unique_id, epoch) for problem, epoch in wanted], self.keep_trees)
+                writer.open(stack, wanted, self.keep_trees)
             for sample in self._graded_again(list(samples.values())):
                 own.write(sample)
             last = time.monotonic()
@@ -193,7 +193,7 @@ class Evaluation:
 
     def _searched(
         self,
-        wanted: list[tuple[Problem, int]],
+        wanted: Mapping[_Key, Problem],
         request: SearchRequest,
         own: _Writer,
         smaller: Sequence[_Writer],
@@ -204,7 +204,7 @@ class Evaluation:
         written.
         """
         executor, grader = self.executor, self.grader
-        by_search: dict[str, tuple[Problem, int]] = {}
+        by_search: dict[str, _Key] = {}
         max_tokens = executor.defaults.fill(request).max_tokens
         grading: list[list[_InGrading]] = []  # the results that follow from one search, which are written together
 
@@ -214,13 +214,13 @@ class Evaluation:
                 yield writer, sample_of(problem, found, _grade(grades, grader), epoch, source, max_tokens), found
 
         try:
-            for problem, epoch in wanted:
+            for (name, epoch), problem in wanted.items():
                 history = problem.history or request.history
                 asked = replace(request, problem=problem.problem, history=history, seed=request.seed + epoch)
                 try:
                     # The salt is unique, so that the search computes its own prompts.
                     options = SubmitOptions(salt=secrets.token_bytes(16), timed_from_start=True)
-                    by_search[executor.submit(asked, options=options)] = problem, epoch
+                    by_search[executor.submit(asked, options=options)] = name, epoch
                 except RequestTooLargeError as error:
                     yield own, refused_sample(problem, str(error), epoch), None
                 except InvalidRequestError as error:
@@ -230,11 +230,12 @@ class Evaluation:
             while executor.busy:
                 for result in executor.step():
                     assert isinstance(result, SearchResult)  # as only searches were submitted
-                    problem, epoch = by_search[result.search_id]
+                    key = by_search[result.search_id]
+                    problem, epoch = wanted[key], key[1]
                     if result.error:
                         yield own, refused_sample(problem, result.error, epoch), None
                         continue
-                    lacking = [writer for writer in smaller if writer.lacks((problem.unique_id, epoch))]
+                    lacking = [writer for writer in smaller if writer.lacks(key)]
                     results = [
                         (writer, with_fewer_paths(result, writer.paths, executor.equivalence)) for writer in lacking
                     ]
