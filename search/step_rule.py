@@ -11,6 +11,8 @@ MARKERS = (
 )
 """Words with which a new thought begins, at the start of a sentence."""
 MAX_STEP_TOKENS = 2**20
+OVERRUN = 8
+"""Tokens by which a step may exceed its length to finish a letter of several bytes, or a mark that is not one token."""
 _MAX_TEXT = 64
 
 
@@ -27,6 +29,10 @@ class StepRule:
     delimiter: str = ""
     markers: tuple[str, ...] = ()
     tokens: int | None = None
+
+    def overrun(self, thinks: bool) -> int:
+        """Tokens by which a full step may go on, see `OVERRUN`; none where steps end with paragraphs of an answer."""
+        return OVERRUN if thinks or self.delimiter != PARAGRAPH else 0
 
 
 def read_step_rule(text: str) -> StepRule:

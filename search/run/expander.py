@@ -20,7 +20,7 @@ from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.probes import AnswerProbes, RunningProbe
 from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.step_rule import PARAGRAPH, read_step_rule
-from espalier.search.thoughts.budget import CLOSING_SENTENCE, overrun_of
+from espalier.search.thoughts.budget import CLOSING_SENTENCE
 from espalier.search.thoughts.reading import IN_ANSWER, OPENED, Phase, Position, ThoughtReader
 from espalier.search.thoughts.stop_rule import read_stop_rule
 from espalier.search.tree import HostText, Node, Probe, Termination
@@ -267,7 +267,7 @@ class TreeExpander:
             marks, of_thought = self._thoughts.step_marks, self._thoughts.budget - node.path_tokens()
             if of_thought > 0 or state.position.inside:
                 left = min(left, max(1, of_thought))
-        overrun = min(overrun_of(self._rule, self._thoughts), room - left)
+        overrun = min(self._rule.overrun(self._thoughts is not None), room - left)
         expansion = PendingExpansion(node, first, expand.to_end, expand.greedy, round_root)
         how = {"in_place": in_place, "merge_equal": request.merge_duplicates, "head": self._session.head}
         how |= {"delimiter": self._rule.delimiter, "markers": self._rule.markers, "marks": marks, "overrun": overrun}

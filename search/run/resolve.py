@@ -25,7 +25,7 @@ from espalier.search.run.generator import Generator
 from espalier.search.score_session import ScoreSessionRequest
 from espalier.search.scores import ScoreRequest
 from espalier.search.step_rule import read_step_rule
-from espalier.search.thoughts.budget import THINKING_MAX_TOKENS, overrun_of, plan_thoughts
+from espalier.search.thoughts.budget import THINKING_MAX_TOKENS, plan_thoughts
 from espalier.search.thoughts.mode import read_thinking
 from espalier.search.thoughts.probing import plan_probes
 
@@ -78,7 +78,7 @@ class Resolver:
             effective = replace(effective, max_steps=max(effective.max_steps, path_tokens // _STEP_TOKENS))
         step_tokens = path_tokens
         if effective.max_step_tokens:
-            overrun = overrun_of(read_step_rule(effective.step_rule), thoughts)
+            overrun = read_step_rule(effective.step_rule).overrun(thoughts is not None)
             step_tokens = min(effective.max_step_tokens + overrun, path_tokens)
         if effective.stop_when and not prompted.thinks:
             raise InvalidRequestError([Violation("stop_when", _NO_THOUGHT)])

@@ -6,7 +6,7 @@ from itertools import count
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.work import StepMarks
-from espalier.search.step_rule import PARAGRAPH, StepRule
+from espalier.search.step_rule import OVERRUN
 from espalier.search.thoughts.marks import ThoughtMarks
 from espalier.search.thoughts.mode import Thinking, ThinkingMode
 
@@ -16,8 +16,6 @@ CLOSING_SENTENCE = (
 """What the host writes before the closing mark. A bare mark makes models go on thinking in their answers."""
 ANSWER_TOKENS = 512
 """Tokens kept for the answer behind the longest thought, or a quarter of a path shorter than four times as many."""
-OVERRUN = 8
-"""Tokens by which a step may exceed its length to finish a letter of several bytes, or a mark that is not one token."""
 THINKING_MAX_TOKENS = 16_384
 """Default limit on the tokens of a path that thinks."""
 _BLANK_LINE = "\n\n"
@@ -50,11 +48,6 @@ class ThoughtPlan:
         if closing.token_id is not None:
             return StepMarks(end_ids=(closing.token_id,))
         return StepMarks(end_text=closing.text, unbroken=(opening.text, closing.text))
-
-
-def overrun_of(rule: StepRule, plan: ThoughtPlan | None) -> int:
-    """Tokens by which a full step may go on, see `OVERRUN`; none where steps end with paragraphs of an answer."""
-    return OVERRUN if plan or rule.delimiter != PARAGRAPH else 0
 
 
 def closing_text(marks: ThoughtMarks) -> str:
