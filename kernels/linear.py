@@ -1,6 +1,7 @@
 """Matrix products with a fixed weight: the torch reference."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -36,3 +37,32 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[rows, in]` to `[rows, out]`."""
         return F.linear(x, self._weight, self.bias)
+
+
+class GroupedLinear:
+    """Products of one shape, each with rows of its own: the experts of a layer."""
+
+    def __init__(self, products: Sequence[Linear]) -> None:
+        self._products = products
+        self.out_features = products[0].out_features
+
+    def __len__(self) -> int:
+        return len(self._products)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights and biases."""
+        return sum(product.nbytes for product in self._products)
+
+    def __call__(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """`[rows, in]` to `[rows, out]`.
+
+        Args:
+            x: the rows of the first product, then those of the second, and so on.
+            ends: int64 `[products]`, where the rows of each end; rows beyond the last give zeros.
+        """
+        output = x.new_zeros(len(x), self.out_features)
+        for (start, end), product in zip(pairwise([0, *ends.tolist()]), self._products, strict=True):
+            if end > start:
+                output[start:end] = product(x[start:end])
+        return output

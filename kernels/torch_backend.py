@@ -1,6 +1,7 @@
 """The contract of a backend, in plain torch: the reference of every operation, for any device and dtype."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -8,9 +9,10 @@ import torch
 from espalier.kernels.attention import Attend, GatheredAttention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import copy_blocks, write_kv
+from espalier.kernels.calls import Call, PrepareStep, TorchStepCalls
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
 from espalier.kernels.layout import KVLayout, LayerKV
-from espalier.kernels.linear import Linear, QuantizedPacker
+from espalier.kernels.linear import GroupedLinear, Linear, QuantizedPacker
 from espalier.kernels.sampling import draw_tokens, filter_logits
 
 
@@ -57,9 +59,26 @@ class TorchBackend:
         """Attention of one step, for all of its layers; see `kernels.attention.PrepareAttention`."""
         return GatheredAttention(layer_kv, batch, num_heads)
 
+    def prepare_calls(self, calls: Sequence[Call], device: torch.device) -> PrepareStep:
+        """Attention of a decoder whose layers are not the engine's.
+
+        Args:
+            calls: what every step of it asks for.
+            device: where queries, keys and values lie.
+
+        Raises:
+            UnsupportedShapeError: when the backend has no room for a call's heads.
+        """
+        del calls
+        return partial(TorchStepCalls, self.prepare_attention, self.write_kv, device)
+
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """A product with one weight, `[out, in]`, and a bias, `[out]`."""
         return Linear(weight, bias)
+
+    def group_linears(self, products: Sequence[Linear]) -> GroupedLinear:
+        """Products of one shape, each for rows of its own."""
+        return GroupedLinear(products)
 
     def quantized_packer(self) -> QuantizedPacker | None:
         """Packer of quantised weights for this backend's own product; None where the quantising library has one."""

@@ -19,7 +19,9 @@ from espalier.kernels.layers import UnsupportedShapeError
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.triton.plan import FIELDS, TILE
 
-LOG2_E = 1.4426950408889634
+MAX_ELEMENTS = 512
+"""Of a key and a value head: 256 each take 208 of the 227 KiB that a program may use (compute capability 9.0)."""
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ def attend(
     tables: torch.Tensor,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of a step's tokens in one layer.
 
@@ -83,16 +87,17 @@ def attend(
         tables: int32, block tables, one after the other.
         scale: factor on the logits, usually `head_dim ** -0.5`.
         window: how many positions a token sees, its own the last; None for all before it.
+        softcap: each logit x becomes `softcap * tanh(x / softcap)`; None leaves it.
+        sinks: `[heads]`, one more logit of each head, of no position: it takes part in the softmax; None without.
 
     Returns:
-        `[T, heads, head_dim]` in the query's dtype.
+        `[T, heads, value_dim]` in the query's dtype.
     """
     _, slots, block_size, kv_heads, head_dim = layer_kv.keys.shape
-    tokens, heads, _ = query.shape
-    output = torch.empty_like(query)
-    partial = query.new_empty((plan.partials, heads, head_dim), dtype=torch.float32)
+    (tokens, heads, _), value_dim = query.shape, layer_kv.values.shape[-1]
+    output = query.new_empty((tokens, heads, value_dim))
+    partial = query.new_empty((plan.partials, heads, value_dim), dtype=torch.float32)
     weights = query.new_empty((plan.partials, heads), dtype=torch.float32)
-    padded_dim = max(16, triton.next_power_of_2(head_dim))
     for kind, (items, tile) in enumerate(((plan.narrow, NARROW), (plan.wide, WIDE))):
         if len(items):
             attend_items[min(len(items), plan.programs), kv_heads](
@@ -108,18 +113,24 @@ def attend(
                 positions,
                 tables,
                 layer_kv.keys.stride(0),
-                scale * LOG2_E,
+                sinks if sinks is not None else weights,
+                scale * LOG2_E.value if softcap is None else scale,
                 window or 0,
+                softcap or 0.0,
                 SLOTS=slots,
                 BLOCK_SIZE=block_size,
                 KV_HEADS=kv_heads,
                 GROUPS=heads // kv_heads,
                 HEAD_DIM=head_dim,
-                PADDED_DIM=padded_dim,
+                VALUE_DIM=value_dim,
+                PADDED_DIM=padded(head_dim),
+                PADDED_VALUE=padded(value_dim),
                 FIELDS=FIELDS,
                 TILE_ROWS=tile.rows,
                 TILE=TILE,
                 WINDOWED=window is not None,
+                CAPPED=softcap is not None,
+                SINKS=sinks is not None,
                 PRECISION=precision(query.dtype),
                 **tile.options,
             )
@@ -129,12 +140,19 @@ def attend(
             weights,
             plan.merge_starts,
             plan.merges,
+            sinks if sinks is not None else weights,
             output,
             HEADS=heads,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=padded_dim,
+            VALUE_DIM=value_dim,
+            PADDED_VALUE=padded(value_dim),
+            SINKS=sinks is not None,
         )
     return output
+
+
+def padded(dim: int) -> int:
+    """Elements of a head as matrix tiles hold them."""
+    return max(16, triton.next_power_of_2(dim))
 
 
 def rows_of_tiles(groups: int, *, fixed: bool = False) -> tuple[int, int]:
@@ -148,6 +166,19 @@ def rows_of_tiles(groups: int, *, fixed: bool = False) -> tuple[int, int]:
             f"{groups} query heads share each key and value head, and attention on a GPU takes {WIDE.rows} at most"
         )
     return 0 if fixed else NARROW.rows // groups, WIDE.rows // groups
+
+
+def require_room(key_dim: int, value_dim: int) -> None:
+    """Check that tiles of keys and values fit in the memory of a multiprocessor.
+
+    Raises:
+        UnsupportedShapeError: they do not.
+    """
+    if padded(key_dim) + padded(value_dim) > MAX_ELEMENTS:
+        raise UnsupportedShapeError(
+            f"keys of {key_dim} and values of {value_dim} elements a head, filled up to powers of two, are more than "
+            f"the {MAX_ELEMENTS} that attention on a GPU has room for"
+        )
 
 
 @triton.jit
@@ -164,18 +195,24 @@ def attend_items(
     positions,
     tables,
     slab_stride,
+    sinks,
     scale,
     window,
+    softcap,
     SLOTS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
     FIELDS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Work items of one kv head, one after the other; the grid is `[programs that share the items, kv heads]`.
@@ -184,8 +221,8 @@ def attend_items(
         query: `[T, heads, HEAD_DIM]`.
         keys: where the layer's keys begin in the pool.
         values: where its values begin.
-        output: `[T, heads, HEAD_DIM]`, written for items without partial results.
-        partial: float32 `[partials, heads, HEAD_DIM]`, softmax-weighted means.
+        output: `[T, heads, VALUE_DIM]`, written for items without partial results.
+        partial: float32 `[partials, heads, VALUE_DIM]`, softmax-weighted means, without sinks.
         partial_weights: float32 `[partials, heads]`, logarithms to base 2 of the sums of weights.
         items: int32 `[items, FIELDS]`.
         sizes: int32 `[2]`, the number of items and of entries of a block table.
@@ -193,8 +230,10 @@ def attend_items(
         positions: int32 `[T]`, the position of each row in its sequence.
         tables: int32, block tables, one after the other.
         slab_stride: elements from slab to slab.
-        scale: factor on the logits, times `LOG2_E`.
+        sinks: `[heads]`, one more logit of each head, where `SINKS`.
+        scale: factor on the logits, times `LOG2_E` unless `CAPPED`.
         window: positions that a token sees, where `WINDOWED`.
+        softcap: bound of the logits, where `CAPPED`.
     """
     kv_head = tl.program_id(1)
     num_items, table_size = tl.load(sizes), tl.load(sizes + 1)
@@ -202,6 +241,8 @@ def attend_items(
     place, head = m // GROUPS, kv_head * GROUPS + m % GROUPS
     d = tl.arange(0, PADDED_DIM)
     is_dim = d < HEAD_DIM
+    e = tl.arange(0, PADDED_VALUE)
+    is_value = e < VALUE_DIM
     heads: tl.constexpr = KV_HEADS * GROUPS
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         item_at = items + item * FIELDS
@@ -219,18 +260,19 @@ def attend_items(
 
         largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
         total = tl.zeros([TILE_ROWS], tl.float32)
-        mixed = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
+        mixed = tl.zeros([TILE_ROWS, PADDED_VALUE], tl.float32)
         for begin in range(start, end, TILE):
             n = begin + tl.arange(0, TILE)
             inside = n < end
             block = tl.load(table_at + n // BLOCK_SIZE, mask=inside, other=0)
-            slot_at = (block // SLOTS).to(tl.int64) * slab_stride + block % SLOTS * (KV_HEADS * BLOCK_SIZE * HEAD_DIM)
-            token_at = slot_at + (kv_head * BLOCK_SIZE + n % BLOCK_SIZE) * HEAD_DIM
-            kv_at = token_at[:, None] + d[None, :]  # [TILE, PADDED_DIM]
+            slab_at = (block // SLOTS).to(tl.int64) * slab_stride
+            token = (block % SLOTS * KV_HEADS + kv_head) * BLOCK_SIZE + n % BLOCK_SIZE  # of the slab, this head's
             held = inside & (block >= 0)  # others are behind all windows
-            kv_mask = held[:, None] & is_dim[None, :]
-            key = tl.load(keys + kv_at, mask=kv_mask, other=0.0)
+            key_at = (slab_at + token * HEAD_DIM)[:, None] + d[None, :]  # [TILE, PADDED_DIM]
+            key = tl.load(keys + key_at, mask=held[:, None] & is_dim[None, :], other=0.0)
             logits = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale  # [TILE_ROWS, TILE]
+            if CAPPED:  # tanh(x) is 1 - 2 / (1 + exp(2 x))
+                logits = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * logits / softcap))) * LOG2_E
             behind = position[:, None] - n[None, :]
             visible = inside[None, :] & (behind >= 0)
             if WINDOWED:
@@ -241,18 +283,26 @@ def attend_items(
             base = tl.where(now == float("-inf"), 0.0, now)
             kept = tl.exp2(largest - base)
             weights = tl.exp2(logits - base[:, None])
-            value = tl.load(values + kv_at, mask=kv_mask, other=0.0)
+            value_at = (slab_at + token * VALUE_DIM)[:, None] + e[None, :]  # [TILE, PADDED_VALUE]
+            value = tl.load(values + value_at, mask=held[:, None] & is_value[None, :], other=0.0)
             total = total * kept + tl.sum(weights, 1)
             mixed = mixed * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
             largest = now
-        mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-
-        mask = is_row[:, None] & is_dim[None, :]
+        mask = is_row[:, None] & is_value[None, :]
         if partial_at < 0:
-            tl.store(output + query_at, mixed.to(output.dtype.element_ty), mask=mask)
+            if SINKS:  # with partial results, when these are merged
+                sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+                now = tl.maximum(largest, sink)
+                kept = tl.exp2(largest - now)
+                total = total * kept + tl.exp2(sink - now)
+                mixed = mixed * kept[:, None]
+            mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+            output_at = (row.to(tl.int64) * heads + head)[:, None] * VALUE_DIM + e[None, :]
+            tl.store(output + output_at, mixed.to(output.dtype.element_ty), mask=mask)
         else:
+            mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
             at = (partial_at + place).to(tl.int64) * heads + head
-            tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], mixed, mask=mask)
+            tl.store(partial + at[:, None] * VALUE_DIM + e[None, :], mixed, mask=mask)
             tl.store(partial_weights + at, largest + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=is_row)
 
 
@@ -262,37 +312,43 @@ def merge_partials(
     partial_weights,
     merge_starts,
     merges,
+    sinks,
     output,
     HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """One row and one head; the grid is `[T, heads]`. Partial results are added in the order of `merges`.
 
     Args:
-        partial: float32 `[partials, HEADS, HEAD_DIM]`.
+        partial: float32 `[partials, HEADS, VALUE_DIM]`.
         partial_weights: float32 `[partials, HEADS]`, logarithms to base 2.
         merge_starts: int32 `[T + 1]`.
         merges: int32, places of partial results by row; a row that has none is left as it is.
-        output: `[T, HEADS, HEAD_DIM]`.
+        sinks: `[HEADS]`, one more logit of each head, where `SINKS`.
+        output: `[T, HEADS, VALUE_DIM]`.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(merge_starts + row), tl.load(merge_starts + row + 1)
     if first == end:
         return
-    d = tl.arange(0, PADDED_DIM)
+    d = tl.arange(0, PADDED_VALUE)
     largest = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
-    mixed = tl.zeros([PADDED_DIM], tl.float32)
+    if SINKS:
+        largest = tl.zeros([1], tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
+        total += 1.0
+    mixed = tl.zeros([PADDED_VALUE], tl.float32)
     for index in range(first, end):
         at = tl.load(merges + index).to(tl.int64) * HEADS + head
         weight = tl.load(partial_weights + at)
         now = tl.maximum(largest, weight)
         base = tl.where(now == float("-inf"), 0.0, now)
         kept, share = tl.exp2(largest - base), tl.exp2(weight - base)
-        part = tl.load(partial + at * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
+        part = tl.load(partial + at * VALUE_DIM + d, mask=d < VALUE_DIM, other=0.0)
         mixed = mixed * kept + part * share
         total = total * kept + share
         largest = now
-    output_at = (row.to(tl.int64) * HEADS + head) * HEAD_DIM + d
-    tl.store(output + output_at, (mixed / total).to(output.dtype.element_ty), mask=d < HEAD_DIM)
+    output_at = (row.to(tl.int64) * HEADS + head) * VALUE_DIM + d
+    tl.store(output + output_at, (mixed / total).to(output.dtype.element_ty), mask=d < VALUE_DIM)

@@ -1,17 +1,19 @@
 """The backend for GPUs: Triton's kernels, with matrix products by torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from espalier.kernels.calls import Call, PrepareStep
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import KVLayout
-from espalier.kernels.linear import Linear
+from espalier.kernels.linear import GroupedLinear, Linear
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, copy_blocks
+from espalier.kernels.triton.calls import CallPlanner
 from espalier.kernels.triton.filters import filter_logits
 from espalier.kernels.triton.layers import TritonLayers
-from espalier.kernels.triton.linear import FixedLinear
+from espalier.kernels.triton.linear import FixedLinear, StackedLinear
 from espalier.kernels.triton.plan import Costs
 from espalier.kernels.triton.pointwise import take_drawn
 from espalier.kernels.triton.recording import Recorder
@@ -45,6 +47,16 @@ class TritonBackend(TorchBackend):
         """See `Backend`."""
         chunk = _FIXED_CHUNK if self.rows_are_independent else None
         return TritonLayers(count, load, spec, outer, self.prepare_linear, self._costs, chunk, self._recorder)
+
+    def prepare_calls(self, calls: Sequence[Call], device: torch.device) -> PrepareStep:
+        """See `Backend`."""
+        return CallPlanner(calls, self._costs, _FIXED_CHUNK if self.rows_are_independent else None, device)
+
+    def group_linears(self, products: Sequence[Linear]) -> GroupedLinear:
+        """See `Backend`."""
+        if any(hasattr(product.weight, "__tensor_flatten__") for product in products):
+            return GroupedLinear(products)  # quantised, by the library's products
+        return StackedLinear(products, fixed=self.rows_are_independent)
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """See `Backend`."""

@@ -72,6 +72,40 @@ def norm_rotate_write(
     return query
 
 
+def write_heads(key: torch.Tensor, value: torch.Tensor, places: torch.Tensor, layer_kv: LayerKV) -> None:
+    """Write a step's keys and values to their blocks, as they are.
+
+    Args:
+        key: `[T, kv_heads, head_dim]`, in any order in memory whose heads are whole; there may be fewer places.
+        value: `[T, kv_heads, value_dim]`, likewise.
+        places: see `norm_rotate_write`.
+        layer_kv: in `TokenMajorLayout`; written.
+    """
+    _, _, block_size, kv_heads, head_dim = layer_kv.keys.shape
+    value_dim = layer_kv.values.shape[-1]
+    key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
+    if len(places):
+        write_tokens[(len(places),)](
+            key,
+            value,
+            places,
+            layer_kv.keys,
+            layer_kv.values,
+            key.stride(0),
+            key.stride(1),
+            value.stride(0),
+            value.stride(1),
+            layer_kv.keys.stride(0),
+            KV_HEADS=kv_heads,
+            PADDED_HEADS=triton.next_power_of_2(kv_heads),
+            HEAD_DIM=head_dim,
+            PADDED_DIM=triton.next_power_of_2(head_dim),
+            VALUE_DIM=value_dim,
+            PADDED_VALUE=triton.next_power_of_2(value_dim),
+            BLOCK_SIZE=block_size,
+        )
+
+
 def copy_blocks(layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
     """See `kernels.cache.copy_blocks`."""
     ids = to_device(np.array([sources, destinations], np.int64), kv_pool.device)
@@ -193,6 +227,52 @@ def rotate_and_write(
         tl.store(values + written_at + d, tl.load(value_at + d, mask=mask), mask=mask)
         tl.store(values + written_at + PAIRS + d, tl.load(value_at + PAIRS + d, mask=mask), mask=mask)
         tl.store(values + written_at + rest, tl.load(value_at + rest, mask=rest_mask), mask=rest_mask)
+
+
+@triton.jit
+def write_tokens(
+    key,
+    value,
+    places,
+    keys,
+    values,
+    key_token_stride,
+    key_head_stride,
+    value_token_stride,
+    value_head_stride,
+    slab_stride,
+    KV_HEADS: tl.constexpr,
+    PADDED_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Write keys and values to their blocks; the grid is `[T]`.
+
+    Args:
+        key: elements of a head side by side, with the strides that are given.
+        value: the same.
+        places: int64 `[T]`, where the first head of each token lies in its layer's keys, in elements; -1 where it must
+            not be written.
+        keys: where the layer's keys begin in the pool.
+        values: where its values begin.
+        slab_stride: elements from slab to slab.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.load(places + token)
+    if place >= 0:
+        d, e = tl.arange(0, PADDED_DIM)[None, :], tl.arange(0, PADDED_VALUE)[None, :]
+        head = tl.arange(0, PADDED_HEADS)[:, None]
+        mask = (head < KV_HEADS) & (d < HEAD_DIM)
+        x = tl.load(key + token * key_token_stride + head * key_head_stride + d, mask=mask)
+        tl.store(keys + place + head * (BLOCK_SIZE * HEAD_DIM) + d, x, mask=mask)
+        slab_at = place // slab_stride * slab_stride
+        value_place = slab_at + (place - slab_at) // HEAD_DIM * VALUE_DIM
+        mask = (head < KV_HEADS) & (e < VALUE_DIM)
+        x = tl.load(value + token * value_token_stride + head * value_head_stride + e, mask=mask)
+        tl.store(values + value_place + head * (BLOCK_SIZE * VALUE_DIM) + e, x, mask=mask)
 
 
 @triton.jit

@@ -16,11 +16,10 @@ from espalier.kernels.triton.cache import norm_rotate_write
 from espalier.kernels.triton.plan import Costs, Planner
 from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.recording import LADDER, RecordedStep, Recorder, room_of
-from espalier.kernels.triton.steps import DeviceStep, StepTokens, places_of
+from espalier.kernels.triton.steps import DeviceStep, StepTokens, places_of, programs_of
 
 PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """Makes a product of a weight, `[out, in]`, and a bias, `[out]`."""
-_PROGRAMS_PER_PROCESSOR = 4
 
 
 class TritonLayers(TorchLayers):
@@ -115,8 +114,7 @@ class TritonLayers(TorchLayers):
         return DeviceStep(room, len(self._windows), self._programs(layer_kvs), self._device)
 
     def _programs(self, layer_kvs: Sequence[LayerKV]) -> int:
-        """Programs of each kv head that keep the device busy."""
-        return max(1, _PROGRAMS_PER_PROCESSOR * self._costs.processors // layer_kvs[0].keys.shape[3])
+        return programs_of(self._costs, layer_kvs[0].keys.shape[3])
 
     def _compute(self, step: DeviceStep, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """Hidden states of a step's tokens, `[tokens, hidden]`; waits for nothing and asks nothing of the host."""

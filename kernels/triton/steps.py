@@ -9,8 +9,10 @@ import torch
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.triton.attention import DevicePlan
-from espalier.kernels.triton.plan import FIELDS, AttentionPlan
+from espalier.kernels.triton.plan import FIELDS, AttentionPlan, Costs
 from espalier.kernels.triton.pointwise import take_drawn
+
+_PROGRAMS_PER_PROCESSOR = 4
 
 
 class Room(NamedTuple):
@@ -149,6 +151,11 @@ class _PinnedBuffer:
         """Wait until it may be written to again."""
         if self._copied is not None:
             self._copied.synchronize()
+
+
+def programs_of(costs: Costs, kv_heads: int) -> int:
+    """Programs of each of `kv_heads` that keep the device busy."""
+    return max(1, _PROGRAMS_PER_PROCESSOR * costs.processors // kv_heads)
 
 
 def places_of(batch: AttentionBatch, layer_kv: LayerKV, tokens: int) -> np.ndarray:

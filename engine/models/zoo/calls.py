@@ -1,35 +1,12 @@
 """A decoder's calls of attention, in the order in which each step makes them: their shapes, and where their KV lies."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from espalier.engine.models.zoo.attention import NotRunnableError, Terms, running
+from espalier.kernels.calls import Call
 from espalier.kernels.layout import KVShape
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of attention.
-
-    Attributes:
-        heads: query heads.
-        kv_heads: key and value heads.
-        key_dim: elements of a head of queries and keys.
-        value_dim: elements of a head of values.
-        window: how many positions a token sees, its own the last, or None for all before it.
-        slot: which of the KV layers it reads.
-        writes: whether its keys and values are new; else an earlier call of the step has written them.
-    """
-
-    heads: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    window: int | None
-    slot: int
-    writes: bool
 
 
 class Tracer:

@@ -13,12 +13,13 @@ from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.quantization import linear_bytes
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.zoo.attention import NotRunnableError
-from espalier.engine.models.zoo.calls import Call, kv_layers
+from espalier.engine.models.zoo.calls import kv_layers
 from espalier.engine.models.zoo.exchange import Groups, product_shapes
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.probe import require_runnable, trace_decoder, use_paged_attention
 from espalier.engine.models.zoo.registration import quietly, register
 from espalier.engine.models.zoo.small import make_small
+from espalier.kernels.calls import Call
 from espalier.kernels.rotary import Rotary
 
 _LOOKS_AT_THE_BATCH = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from espalier.engine.models.zoo.experts import exchange_experts, is_experts
-from espalier.kernels.linear import Linear
+from espalier.kernels.backend import Backend
+from espalier.kernels.linear import GroupedLinear, Linear
 
-PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 Prepared = Callable[[torch.Tensor, str], torch.Tensor]
 Groups = Sequence[tuple[str, ...]]
 """Names of linear layers that read the same tensor in a step, such as queries', keys' and values'."""
@@ -103,7 +103,7 @@ def layers_by_input(model: nn.Module, run: Callable[[], object]) -> Groups:
 
 def exchange(
     model: nn.Module,
-    product: PrepareLinear,
+    backend: Backend,
     prepared: Prepared,
     quantised: Prepared,
     groups: Groups = (),
@@ -113,7 +113,7 @@ def exchange(
 
     Args:
         model: a module of transformers.
-        product: the backend's product with one weight and bias.
+        backend: has the products.
         prepared: gives a stored weight or bias, of a layer with this name, the dtype of the model.
         quantised: the same of a weight that is quantised where weights are; a router's is not: its few outputs decide
             which experts a token goes to.
@@ -123,7 +123,11 @@ def exchange(
 
     def kept(name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         added = None if bias is None else prepared(bias.detach(), name)
-        return product((prepared if _routes(name) else quantised)(weight.detach(), name), added)
+        return backend.prepare_linear((prepared if _routes(name) else quantised)(weight.detach(), name), added)
+
+    def experts(name: str, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> GroupedLinear:
+        pairs = zip(weights, biases, strict=True)
+        return backend.group_linears([kept(name, weight.contiguous(), bias) for weight, bias in pairs])
 
     found = {
         name: (parent, module)
@@ -131,13 +135,13 @@ def exchange(
         if name not in waiting and not hasattr(module, "espalier_experts")
         if not any(weight.is_meta for weight in module.parameters())
     }
-    grouped = {name for names in groups for name in names}
-    alone = [(name,) for name in found if name not in grouped]
+    shared_names = {name for names in groups for name in names}
+    alone = [(name,) for name in found if name not in shared_names]
     for names in (*(names for names in groups if found.keys() >= set(names)), *alone):
         parents, modules = zip(*(found[name] for name in names), strict=True)
         name = ", ".join(names)
         if is_experts(modules[0]):
-            exchange_experts(modules[0], partial(kept, name))
+            exchange_experts(modules[0], partial(experts, name))
             _mark_filled(modules[0])
             continue
         weights = [each.weight if type(each) is nn.Linear else each.weight.T.contiguous() for each in modules]

@@ -1,13 +1,12 @@
 """Mixtures of experts as transformers stores them, computed expert by expert with the backend's products."""
 
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from espalier.kernels.linear import Linear
+from espalier.kernels.linear import GroupedLinear
 
 NAME = "espalier"
 """The name that the function is registered by."""
@@ -17,30 +16,26 @@ ROWS = 4
 A product sums rows in another order where they are few or a remainder, and a function of single elements treats the
 last few of all rows together otherwise than those before; neither is so with multiples of 4 rows of 8 elements.
 """
-Product = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+Products = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], GroupedLinear]
+"""Makes the products of all experts of their weights, `[out, in]` each, and biases."""
 
 
-def exchange_experts(module: Any, product: Product) -> None:
-    """Exchange the stacked weights of a module of experts for one product each.
+def exchange_experts(module: Any, products: Products) -> None:
+    """Exchange the stacked weights of a module of experts, which are let go of, for the backend's products.
 
     Args:
         module: made by transformers' `use_experts_implementation`.
-        product: the backend's product with a weight `[out, in]` and a bias.
+        products: makes them.
     """
     names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
-    stacked = [_products(module, name, product) for name in names]
-    module.espalier_experts = list(zip(*stacked, strict=True))
+    module.espalier_experts = [_exchanged(module, name, products) for name in names]
 
 
-def _products(module: Any, name: str, product: Product) -> list[Linear]:
-    """One product for each expert, in the place of the stacked weights, which are let go of."""
+def _exchanged(module: Any, name: str, products: Products) -> GroupedLinear:
     weights = getattr(module, name).detach()
     biases = getattr(module, f"{name}_bias").detach() if module.has_bias else [None] * len(weights)
     setattr(module, name, None)
-    products = []
-    for weight, bias in zip(weights, biases, strict=True):
-        products.append(product(weight.T.contiguous() if module.is_transposed else weight, bias))
-    return products
+    return products(weights.transpose(1, 2) if module.is_transposed else weights, biases)
 
 
 def experts_function(
@@ -59,18 +54,13 @@ def experts_function(
     """
     if (products := getattr(module, "espalier_experts", None)) is None:
         return torch.zeros_like(hidden)
+    up, down = products
     tokens, k = top_k_index.shape
-    order = top_k_index.reshape(-1).argsort(stable=True)  # [T * k], sorted by expert
-    ends = torch.bincount(top_k_index.reshape(-1), minlength=len(products))[: len(products)].cumsum(0).tolist()
-    rows = hidden[order // k]
-    bounds = zip(pairwise([0, *ends]), products, strict=True)
-    shares = [(slice(start, end), pair) for (start, end), pair in bounds if end > start]
-    inner, output = rows.new_zeros(len(rows), products[0][0].out_features), torch.zeros_like(rows)
-    for share, (up, _) in shares:
-        inner[share] = up(rows[share])
+    experts, order = top_k_index.reshape(-1).sort(stable=True)  # [T * k]
+    ends = torch.searchsorted(experts, torch.arange(1, len(up) + 1, device=experts.device, dtype=experts.dtype))
+    inner = up(hidden[order // k], ends)
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)  # of all experts at once
-    for share, (_, down) in shares:
-        output[share] = down(inner[share])
+    output = down(inner, ends)
     if module.has_post_expert_norm:
         output = module.post_expert_norm(output)
     weighted = torch.empty_like(output)

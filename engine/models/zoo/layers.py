@@ -9,11 +9,9 @@ import torch.nn.functional as F
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.zoo.attention import Terms, running
-from espalier.engine.models.zoo.calls import Call
 from espalier.engine.models.zoo.experts import ROWS
-from espalier.kernels.attention import Attend
-from espalier.kernels.backend import Backend
-from espalier.kernels.batch import AttentionBatch, StepBatch
+from espalier.kernels.batch import StepBatch
+from espalier.kernels.calls import Call, PrepareStep, StepCalls
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import LayerKV
 
@@ -21,36 +19,27 @@ from espalier.kernels.layout import LayerKV
 class PagedStep:
     """One step's attention over blocks; see `attention.Step`."""
 
-    def __init__(
-        self,
-        calls: Sequence[Call],
-        layer_kvs: Sequence[LayerKV],
-        batch: AttentionBatch,
-        backend: Backend,
-    ) -> None:
+    def __init__(self, calls: Sequence[Call], layer_kvs: Sequence[LayerKV], step: StepCalls, added: int) -> None:
+        """Serve `calls` of a step; queries have `added` tokens more than it has, to fill it up."""
         self.config_windows = False  # each call has its window already
         self._calls = calls
         self._layer_kvs = layer_kvs
-        self._batch = batch
-        self._backend = backend
-        self._attend: dict[tuple[int, int], Attend] = {}  # by KV group and query heads
+        self._step = step
+        self._added = added
         self._done = 0
 
     def attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
     ) -> torch.Tensor:
         """See `attention.Step`."""
-        call, added = self._calls[self._done], len(query) - len(self._batch.row_sequences)
-        query, key, value = (states[: len(states) - added] for states in (query, key, value))
+        call = self._calls[self._done]
+        query, key, value = (states[: len(states) - self._added] for states in (query, key, value))
         self._done += 1
         layer_kv = self._layer_kvs[call.slot]
-        batch, alike = self._batch.of(layer_kv.group), (layer_kv.group, call.heads)
         if call.writes:
-            self._backend.write_kv(layer_kv, key, value, batch)
-        if (attend := self._attend.get(alike)) is None:
-            attend = self._attend[alike] = self._backend.prepare_attention(layer_kv, batch, call.heads)
-        output = attend(query, layer_kv, terms.scale, call.window, terms.softcap, terms.sinks)
-        return F.pad(output, (0, 0, 0, 0, 0, added))
+            self._step.write(layer_kv, key, value)
+        output = self._step.attend(call, query, layer_kv, terms.scale, terms.softcap, terms.sinks)
+        return F.pad(output, (0, 0, 0, 0, 0, self._added))
 
     def finish(self) -> None:
         """Check that the step made every call that was expected."""
@@ -70,12 +59,12 @@ class TransformersLayers(Layers):
         model: torch.nn.Module,
         head: Callable[[torch.Tensor], torch.Tensor] | None,
         calls: Sequence[Call],
-        backend: Backend,
+        prepare_step: PrepareStep,
     ) -> None:
         self.model = model
         self.head = head
         self._calls = calls
-        self._backend = backend
+        self._prepare_step = prepare_step
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         weight = embedding.weight.detach()
         self.outer = EmbeddingAndNorm(weight, weight[:0])  # norm and rotation are the model's own
@@ -99,14 +88,14 @@ class TransformersLayers(Layers):
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
-        device = self.outer.embedding.device
-        token_ids, positions = step.known_token_ids(device), step.positions.to(device)
-        added = -len(token_ids) % ROWS
-        paged = PagedStep(self._calls, layer_kvs, step.attention.to(device), self._backend)
+        added = -len(step.token_ids) % ROWS
+        of_step = self._prepare_step(step, layer_kvs)
+        paged = PagedStep(self._calls, layer_kvs, of_step, added)
+        token_ids, positions = (F.pad(each, (0, added)) for each in (of_step.token_ids, of_step.positions))
         with torch.inference_mode(), running(paged):
-            hidden = hidden_states(self.model, F.pad(token_ids, (0, added)), F.pad(positions, (0, added)))
+            hidden = hidden_states(self.model, token_ids, positions)
         paged.finish()
-        return hidden[: len(token_ids)]
+        return hidden[: len(step.token_ids)]
 
 
 def hidden_states(model: Callable[..., Any], token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.engine.models.zoo.probe import use_paged_attention
 from espalier.engine.models.zoo.registration import quietly
 from espalier.kernels.backend import Backend
+from espalier.kernels.layers import UnsupportedShapeError
 
 log = logging.getLogger("espalier.engine")
 _TEXT_HALF = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?|^model\.text_model\.")
@@ -39,6 +40,10 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
     config = checkpoint.decoder_config
     assert isinstance(config, TransformersConfig)
     backend = choose_backend_for(checkpoint, dtype, device)
+    try:
+        prepare_step = backend.prepare_calls(config.calls, torch.device(device))
+    except UnsupportedShapeError as error:
+        raise CheckpointError(f"{checkpoint.folder} cannot be run on {device}: {error}; --device cpu can") from error
     place = checkpoint.place("config.json")
     text = text_config(checkpoint.config, place)
     generates = checkpoint.has_language_head
@@ -57,7 +62,7 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
     if not outline:
         for module in (decoder, head.model) if head else (decoder,):
             _move(module, checkpoint, dtype, device)
-    layers = TransformersLayers(decoder, head, config.calls, backend)
+    layers = TransformersLayers(decoder, head, config.calls, prepare_step)
     return Decoder(config, backend, layers, _weight_bytes(decoder, head))
 
 
@@ -110,8 +115,7 @@ class Products:
 
     def exchange(self, waiting: Container[str] = ()) -> None:
         """Exchange those that have their weights and are not `waiting`; see `exchange`."""
-        product = self._backend.prepare_linear
-        exchange(self._model, product, self._prepared, self._quantised, self._groups, waiting)
+        exchange(self._model, self._backend, self._prepared, self._quantised, self._groups, waiting)
 
     def _prepared(self, weight: torch.Tensor, name: str) -> torch.Tensor:
         return _finite(weight.to(device=self._device, dtype=self._dtype), name, self._checkpoint)
@@ -243,11 +247,16 @@ def _move(model: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.
     """Bring what was not exchanged to the device, in the model's dtype unless its class keeps it in float32."""
     plan = model._get_dtype_plan(dtype) if hasattr(model, "_get_dtype_plan") else {}
     kept = [re.compile(pattern) for pattern, wanted in plan.items() if wanted == torch.float32]
-    for name, parameter in model.named_parameters():
-        wide = any(pattern.search(name) for pattern in kept)
-        moved = parameter.data.to(device=device, dtype=torch.float32 if wide else dtype)
-        parameter.data = _finite(moved, name, checkpoint)
-    for module in model.modules():
+    moved: dict[int, torch.nn.Parameter] = {}  # so that what is tied stays tied
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if (found := moved.get(id(parameter))) is None:
+                full = f"{module_name}.{name}"
+                wide = any(pattern.search(full) for pattern in kept)
+                weight = parameter.data.to(device=device, dtype=torch.float32 if wide else dtype)
+                found = torch.nn.Parameter(_finite(weight, full, checkpoint), requires_grad=False)
+                moved[id(parameter)] = moved[id(found)] = found
+            setattr(module, name, found)
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
 
@@ -273,8 +282,7 @@ def _weight_bytes(decoder: Any, head: LogitsHead | None) -> int:
             if isinstance(module, ExchangedLinear) and id(module.product) not in seen:
                 total += module.product.linear.nbytes
                 seen.add(id(module.product))
-            for products in getattr(module, "espalier_experts", ()):
-                total += sum(product.nbytes for product in products)
+            total += sum(products.nbytes for products in getattr(module, "espalier_experts", ()))
             for parameter in module.parameters(recurse=False):
                 total += 0 if id(parameter) in seen else parameter.nbytes
                 seen.add(id(parameter))

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from espalier.engine.models.zoo.attention import NAME, NotRunnableError
-from espalier.engine.models.zoo.calls import Call, kv_layers, trace
+from espalier.engine.models.zoo.calls import kv_layers, trace
 from espalier.engine.models.zoo.exchange import Groups, exchange, layers_by_input
 from espalier.engine.models.zoo.experts import NAME as EXPERTS
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.layers import TransformersLayers, hidden_states
 from espalier.kernels.batch import AttentionBatch, StepBatch
+from espalier.kernels.calls import Call
 from espalier.kernels.layout import KVLayout, KVShape, LayerKV, kv_groups
 from espalier.kernels.torch_backend import TorchBackend
 
@@ -119,10 +120,10 @@ def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool, config_win
     use_paged_attention(model)
     base, head = LogitsHead.split(model) if causal else (model, None)
     calls, products = trace_decoder(base, torch.arange(3), config_windows)
-    exchange(base, backend.prepare_linear, _as_is, _as_is, products)
+    exchange(base, backend, _as_is, _as_is, products)
     if causal:
-        exchange(model, backend.prepare_linear, _as_is, _as_is)
-    layers = TransformersLayers(base, head, calls, backend)
+        exchange(model, backend, _as_is, _as_is)
+    layers = TransformersLayers(base, head, calls, backend.prepare_calls(calls, torch.device("cpu")))
     blocks = -(-max(map(len, texts)) // _BLOCK)
     groups = kv_groups(kv_layers(calls))
     layer_kvs = _layer_kvs(groups, len(texts) * blocks)

@@ -1,5 +1,7 @@
 """Triton's attention under its interpreter, against the textbook in float64."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -54,11 +56,12 @@ def positions_of(problem: PagedProblem) -> torch.Tensor:
     return torch.cat(each).int()
 
 
-def attended(problem: PagedProblem, plan: AttentionPlan, scale: float = 0.2, window: int | None = None) -> torch.Tensor:
+def attended(
+    problem: PagedProblem, plan: AttentionPlan, scale: float = 0.2, window: int | None = None, **terms: Any
+) -> torch.Tensor:
     tables = problem.batch.block_tables
-    return attend(
-        problem.query, problem.layer_kv, on_device(plan, tables.shape[1]), positions_of(problem), tables, scale, window
-    )
+    step = on_device(plan, tables.shape[1]), positions_of(problem), tables
+    return attend(problem.query, problem.layer_kv, *step, scale, window, **terms)
 
 
 def forest(groups: int = 1) -> list[tuple[int, int]]:
@@ -100,6 +103,27 @@ def test_attention_over_shared_blocks_equals_dense_attention(groups: int, head_d
     torch.testing.assert_close(
         attended(problem, plan, head_dim**-0.5).float(), expected, rtol=tolerance, atol=tolerance
     )
+
+
+@pytest.mark.parametrize("chunk", [64, 512], ids=["in portions", "whole"])
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize(("softcap", "sinks"), [(None, True), (0.7, False), (30.0, True)])
+def test_caps_and_sinks_take_part_once_in_each_row(softcap: float | None, sinks: bool, window: int | None, chunk: int):
+    problem = plant(paged_problem(forest(), heads=6, kv_heads=3, head_dim=24, kind=TokenMajorLayout))
+    terms = {"softcap": softcap, "sinks": torch.tensor([0.5, -1.0, 3.0, 0.0, 9.0, -9.0]) if sinks else None}
+    plan = plan_of(problem, window, chunk, LARGE)
+    assert window or bool(plan.partials) == (chunk == 64)
+    expected = dense_attention(problem, 0.4, window, **terms)
+    torch.testing.assert_close(attended(problem, plan, 0.4, window, **terms), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(24, 12), (8, 40), (96, 64)])
+def test_values_narrower_or_wider_than_keys(head_dim: int, value_dim: int):
+    shape = {"heads": 6, "kv_heads": 3, "head_dim": head_dim, "value_dim": value_dim}
+    problem = plant(paged_problem(forest(), **shape, kind=TokenMajorLayout))
+    output = attended(problem, plan_of(problem))
+    assert output.shape == (len(problem.query), 6, value_dim)
+    torch.testing.assert_close(output, dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("groups", [17, 20, 33, 64])

@@ -10,10 +10,10 @@ from paged_batch import paged_problem
 from espalier.kernels import cache as torch_cache
 from espalier.kernels.layers import Activation, rms_norm
 from espalier.kernels.layout import KVLayout
-from espalier.kernels.linear import Linear
+from espalier.kernels.linear import GroupedLinear, Linear
 from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
-from espalier.kernels.triton.cache import TokenMajorLayout, copy_blocks, norm_rotate_write
-from espalier.kernels.triton.linear import FixedLinear
+from espalier.kernels.triton.cache import TokenMajorLayout, copy_blocks, norm_rotate_write, write_heads
+from espalier.kernels.triton.linear import FixedLinear, StackedLinear
 from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.steps import fetch, places_of
 
@@ -138,3 +138,47 @@ def test_results_come_back_in_one_copy_bit_for_bit():
         assert one.shape == other.shape
         assert one.tobytes() == other.numpy().tobytes()
     assert [array.size for array in fetch([torch.empty(0), torch.empty(0)])()] == [0, 0]
+
+
+@DTYPES
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("counts", [(0, 3, 0, 70, 1), (1, 0, 0, 0, 0), (200, 0, 17, 16, 64)], ids=str)
+def test_products_of_experts_equal_torchs_and_rows_beyond_them_are_zero(
+    counts: tuple[int, ...], biased: bool, dtype: torch.dtype
+):
+    products = [
+        Linear(rand(50, 70, dtype=dtype, seed=e), rand(50, dtype=dtype, seed=9 + e) if biased else None)
+        for e in range(len(counts))
+    ]
+    ends = torch.tensor(counts).cumsum(0)
+    x = rand(sum(counts) + 2, 70, dtype=dtype, seed=20)
+    found, expected = StackedLinear(products, fixed=False)(x, ends), GroupedLinear(products)(x, ends)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 if dtype == torch.float32 else 3e-2)
+    assert not found[-2:].any()
+
+
+@pytest.mark.usefixtures("products_row_by_row")
+def test_with_fixed_tiles_a_row_of_an_expert_has_the_same_bits_in_any_company():
+    product = StackedLinear([Linear(rand(50, 70, seed=e), rand(50, seed=9 + e)) for e in range(3)], fixed=True)
+    x = rand(90, 70, seed=20)
+    alone = product(x[40:41], torch.tensor([0, 1, 1]))
+    assert torch.equal(product(x, torch.tensor([31, 80, 90]))[40:41], alone)
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(16, 16), (24, 12), (8, 20)])
+def test_written_keys_and_values_equal_torchs(head_dim: int, value_dim: int):
+    problem = paged_problem(
+        [(9, 9)], heads=3, kv_heads=3, head_dim=head_dim, value_dim=value_dim, block_size=4, kind=TokenMajorLayout
+    )
+    blocks = problem.batch.block_tables[0, torch.arange(9) // 4].long()
+    slots = problem.layout.blocks_per_slab
+    write = {"write_slabs": blocks // slots, "write_slots": blocks % slots, "write_offsets": torch.arange(9) % 4}
+    batch = dataclasses.replace(problem.batch, **write, write_rows=torch.arange(9)[1:])
+    batch = dataclasses.replace(batch, **{name: places[1:] for name, places in write.items()})
+    key, value = rand(3, 11, head_dim).transpose(0, 1), rand(3, 11, value_dim, seed=1).transpose(0, 1)  # two fill up
+    before = [states.clone() for states in (problem.layer_kv.keys, problem.layer_kv.values)]
+    expected = dataclasses.replace(problem.layer_kv, keys=before[0], values=before[1])
+    torch_cache.write_kv(expected, key[:9], value[:9], batch)
+    write_heads(key, value, torch.from_numpy(places_of(batch, problem.layer_kv, 9)), problem.layer_kv)
+    for found, wanted in ((problem.layer_kv.keys, expected.keys), (problem.layer_kv.values, expected.values)):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)

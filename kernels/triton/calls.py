@@ -1,0 +1,84 @@
+"""Attention calls of a step on a GPU: planned on the host, sent in one copy, and computed without waiting."""
+
+from collections.abc import Sequence
+
+import torch
+
+from espalier.kernels.batch import StepBatch
+from espalier.kernels.calls import Call
+from espalier.kernels.layout import LayerKV
+from espalier.kernels.triton.attention import attend, require_room, rows_of_tiles
+from espalier.kernels.triton.cache import write_heads
+from espalier.kernels.triton.plan import Costs, Planner
+from espalier.kernels.triton.steps import DeviceStep, StepTokens, places_of, programs_of
+
+_Kind = tuple[int, int, int | None]
+"""KV group, query heads and window: calls that agree in these have one plan."""
+
+
+class CallPlanner:
+    """Prepares the steps of one decoder; see `kernels.calls.PrepareStep`."""
+
+    def __init__(self, calls: Sequence[Call], costs: Costs, chunk: int | None, device: torch.device) -> None:
+        """Prepare steps that make `calls`; `chunk` is for `plan_attention`.
+
+        Raises:
+            UnsupportedShapeError: the kernel has no room for a call's heads.
+        """
+        for call in calls:
+            rows_of_tiles(call.heads // call.kv_heads)
+            require_room(call.key_dim, call.value_dim)
+        self._calls = calls
+        self._costs = costs
+        self._chunk = chunk
+        self._device = device
+        self._planners: dict[_Kind, Planner] = {}
+
+    def __call__(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> "TritonStepCalls":
+        """Plan a step, and send it to the device in one copy."""
+        read = {(layer_kvs[call.slot].group, call.heads, call.window): call.slot for call in reversed(self._calls)}
+        places, tables, plans, batch = [], [], [], step.attention
+        for kind, slot in read.items():
+            layer_kv, (group, heads, window) = layer_kvs[slot], kind
+            its = batch.of(group)
+            if (planner := self._planners.get(kind)) is None:
+                _, _, block_size, kv_heads, _ = layer_kv.keys.shape
+                tiles = rows_of_tiles(heads // kv_heads, fixed=self._chunk is not None)
+                planner = Planner(block_size, kv_heads, tiles, self._costs, [window], self._chunk)
+                self._planners[kind] = planner
+            tables.append(its.block_tables.numpy())
+            plans += planner.plan(batch.query_starts.numpy(), batch.context_lengths.numpy(), tables[-1:])
+            places.append(places_of(its, layer_kv, len(step.token_ids)))
+        tokens = StepTokens(step.token_ids.numpy(), step.positions.numpy(), places, tables, plans, step.drawn)
+        programs = programs_of(self._costs, min(call.kv_heads for call in self._calls))
+        on_device = DeviceStep(tokens.room, len(read), programs, self._device)
+        on_device.load(tokens)
+        return TritonStepCalls(list(read), on_device)
+
+
+class TritonStepCalls:
+    """See `kernels.calls.StepCalls`."""
+
+    def __init__(self, kinds: Sequence[_Kind], step: DeviceStep) -> None:
+        self.token_ids, self.positions = step.token_ids, step.positions
+        self._step = step
+        self._index = {kind: index for index, kind in enumerate(kinds)}
+        self._of_group = {group: index for index, (group, _, _) in enumerate(kinds)}
+
+    def write(self, layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+        """See `kernels.calls.StepCalls`."""
+        write_heads(key, value, self._step.places[self._of_group[layer_kv.group]], layer_kv)
+
+    def attend(
+        self,
+        call: Call,
+        query: torch.Tensor,
+        layer_kv: LayerKV,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See `kernels.calls.StepCalls`."""
+        index = self._index[layer_kv.group, call.heads, call.window]
+        step = self._step.plans[index], self.positions, self._step.tables[index]
+        return attend(query.contiguous(), layer_kv, *step, scale, call.window, softcap, sinks)
