@@ -59,6 +59,8 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
         for tile, windowed in ((attention.NARROW, False), (attention.WIDE, False), (attention.WIDE, True)):
             if not windowed or model == "Llama-3.1-8B-PRM":
                 yield f"attend_items, {tile.rows} rows{', window' * windowed}", model, _attend(s, tile, windowed)
+    s = MODELS["Qwen2.5-1.5B"]
+    yield "attend_items, 64 rows, caps and sinks", "Qwen2.5-1.5B", _attend(s, attention.WIDE, True, extras=True)
     s = MODELS["Qwen2.5-Math-PRM-7B"]
     model = "Qwen2.5-Math-PRM-7B"
     bf16, f32, i32, i64 = "*bf16", "*fp32", "*i32", "*i64"
@@ -68,8 +70,17 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
         model,
         Specialisation(
             attention.merge_partials,
-            {"partial": f32, "partial_weights": f32, "merge_starts": i32, "merges": i32, "output": bf16},
-            {"HEADS": s.config.num_heads, "HEAD_DIM": s.config.head_dim, "PADDED_DIM": s.config.head_dim},
+            {
+                **dict.fromkeys(("partial", "partial_weights"), f32),
+                **dict.fromkeys(("merge_starts", "merges"), i32),
+                **dict.fromkeys(("sinks", "output"), bf16),
+            },
+            {
+                "HEADS": s.config.num_heads,
+                "VALUE_DIM": s.config.head_dim,
+                "PADDED_VALUE": s.config.head_dim,
+                "SINKS": False,
+            },
         ),
     )
     for normed in (False, True):
@@ -167,20 +178,64 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
             multiplies=True,
         ),
     )
+    yield (
+        "grouped_product",
+        model,
+        Specialisation(
+            linear.grouped_product,
+            {**dict.fromkeys(("x", "weights", "biases", "output"), bf16), "ends": i64},
+            {
+                "COUNT": 128,
+                "PADDED_COUNT": 128,
+                "OUT": 1536,
+                "IN": 2048,
+                "BIASED": True,
+                "PRECISION": "tf32",
+                "TILE_ROWS": linear.TILE_ROWS,
+                "TILE_OUT": linear.TILE_OUT,
+                "TILE_IN": linear.TILE_IN,
+            },
+            linear.OPTIONS,
+            multiplies=True,
+        ),
+    )
+    yield (
+        "write_tokens",
+        model,
+        Specialisation(
+            cache.write_tokens,
+            {
+                **dict.fromkeys(("key", "value", "keys", "values"), bf16),
+                "places": i64,
+                **{f"{part}_{of}_stride": "i32" for part in ("key", "value") for of in ("token", "head")},
+                "slab_stride": "i64",
+            },
+            {
+                "KV_HEADS": s.config.num_kv_heads,
+                "PADDED_HEADS": s.config.num_kv_heads,
+                "HEAD_DIM": s.config.head_dim,
+                "PADDED_DIM": s.config.head_dim,
+                "VALUE_DIM": s.config.head_dim,
+                "PADDED_VALUE": s.config.head_dim,
+                "BLOCK_SIZE": _BLOCK_SIZE,
+            },
+        ),
+    )
     yield from _sampling(MODELS["Qwen2.5-1.5B"])
 
 
-def _attend(s: ModelShape, tile: attention.Tile, windowed: bool) -> Specialisation:
+def _attend(s: ModelShape, tile: attention.Tile, windowed: bool, extras: bool = False) -> Specialisation:
     return Specialisation(
         attention.attend_items,
         {
-            **dict.fromkeys(("query", "keys", "values", "output"), "*bf16"),
+            **dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*bf16"),
             **dict.fromkeys(("partial", "partial_weights"), "*fp32"),
             **dict.fromkeys(("items", "sizes", "rows", "positions", "tables"), "*i32"),
             "table_stride": "i32",
             "slab_stride": "i64",
             "scale": "fp32",
             "window": "i32",
+            "softcap": "fp32",
         },
         {
             "SLOTS": _BLOCKS_PER_SLAB,
@@ -188,7 +243,11 @@ def _attend(s: ModelShape, tile: attention.Tile, windowed: bool) -> Specialisati
             "KV_HEADS": s.config.num_kv_heads,
             "GROUPS": s.config.num_heads // s.config.num_kv_heads,
             "HEAD_DIM": s.config.head_dim,
+            "VALUE_DIM": s.config.head_dim,
             "PADDED_DIM": s.config.head_dim,
+            "PADDED_VALUE": s.config.head_dim,
+            "CAPPED": extras,
+            "SINKS": extras,
             "FIELDS": FIELDS,
             "TILE_ROWS": tile.rows,
             "TILE": TILE,

@@ -21,7 +21,6 @@ from unittest import mock
 import numpy as np
 import torch
 from transformers import AutoTokenizer
-from triton import next_power_of_2
 
 from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.models.config import DecoderConfig
@@ -35,7 +34,7 @@ from espalier.kernels.backend import choose_backend
 from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import KVLayout
-from espalier.kernels.triton.attention import attend, merge_partials, rows_of_tiles
+from espalier.kernels.triton.attention import attend, merge_partials, padded, rows_of_tiles
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, norm_rotate_write
 from espalier.kernels.triton.filters import filter_logits
@@ -213,8 +212,9 @@ def kernel_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]
         starts, nothing = torch.zeros(rows + 1, device=bench.device, dtype=torch.int32), full(1, 0, torch.int32)
         partial_results, weights = random(1, c.num_heads, c.head_dim), random(1, c.num_heads)
         output = random(rows, c.num_heads, c.head_dim, dtype=bench.dtype)
-        sizes = {"HEADS": c.num_heads, "HEAD_DIM": c.head_dim, "PADDED_DIM": max(16, next_power_of_2(c.head_dim))}
-        merge = partial(merge_partials[rows, c.num_heads], partial_results, weights, starts, nothing, output, **sizes)
+        sizes = {"HEADS": c.num_heads, "VALUE_DIM": c.head_dim, "PADDED_VALUE": padded(c.head_dim), "SINKS": False}
+        read = partial_results, weights, starts, nothing, weights
+        merge = partial(merge_partials[rows, c.num_heads], *read, output, **sizes)
         measure("merge of nothing", rows, merge, starts.nbytes)
     return found
 
