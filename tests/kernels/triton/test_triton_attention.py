@@ -60,8 +60,8 @@ def attended(
     problem: PagedProblem, plan: AttentionPlan, scale: float = 0.2, window: int | None = None, **terms: Any
 ) -> torch.Tensor:
     tables = problem.batch.block_tables
-    step = on_device(plan, tables.shape[1]), positions_of(problem), tables
-    return attend(problem.query, problem.layer_kv, *step, scale, window, **terms)
+    placed = on_device(plan, tables.shape[1])
+    return attend(problem.query, problem.layer_kv, placed, positions_of(problem), tables, scale, window, **terms)
 
 
 def forest(groups: int = 1) -> list[tuple[int, int]]:
@@ -119,8 +119,9 @@ def test_caps_and_sinks_take_part_once_in_each_row(softcap: float | None, sinks:
 
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(24, 12), (8, 40), (96, 64)])
 def test_values_narrower_or_wider_than_keys(head_dim: int, value_dim: int):
-    shape = {"heads": 6, "kv_heads": 3, "head_dim": head_dim, "value_dim": value_dim}
-    problem = plant(paged_problem(forest(), **shape, kind=TokenMajorLayout))
+    problem = plant(
+        paged_problem(forest(), heads=6, kv_heads=3, head_dim=head_dim, value_dim=value_dim, kind=TokenMajorLayout)
+    )
     output = attended(problem, plan_of(problem))
     assert output.shape == (len(problem.query), 6, value_dim)
     torch.testing.assert_close(output, dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
