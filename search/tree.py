@@ -103,6 +103,8 @@ class Node:
         num_children: children requested so far.
         draws: indices of the parent's samples that this node stands for, ascending; several after merging. Empty if not
             tracked.
+        tokens_before: what `path_tokens` says of its parent, which changes no more once it has children.
+        charged_before: the same of `charged_tokens`.
         rollout: whether it was sampled for lookahead only; such a node and its descendants never become answers.
     """
 
@@ -124,6 +126,12 @@ class Node:
     written: HostText = HostText()
     log_probabilities: tuple[float, ...] = ()
     probe: Probe | None = None
+    tokens_before: int = field(init=False, default=0)
+    charged_before: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.parent is not None:
+            self.tokens_before, self.charged_before = self.parent.path_tokens(), self.parent.charged_tokens()
 
     @property
     def depth(self) -> int:
@@ -140,11 +148,11 @@ class Node:
         """True if the path may be expanded."""
         return self.termination is None
 
-    def lineage(self) -> list["Node"]:
-        """The path's nodes from the first step to this one, without the root."""
+    def lineage(self, most: int | None = None) -> list["Node"]:
+        """The path's nodes from the first step to this one, without the root; with `most`, only so many of the last."""
         nodes: list[Node] = []
         node: Node | None = self
-        while node is not None and node.parent is not None:
+        while node is not None and node.parent is not None and len(nodes) != most:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
@@ -163,11 +171,11 @@ class Node:
 
     def path_tokens(self) -> int:
         """Tokens of the path, sampled and appended."""
-        return sum(node.num_tokens + node.written.tokens for node in self.lineage())
+        return self.tokens_before + self.num_tokens + self.written.tokens
 
     def charged_tokens(self) -> int:
         """Tokens that the path takes of a budget: sampled, and those of its probes."""
-        return sum(node.num_tokens + (node.probe.tokens if node.probe else 0) for node in self.lineage())
+        return self.charged_before + self.num_tokens + (self.probe.tokens if self.probe else 0)
 
     def probes(self) -> list[Probe]:
         """The path's probes, the last one first."""

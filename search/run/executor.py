@@ -117,7 +117,7 @@ class ResolvedRequest:
         request: the request with every default filled in.
         generator_limits: bounds on the generator's tokens.
         verifier_limits: bounds on the verifier's tokens; None if the search opens no verifier sequences.
-        blocks: maximum KV blocks that the search may hold, by KV group.
+        blocks: KV blocks that the search may hold, by KV group: at most, or with paths of the expected length.
         generator_prompt: the generator's prompt, as token ids.
         verifier_prompt: the verifier's prompt; empty without `verifier_limits`.
         warnings: what the result will warn of, whole sentences.

@@ -426,7 +426,7 @@ class TreeExpander:
 
     def _is_degenerate(self, node: Node) -> bool:
         """Return whether a path goes round in circles: by its paragraphs, wherever its steps end."""
-        texts = [step.text for step in node.lineage()[-LONGEST_LOOP:]]
+        texts = [step.text for step in node.lineage(LONGEST_LOOP)]
         if self._rule.delimiter == PARAGRAPH:
             return is_degenerate(texts)
         *whole, last = _BLANK_LINES.split("".join(texts).strip())

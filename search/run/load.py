@@ -125,6 +125,14 @@ class RuntimeSettings:
             "at once; the last ones are preempted and recomputed when memory runs out. With 1 there is no preemption."
         ),
     ] = 0.25
+    expected_tokens: Annotated[
+        int | None,
+        Interval(ge=1),
+        Option(
+            "Tokens of a usual path: a search reserves memory for paths of so many instead of its limit --max-tokens, "
+            "so that more run at once. Longer paths may preempt others, or be recomputed. Default: the limit."
+        ),
+    ] = None
     block_size: Annotated[int, Interval(ge=1, le=1024), Option("Tokens per KV block.")] = 16
     max_batch_tokens: Annotated[int, Interval(ge=1), Option("Maximum tokens computed in one engine step.")] = 2048
     launch_ahead: Annotated[
@@ -186,6 +194,7 @@ class SolverSettings(TypedDict, total=False):
     cache_dir: Path | None
     gpu_memory_utilization: float
     reserved_share: float
+    expected_tokens: int | None
     block_size: int
     max_batch_tokens: int
     launch_ahead: bool | None
@@ -308,6 +317,7 @@ def load_orchestrator(
         max_running=settings.max_running,
         equivalence=make_equivalence(settings.answer_equivalence, settings.grader_memory),
         model_names=model_names(settings),
+        expected_tokens=settings.expected_tokens,
     )
 
 

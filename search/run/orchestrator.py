@@ -69,6 +69,7 @@ class Orchestrator:
         clock: Callable[[], float] = time.monotonic,
         equivalence: Equivalence | None = None,
         model_names: Mapping[str, str] = MappingProxyType({}),
+        expected_tokens: int | None = None,
     ) -> None:
         """Create an idle orchestrator.
 
@@ -80,6 +81,7 @@ class Orchestrator:
             clock: monotonic time in seconds.
             equivalence: compares answers in votes, closed with the orchestrator; None for exact match.
             model_names: names of the models by role, for people.
+            expected_tokens: tokens of a usual path, for which memory is reserved; None for the path's limit.
         """
         self.model_names = model_names
         self.kv_memory_bytes = engine.settings.kv_memory_bytes
@@ -88,7 +90,7 @@ class Orchestrator:
         if generator:
             self.defaults = generator.defaults
         self._scorer = scorer
-        self._resolver = Resolver(engine, generator, scorer)
+        self._resolver = Resolver(engine, generator, scorer, expected_tokens)
         self.max_running = max_running
         self._clock = clock
         self.equivalence = equivalence

@@ -43,10 +43,14 @@ _MAX_JUDGED = 8
 class Resolver:
     """Resolves requests for the models of one engine; may be called on any thread."""
 
-    def __init__(self, engine: Engine, generator: Generator | None, scorer: Scorer | None) -> None:
+    def __init__(
+        self, engine: Engine, generator: Generator | None, scorer: Scorer | None, expected_tokens: int | None = None
+    ) -> None:
+        """Create a resolver; searches reserve memory for paths of `expected_tokens` instead of their limit."""
         self._engine = engine
         self._samples = generator
         self._scorer = scorer
+        self._expected_tokens = expected_tokens
 
     @property
     def _generator(self) -> Generator:
@@ -97,6 +101,10 @@ class Resolver:
             verifier_limits = scorer.bounds(len(verifier_prompt), limits, steps, tokenizer)
         blocks = self._worst_case(effective, limits, verifier_limits)
         self._engine.admission.require_fits_alone(blocks)
+        if self._expected_tokens:
+            expected = self._expected(limits, self._expected_tokens)
+            of_verifier = verifier_limits and self._expected(verifier_limits, self._expected_tokens)
+            blocks = self._worst_case(effective, expected, of_verifier)
         warnings = self._generator.advice(request.problem)
         prompts = prompt, verifier_prompt
         return ResolvedRequest(effective, limits, verifier_limits, blocks, *prompts, warnings, thoughts, probes)
@@ -216,6 +224,12 @@ class Resolver:
         else:
             return scorer
         raise InvalidRequestError([Violation("algorithm", what)])
+
+    @staticmethod
+    def _expected(limits: PathLimits, tokens: int) -> PathLimits:
+        """Bounds with paths of so many tokens, which a verifier reads as about as many."""
+        tokens = min(tokens, limits.path_tokens)
+        return replace(limits, path_tokens=tokens, step_tokens=min(limits.step_tokens, tokens))
 
     def _worst_case(self, request: SearchRequest, generator: PathLimits, verifier: PathLimits | None) -> dict[str, int]:
         """Maximum number of blocks that a search can hold, by KV group."""

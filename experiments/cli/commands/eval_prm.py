@@ -15,7 +15,7 @@ from espalier.experiments.prm_evaluation.solutions import Format
 from espalier.search.run.load import RuntimeSettings
 
 EXIT_PARTIAL = 3
-_UNUSED = ("system_prompt", "answer_equivalence", "grader_memory", "reserved_share")
+_UNUSED = ("system_prompt", "answer_equivalence", "grader_memory", "reserved_share", "expected_tokens")
 """Settings of what samples steps, votes or admits searches."""
 
 
