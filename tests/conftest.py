@@ -89,7 +89,7 @@ def make_engine(load_model: Callable[[str], "Model"]) -> Iterator[Callable[..., 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: tiny models end before a helper could come. Tests of kernels and of the engine use all."""
+    """Compute on one thread: tiny models are done before a helper comes. Tests of kernels and of the engine use all."""
     from espalier.kernels.cpu import threads
 
     before = threads.num_threads()
@@ -117,7 +117,7 @@ def family_of(tiny_checkpoints: dict[str, Path]) -> Callable[[str | Path], "PrmF
 
 @pytest.fixture
 def make_orchestrator(
-    one_thread: None, make_engine: Callable[..., "Engine"], family_of: "Callable[[str | Path], PrmFamily]"
+    make_engine: Callable[..., "Engine"], family_of: "Callable[[str | Path], PrmFamily]"
 ) -> Callable[..., "Orchestrator"]:
     """Makes orchestrators over tiny checkpoints; after the test their engines must hold nothing."""
     from espalier.prm.verifier import Verifier

@@ -11,6 +11,11 @@ import pytest
 from espalier.search.grading.math_verify import DEFAULT_MEMORY_BYTES, Grader
 
 
+@pytest.fixture(autouse=True)
+def no_helpers(one_thread: None) -> None:
+    """Every test of this folder computes on one thread."""
+
+
 class Ran(NamedTuple):
     """What a command left: its exit code, standard output and standard error."""
 

@@ -16,6 +16,11 @@ from espalier.prm.families import load_verifier
 from espalier.prm.verifier import Verifier
 
 
+@pytest.fixture(autouse=True)
+def no_helpers(one_thread: None) -> None:
+    """Every test of this folder computes on one thread."""
+
+
 @pytest.fixture(scope="session")
 def family_folders(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of small random checkpoints by family; read-only."""
@@ -37,7 +42,7 @@ def load_family(family_folders: dict[str, Path]) -> Callable[[str], PrmFamily]:
 
 @pytest.fixture
 def verifier_of(
-    one_thread: None, load_family: Callable[[str], PrmFamily], make_engine: Callable[..., Engine]
+    load_family: Callable[[str], PrmFamily], make_engine: Callable[..., Engine]
 ) -> Callable[..., tuple[Engine, Verifier]]:
     """An engine and a verifier of a named family, or of a given one."""
 

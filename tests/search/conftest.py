@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from espalier.search.service.observability.observer import Observer
 
 
+@pytest.fixture(autouse=True)
+def no_helpers(one_thread: None) -> None:
+    """Every test of this folder computes on one thread."""
+
+
 @pytest.fixture
 def fake() -> "ScriptedOrchestrator":
     from scripted_orchestrator import ScriptedOrchestrator

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_engine import VERIFIER_PROMPT, Row, begin, draw
 from search_runs import outcome
@@ -191,18 +191,22 @@ def test_what_is_dealt_is_all_there_is_but_for_less_than_a_token_each(budget: in
         assert 0 <= budget - spent - given_out < paths
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(requests)
+@pytest.mark.parametrize("examples", [12, pytest.param(40, marks=pytest.mark.slow)])
 def test_budgets_hold_over_a_real_engine_alone_and_in_company(
-    make_orchestrator: Callable[..., Orchestrator], request_: SearchRequest
+    examples: int, make_orchestrator: Callable[..., Orchestrator]
 ):
-    orchestrator = make_orchestrator(kv_memory_bytes=2**23)
-    alone = run_whole(orchestrator, request_).only
-    orchestrator.engine.check_drained()
-    assert alone.usage.generated_tokens <= (request_.generator_budget or MOST)
-    if alone.rounds:
-        assert alone.usage.verifier_tree_tokens <= (request_.verifier_budget or MOST)
-    other = replace(request_, problem="another one", seed=request_.seed + 1)
-    among = run_whole(orchestrator, other, request_, replace(other, algorithm=AlgorithmName.BEAM)).results[1]
-    assert outcome(among) == outcome(alone)
-    orchestrator.engine.check_drained()
+    @settings(max_examples=examples)
+    @given(requests)
+    def check(request_: SearchRequest) -> None:
+        orchestrator = make_orchestrator(kv_memory_bytes=2**23)
+        alone = run_whole(orchestrator, request_).only
+        orchestrator.engine.check_drained()
+        assert alone.usage.generated_tokens <= (request_.generator_budget or MOST)
+        if alone.rounds:
+            assert alone.usage.verifier_tree_tokens <= (request_.verifier_budget or MOST)
+        other = replace(request_, problem="another one", seed=request_.seed + 1)
+        among = run_whole(orchestrator, other, request_, replace(other, algorithm=AlgorithmName.BEAM)).results[1]
+        assert outcome(among) == outcome(alone)
+        orchestrator.engine.check_drained()
+
+    check()

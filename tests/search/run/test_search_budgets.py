@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from search_runs import ALL, BEAM, BEST_OF_N, MAJORITY, crowd, outcome, run
@@ -20,8 +21,16 @@ def complete(candidates: tuple[Candidate, ...], result: SearchResult) -> bool:
     return all(ends[candidate.node_id] in ("eos", "boxed", "pruned") for candidate in candidates)
 
 
-@pytest.mark.parametrize("budget", [1, 8, 9, 40, 100, 250])
-@pytest.mark.parametrize("request_", ALL.values(), ids=ALL.keys())
+def every_other(requests: dict[str, SearchRequest], budgets: list[int]) -> list[Any]:
+    """Pairs of a request and a budget; every other one, at odd places and at even places by turns, is slow."""
+    return [
+        pytest.param(request, budget, id=f"{name}-{budget}", marks=pytest.mark.slow if (i + j) % 2 else ())
+        for i, (name, request) in enumerate(requests.items())
+        for j, budget in enumerate(budgets)
+    ]
+
+
+@pytest.mark.parametrize(("request_", "budget"), every_other(ALL, [1, 8, 9, 40, 100, 250]))
 def test_the_generators_budget_is_never_exceeded(request_: SearchRequest, budget: int, make_orchestrator: Make):
     orchestrator = make_orchestrator()
     result = run(orchestrator, replace(request_, generator_budget=budget)).only
@@ -33,8 +42,7 @@ def test_the_generators_budget_is_never_exceeded(request_: SearchRequest, budget
     assert complete(result.candidates, result)
 
 
-@pytest.mark.parametrize("budget", [1, 30, 60, 100, 200])
-@pytest.mark.parametrize("request_", SCORED.values(), ids=SCORED.keys())
+@pytest.mark.parametrize(("request_", "budget"), every_other(SCORED, [1, 30, 60, 100, 200]))
 def test_the_verifiers_budget_is_never_exceeded(request_: SearchRequest, budget: int, make_orchestrator: Make):
     orchestrator = make_orchestrator()
     result = run(orchestrator, replace(request_, verifier_budget=budget)).only

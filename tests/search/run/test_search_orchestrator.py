@@ -183,24 +183,30 @@ def test_a_complete_step_is_not_merged_into_one_of_the_same_text_that_was_cut_sh
         assert result.answer == "1", f"seed {seed}: {[(n.termination, n.multiplicity) for n in result.nodes]}"
 
 
+LARGEST = [
+    *ALL.values(),
+    with_(BEAM, beam_width=1, expansion=8),
+    with_(BEAM, beam_width=8, expansion=1),
+    with_(BEAM, max_step_tokens=1, max_steps=20, max_tokens=20),
+    with_(BEAM, max_step_tokens=40, max_steps=20),
+    with_(BEAM, temperature=0.4, beam_width=5),
+    with_(BEST_OF_N, max_step_tokens=3, max_steps=20),
+    with_(LOOKAHEAD, lookahead_steps=3, max_step_tokens=3, max_steps=20),
+    with_(REBASE, max_step_tokens=3, max_steps=20, rebase_temperature=100.0),
+    with_(GIBBS, max_step_tokens=2, max_steps=20),
+    with_(MCTS, max_step_tokens=3, max_steps=20, simulations=20),
+    with_(AUTO, max_step_tokens=3, max_steps=20),
+]
+
+
 @pytest.mark.parametrize(
-    "request_",
+    ("request_", "block_size"),
     [
-        *ALL.values(),
-        with_(BEAM, beam_width=1, expansion=8),
-        with_(BEAM, beam_width=8, expansion=1),
-        with_(BEAM, max_step_tokens=1, max_steps=20, max_tokens=20),
-        with_(BEAM, max_step_tokens=40, max_steps=20),
-        with_(BEAM, temperature=0.4, beam_width=5),
-        with_(BEST_OF_N, max_step_tokens=3, max_steps=20),
-        with_(LOOKAHEAD, lookahead_steps=3, max_step_tokens=3, max_steps=20),
-        with_(REBASE, max_step_tokens=3, max_steps=20, rebase_temperature=100.0),
-        with_(GIBBS, max_step_tokens=2, max_steps=20),
-        with_(MCTS, max_step_tokens=3, max_steps=20, simulations=20),
-        with_(AUTO, max_step_tokens=3, max_steps=20),
+        pytest.param(request, size, marks=() if i % 3 == j else pytest.mark.slow)
+        for i, request in enumerate(LARGEST)
+        for j, size in enumerate([1, 4, 16])
     ],
 )
-@pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_a_search_never_holds_more_blocks_than_its_worst_case(
     request_: SearchRequest, block_size: int, make_orchestrator: Make
 ):

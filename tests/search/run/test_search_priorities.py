@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_runs import ALL, BEAM, BEST_OF_N, GREEDY, check_reserved, outcome, outcome_alone
 
@@ -184,17 +184,20 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(arrivals, st.integers(1, 3), st.sampled_from([SMALL, 2**22]), st.sampled_from([1.0, 0.25, 0.0]), st.booleans())
+@pytest.mark.parametrize("examples", [10, pytest.param(30, marks=pytest.mark.slow)])
 def test_whoever_comes_when_and_with_which_priority_all_results_are_those_of_lone_runs(
-    make_orchestrator: Make,
-    arrivals: list[tuple[int, str, int]],
-    places: int,
-    memory: int,
-    share: float,
-    launch_ahead: bool,
+    examples: int, make_orchestrator: Make
 ):
-    options = {"max_running": places, "kv_memory_bytes": memory, "reserved_share": share, "launch_ahead": launch_ahead}
-    ended = finish(make_orchestrator(**options), *((when, ALL[name], priority) for when, name, priority in arrivals))
-    for i, (_, name, _) in enumerate(arrivals):
-        assert outcome(ended[i]) == outcome_alone(ALL[name], make_orchestrator)
+    @settings(max_examples=examples)
+    @given(
+        arrivals, st.integers(1, 3), st.sampled_from([SMALL, 2**22]), st.sampled_from([1.0, 0.25, 0.0]), st.booleans()
+    )
+    def check(arrivals: list[tuple[int, str, int]], places: int, memory: int, share: float, launch_ahead: bool) -> None:
+        orchestrator = make_orchestrator(
+            max_running=places, kv_memory_bytes=memory, reserved_share=share, launch_ahead=launch_ahead
+        )
+        ended = finish(orchestrator, *((when, ALL[name], priority) for when, name, priority in arrivals))
+        for i, (_, name, _) in enumerate(arrivals):
+            assert outcome(ended[i]) == outcome_alone(ALL[name], make_orchestrator)
+
+    check()

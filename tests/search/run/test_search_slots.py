@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_runs import ALL, BEAM, BEST_OF_N, GREEDY, check_reserved, outcome, outcome_alone
 
@@ -163,23 +163,25 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(arrivals, st.integers(1, 4), st.sampled_from([600_000, 2**22]), st.booleans())
-def test_whoever_comes_when_all_results_are_those_of_lone_runs(
-    make_orchestrator: Make, arrivals: list[tuple[int, str, Account, int]], slots: int, memory: int, launch_ahead: bool
-):
-    orchestrator = make_orchestrator(max_running=slots, kv_memory_bytes=memory, launch_ahead=launch_ahead)
-    orchestrator._queue._clock = map(float, range(0, 10**9, 2)).__next__  # turns end after a few looks at the clock
-    ids, ended, step = dict[str, str](), dict[str, tuple](), 0
-    while len(ended) < len(arrivals):
-        for when, name, account, priority in arrivals:
-            if when == step:
-                ids[orchestrator.submit(ALL[name], options=SubmitOptions(priority, *account))] = name
-        ended |= {result.search_id: outcome(result) for result in orchestrator.step()}
-        check_reserved(orchestrator.engine)
-        step += 1
-        assert step < 20_000, "it does not end"
-    orchestrator.engine.check_drained()
-    assert not orchestrator._queue._last_start
-    for search_id, name in ids.items():
-        assert ended[search_id] == outcome_alone(ALL[name], make_orchestrator)
+@pytest.mark.parametrize("examples", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_whoever_comes_when_all_results_are_those_of_lone_runs(examples: int, make_orchestrator: Make):
+    @settings(max_examples=examples)
+    @given(arrivals, st.integers(1, 4), st.sampled_from([600_000, 2**22]), st.booleans())
+    def check(arrivals: list[tuple[int, str, Account, int]], slots: int, memory: int, launch_ahead: bool) -> None:
+        orchestrator = make_orchestrator(max_running=slots, kv_memory_bytes=memory, launch_ahead=launch_ahead)
+        orchestrator._queue._clock = map(float, range(0, 10**9, 2)).__next__  # turns end after a few looks at the clock
+        ids, ended, step = dict[str, str](), dict[str, tuple](), 0
+        while len(ended) < len(arrivals):
+            for when, name, account, priority in arrivals:
+                if when == step:
+                    ids[orchestrator.submit(ALL[name], options=SubmitOptions(priority, *account))] = name
+            ended |= {result.search_id: outcome(result) for result in orchestrator.step()}
+            check_reserved(orchestrator.engine)
+            step += 1
+            assert step < 20_000, "it does not end"
+        orchestrator.engine.check_drained()
+        assert not orchestrator._queue._last_start
+        for search_id, name in ids.items():
+            assert ended[search_id] == outcome_alone(ALL[name], make_orchestrator)
+
+    check()

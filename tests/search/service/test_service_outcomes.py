@@ -401,7 +401,7 @@ def test_no_call_is_lost_with_a_worker_that_is_killed(start, pool):
         made = [door(server) for door in DOORS for _ in range(CALLERS // len(DOORS))]
         for each in made:
             opened.callback(each.close)
-        request = {**LARGE, "temperature": 0.3, "beam_width": 64}
+        request = {**LARGE, "temperature": 0.3, "beam_width": 24}
         together = [(type(each), pool.submit(each.ask, request)) for each in made]
         wait_until(lambda: all_in(server, 8))
         process = transport._keepers[0].process
