@@ -31,6 +31,9 @@ class Scorer:
 
     Call `close`, or use it as a context manager. Thread-safe, but concurrent calls run one after the other.
 
+    Attributes:
+        verifier: the scorer, with its family.
+
     Example:
         problem = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?"
         with Scorer("demo-verifier") as scorer:
@@ -56,7 +59,8 @@ class Scorer:
         given = {"verifier": verifier, "device": device, "dtype": dtype, "kv_memory": kv_memory}
         named = {name: value for name, value in given.items() if value is not None}
         runtime = from_values(RuntimeSettings, {**named, "max_running": max_running, **settings})
-        self._running = _Running(load_scoring_orchestrator(runtime, on_bytes))
+        orchestrator, self.verifier = load_scoring_orchestrator(runtime, on_bytes)
+        self._running = _Running(orchestrator)
 
     def __enter__(self) -> Self:
         return self

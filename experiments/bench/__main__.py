@@ -435,6 +435,24 @@ def votes(
 
 
 @app.command()
+def score_sessions(
+    verifier: Annotated[str, typer.Option(help="A token classifier.")] = "demo-verifier",
+    paths: Annotated[int, typer.Option(min=1, help="Paths of one problem.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each path.")] = 10,
+    equations: Annotated[int, typer.Option(min=1, help="Equations in a step, about nine tokens each.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    vllm_python: VllmPython = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Verifier tokens and steps/s of steps scored as they come, compared with vLLM's pooling of each path re-sent."""
+    from espalier.experiments.bench.engine.score_sessions import run
+    from espalier.experiments.bench.report import Report
+
+    report = Report(f"scores of {paths} paths, one step of each at a time, {steps} steps, float32", json_path)
+    report.finish(*run(verifier, paths, steps, equations, repeats, vllm_python, report.show))
+
+
+@app.command()
 def service(
     problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 128,
     callers: Annotated[int, typer.Option(min=1, help="Callers at once.")] = 32,

@@ -31,6 +31,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "early-stop": ("early-stop",),
     "trunk-head": ("trunk-head",),
     "rollouts": ("rollouts",),
+    "score-sessions": ("score-sessions",),
     "service": ("service",),
     "service-fairness": ("service-fairness",),
     "service-soak": ("service-soak",),
@@ -44,7 +45,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "algorithms": ("algorithms",),
 }  # fmt: skip
 """Arguments of the benchmark behind each figure, by the name of its file; the shortest first."""
-_WITH_VLLM = frozenset(("engine", "rollouts", "search"))
+_WITH_VLLM = frozenset(("engine", "rollouts", "score-sessions", "search"))
 _WITH_SAMPLES = frozenset(("accuracy", "algorithms"))
 
 

@@ -323,7 +323,7 @@ def load_orchestrator(
 
 def load_scoring_orchestrator(
     settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None
-) -> Orchestrator:
+) -> tuple[Orchestrator, Verifier]:
     """Load the process reward model alone, and create an orchestrator that scores given steps.
 
     Raises:
@@ -332,7 +332,7 @@ def load_scoring_orchestrator(
     engine, scorer = load_verifier_alone(settings, on_bytes)
     from espalier.search.run.orchestrator import Orchestrator
 
-    return Orchestrator(engine, None, scorer, settings.max_running)
+    return Orchestrator(engine, None, scorer, settings.max_running), scorer
 
 
 def model_names(settings: RuntimeSettings) -> dict[str, str]:

@@ -8,7 +8,7 @@ event loop.
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -132,6 +132,11 @@ class Session:
     def waiting_calls(self) -> int:
         """Calls that wait for a slot."""
         return self._call_queue.waiting
+
+    @property
+    def model_names(self) -> Mapping[str, str]:
+        """Names of the models by role; none until the engine has loaded."""
+        return self._engine_thread.model_names
 
     def call_ended(self, call: Call) -> None:
         """Notify the observers of a call that is over."""

@@ -32,8 +32,9 @@ class VllmSettings:
     """Settings of vLLM.
 
     Attributes:
-        generator: folder of a causal language model.
+        generator: folder of a causal language model; None for no generator.
         verifier: folder of a token classifier; None for no verifier.
+        last_token: whether the verifier's head reads the last token alone, for which vLLM uses its prefix cache.
         kv_memory_bytes: bytes of KV cache for each of the two.
         max_sequences: maximum sequences in one batch.
         max_batch_tokens: maximum tokens computed in one step.
@@ -42,7 +43,7 @@ class VllmSettings:
         search_and_learn: folder with search-and-learn's package `sal`, if its own code is to run.
     """
 
-    generator: Path
+    generator: Path | None
     verifier: Path | None = None
     kv_memory_bytes: int = 2**30
     max_sequences: int = 256
@@ -50,6 +51,7 @@ class VllmSettings:
     max_length: int | None = None
     dtype: str = "float32"
     search_and_learn: Path | None = None
+    last_token: bool = False
 
 
 class VllmProcess:
@@ -108,6 +110,15 @@ class VllmProcess:
         vLLM does not use its prefix cache for such a model.
         """
         return self._ask({"do": "classify", "rows": rows})
+
+    def score_last(self, rows: list[list[int]]) -> tuple[list[float], int, float]:
+        """Score the last token of each row.
+
+        Returns:
+            The probability of label 1 of each row; the tokens that were computed, without those from the prefix cache;
+            seconds.
+        """
+        return tuple(self._ask({"do": "score", "rows": rows}))
 
     def original_search(
         self, approach: str, problems: Sequence[str], candidates: int, expansion: int

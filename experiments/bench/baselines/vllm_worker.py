@@ -97,7 +97,12 @@ class _Worker:
             "max_num_batched_tokens": settings["max_batch_tokens"],
             "max_model_len": settings["max_length"],
         }
-        self._generator = vllm.LLM(settings["generator"], **options)
+        self._generator = vllm.LLM(settings["generator"], **options) if settings["generator"] else None
+        self._task = "classify" if settings["last_token"] else "token_classify"
+        if settings["last_token"]:
+            classes = json.loads((Path(settings["verifier"]) / "config.json").read_text())["architectures"]
+            named = [name.replace("TokenClassification", "SequenceClassification") for name in classes]
+            options["hf_overrides"] = {"architectures": named}
         self._verifier = vllm.LLM(settings["verifier"], runner="pooling", **options) if settings["verifier"] else None
         self._folders = settings["generator"], settings["verifier"]
         self._original: Any = None
@@ -112,6 +117,8 @@ class _Worker:
                 return self._generate(rows, max_tokens=max_tokens, stop_token_ids=stop_ids)
             case {"do": "classify", "rows": rows}:
                 return [logits[-1].tolist() for logits in self._classify(rows)]
+            case {"do": "score", "rows": rows}:
+                return self._score(rows)
             case {"do": "search", "approach": approach, "problems": problems, "n": n, "beam_width": beam_width}:
                 return self._original_code().search(approach, problems, n, beam_width)
             case _:
@@ -133,6 +140,8 @@ class _Worker:
         return (end - middle) - (middle - start)
 
     def _generate(self, rows: list[list[int]], **options: Any) -> list[list[int]]:
+        if self._generator is None:
+            raise ValueError("started without a generator")
         sampling = self._vllm.SamplingParams(temperature=1.0, detokenize=False, **options)
         outputs = self._generator.generate(_prompts(rows), sampling, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
@@ -146,15 +155,24 @@ class _Worker:
             self._original = OriginalCode(self._generator, self._classify, self._folders)
         return self._original
 
+    def _score(self, rows: list[list[int]]) -> tuple[list[float], int, float]:
+        """The probability of label 1 at each row's last token, the tokens that were computed, and seconds."""
+        start = time.perf_counter()
+        outputs = self._pool(rows, use_activation=True)
+        seconds = time.perf_counter() - start
+        scores = [float(output.outputs.data.reshape(-1, 2)[-1, 1]) for output in outputs]
+        computed = sum(map(len, rows)) - sum(output.num_cached_tokens or 0 for output in outputs)
+        return scores, computed, seconds
+
     def _classify(self, rows: list[list[int]]) -> list[Any]:
         """The verifier's logits for each row, `[tokens, labels]`."""
+        return [output.outputs.data for output in self._pool(rows, use_activation=False)]
+
+    def _pool(self, rows: list[list[int]], use_activation: bool) -> list[Any]:
         if self._verifier is None:
             raise ValueError("started without a verifier")
-        pooling = self._vllm.PoolingParams(use_activation=False)
-        outputs = self._verifier.encode(
-            _prompts(rows), pooling_params=pooling, pooling_task="token_classify", use_tqdm=False
-        )
-        return [output.outputs.data for output in outputs]
+        pooling = self._vllm.PoolingParams(use_activation=use_activation)
+        return self._verifier.encode(_prompts(rows), pooling_params=pooling, pooling_task=self._task, use_tqdm=False)
 
 
 def _prompts(rows: list[list[int]]) -> list[Any]:

@@ -72,6 +72,7 @@ def make_app(session: Session, callers: Callers, settings: ServerSettings, rende
         Route("/v1/models/{model:path}", openai.retrieve_model),
         Route("/v1/chat/completions", openai.create_chat_completion, methods=["POST"]),
         Route("/v1/completions", openai.create_completion, methods=["POST"]),
+        Route("/v1/responses", openai.create_response, methods=["POST"]),
         Route("/v1/score", scores.score, methods=["POST"]),
         Route("/score", scores.score, methods=["POST"]),
         Route("/classify", scores.classify, methods=["POST"]),

@@ -13,12 +13,14 @@ from espalier.search.request import SearchRequest
 from espalier.search.schema import declared
 from espalier.search.service.http_api.openai.chat_request import ChatBody
 from espalier.search.service.http_api.openai.completion_request import CompletionBody
+from espalier.search.service.http_api.openai.responses import ResponsesBody
 from espalier.search.service.http_api.openai.tokens import DetokenizeBody, TokenizeBody
 from espalier.search.service.http_api.scores import ScoreBody
 
 _BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
+    "/v1/responses": ResponsesBody,
     **dict.fromkeys(("/v1/score", "/score", "/classify", "/pooling"), ScoreBody),
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,

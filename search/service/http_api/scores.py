@@ -13,11 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.roles import VERIFIER
 from espalier.search.schema import from_values
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.service.http_api.body import read_json, validated
 from espalier.search.service.http_api.openai.chat_request import Conversation, conversation
-from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.openai.model_names import ModelNames, short_name
 from espalier.search.service.http_api.openai.parameters import IGNORED, in_body
 from espalier.search.service.http_api.status import json_response
 from espalier.search.service.session import SearchCall, Session, finished
@@ -105,7 +106,9 @@ class ScoreEndpoints:
     def _read(self, body: dict[str, Any]) -> ScoreCall:
         its, found = validated(ScoreBody, body), list[Violation]()
         model = its.model or self._names.listed()[0]["id"]
-        self._names.search_fields(model)
+        verifier = self._session.model_names.get(VERIFIER)
+        if not verifier or model not in (verifier, short_name(verifier)):
+            self._names.search_fields(model)
         found += _not_offered(body)
         values, places = self._solutions(its, body, found)
         for name, value in (its.espalier or {}).items():
@@ -187,7 +190,8 @@ def _classes(solution: SolutionScores) -> dict[str, Any]:
 
 
 def _head(name: str, asked: ScoreCall, result: ScoreResult) -> dict[str, Any]:
-    read = result.usage.verifier_tree_tokens
+    read, request = result.usage.verifier_tree_tokens, result.configuration
+    assert isinstance(request, ScoreRequest)
     return {
         "id": f"{name}-{result.search_id}",
         "object": "list",
@@ -196,7 +200,7 @@ def _head(name: str, asked: ScoreCall, result: ScoreResult) -> dict[str, Any]:
         "espalier": {
             "search_id": result.search_id,
             "scorer": result.scorer,
-            "aggregation": result.configuration.aggregation,
+            "aggregation": request.aggregation,
             "activation": "probability",
             "stop_reason": result.stop_reason,
             "usage": asdict(result.usage),

@@ -257,6 +257,16 @@ _PLAIN_CHATS = some.fixed_dictionaries(
     {"model": some.just("demo-generator@plain"), "messages": _MESSAGES},
     optional={**_PLAIN, "chat_template_kwargs": some.dictionaries(some.text(max_size=8), _JSON, max_size=2)},
 )
+_ITEM = some.fixed_dictionaries({"role": some.just("user") | _JSON, "content": some.just(PROBLEM) | _JSON})
+_RESPONSES = some.fixed_dictionaries(
+    {
+        "model": some.sampled_from(["demo-generator@greedy", "demo-generator@plain"]) | _JSON,
+        "input": some.just(PROBLEM) | some.lists(_ITEM, max_size=2) | _JSON,
+    },
+    optional=dict.fromkeys(
+        ("instructions", "max_output_tokens", "temperature", "stream", "reasoning", "text", "store", "espalier"), _JSON
+    ),
+)
 _TOKENS = some.fixed_dictionaries({}, optional={"prompt": some.just(PROMPT) | _JSON, "messages": _MESSAGES | _JSON})
 _STEPS = some.lists(some.sampled_from(["38+47=85", " ", "so"]) | _JSON, max_size=3)
 _SCORES = some.fixed_dictionaries(
@@ -278,9 +288,10 @@ _SEARCHES = some.fixed_dictionaries(
         ("/v1/chat/completions", _PLAIN_CHATS),
         ("/tokenize", _TOKENS | _JSON),
         ("/v1/score", _SCORES | _JSON),
+        ("/v1/responses", _RESPONSES | _JSON),
         ("/detokenize", some.fixed_dictionaries({"tokens": _IDS | _JSON})),
     ],
-    ids=["chats", "searches", "completions", "plain chats", "tokenize", "scores", "detokenize"],
+    ids=["chats", "searches", "completions", "plain chats", "tokenize", "scores", "responses", "detokenize"],
 )
 def test_bodies(path: str, bodies: Any, served: Served):
     with httpx2.Client(base_url=served.url, timeout=PATIENCE, trust_env=False) as client:

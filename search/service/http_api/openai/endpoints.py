@@ -22,12 +22,13 @@ from espalier.search.service.http_api.openai.completion_request import read_comp
 from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.openai.parameters import PlainCall, in_body
 from espalier.search.service.http_api.openai.plain_completion import PlainCompletion
+from espalier.search.service.http_api.openai.responses import ResponseObject, read_response
 from espalier.search.service.http_api.status import json_response, to_json
 from espalier.search.service.session import SearchCall, Session
 
 
 class OpenAiEndpoints:
-    """`/v1/models`, `/v1/chat/completions` and `/v1/completions`."""
+    """`/v1/models`, `/v1/chat/completions`, `/v1/completions` and `/v1/responses`."""
 
     def __init__(self, session: Session, names: ModelNames) -> None:
         self._session = session
@@ -53,6 +54,22 @@ class OpenAiEndpoints:
         """Continue prompts by plain sampling."""
         asked = await read_json(request, self._session, lambda body: read_completion(body, self._names))
         return await self._sample(request.state.call, asked, chat=False)
+
+    async def create_response(self, request: Request) -> Response | ASGIApp:
+        """Answer a conversation, by a search or by plain sampling, as the Responses API does; nothing is stored."""
+        asked = await read_json(request, self._session, lambda body: read_response(body, self._names))
+        created, response = int(time.time()), None
+
+        async def whole(end: Finished | CompletionFinished) -> dict[str, Any]:
+            return ResponseObject(end.search_id, asked, created).whole(end.result)
+
+        async def parts(event: AnyEvent) -> list[ServerSentEvent]:
+            nonlocal response
+            response = response or ResponseObject(event.search_id, asked, created)
+            return [(to_json(each), each["type"]) for each in response.events(event)]
+
+        call, chat = request.state.call, asked.chat
+        return await answer(call, self._events_of(chat.search, chat.places, call), chat.search.progress, whole, parts)
 
     async def _search(self, call: Call, chat: ChatCall) -> Response | ASGIApp:
         created = int(time.time())

@@ -33,7 +33,8 @@ def server(tiny_checkpoints: dict[str, Path]) -> Iterator[ServerThread]:
     family = load_verifier(Checkpoint(tiny_checkpoints["classifier"]), torch.float32, "cpu")
     settings = EngineSettings(kv_memory_bytes=2**22, block_size=4)
     engine = Engine({"generator": talker, "verifier": family.model}, settings)
-    orchestrator = Orchestrator(engine, Generator(engine, "", {}), Verifier(family))
+    names = {"generator": "org/talker", "verifier": "org/judge@main"}
+    orchestrator = Orchestrator(engine, Generator(engine, "", {}), Verifier(family), model_names=names)
     running = ServerThread(lambda: orchestrator, ServerSettings(port=0, http_port=0))
     running.wait_loaded()
     yield running
@@ -94,6 +95,13 @@ def test_vllms_and_sglangs_names_are_read_alike(post: Callable[..., Any]) -> Non
             assert post(path, body)["scores"] == scores
     alone = post("/v1/score", {"text_1": PROBLEM, "text_2": texts[0]})
     assert alone["scores"] == scores[:1]
+
+
+@pytest.mark.parametrize("model", ["espalier", "espalier@plain", "org/judge@main", "judge"])
+def test_the_model_is_the_pair_or_the_verifier(model: str, post: Callable[..., Any]) -> None:
+    for path in ROUTES:
+        assert post(path, {**BODY, "model": model})["model"] == model
+    post("/v1/score", {**BODY, "model": "talker"}, 404)
 
 
 def test_a_conversation_ends_with_the_solution(post: Callable[..., Any]) -> None:

@@ -1,0 +1,293 @@
+"""`/v1/responses` for plain text: a body is read as a chat's, and a result is written as OpenAI's response object.
+
+Nothing is stored, so a conversation is sent whole each time; what needs a stored response or a tool is refused by name.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, Strict, StrictBool
+
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.completion import CompletionResult, TextSampled
+from espalier.search.result import SearchResult
+from espalier.search.run.executor import AnyEvent, LastEvent
+from espalier.search.service.http_api.body import validated
+from espalier.search.service.http_api.openai import completion, plain_completion
+from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
+from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.openai.parameters import IGNORED, PlainCall, in_body
+
+_PLACES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Parameters of chats by other names."""
+_SAME = ("model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "espalier")
+"""Parameters that chats have by the same names."""
+_STORED = "nothing is stored; send the whole conversation as `input`"
+_NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    # parameter: why it is refused, and the values besides null that ask for nothing
+    "previous_response_id": (_STORED, ()),
+    "conversation": (_STORED, ()),
+    "prompt": (_STORED, ()),
+    "background": ("is not offered", (False,)),
+    "include": ("is not offered", ([],)),
+    "tools": ("tools are not offered", ([],)),
+    "tool_choice": ("tools are not offered", ("none", "auto")),
+    "max_tool_calls": ("tools are not offered", ()),
+    "top_logprobs": ("give `logprobs` to /v1/chat/completions", (0,)),
+    "truncation": ("a conversation is never cut", ("disabled",)),
+}
+
+
+class _Part(BaseModel):
+    type: Literal["input_text", "output_text", "text"]
+    text: InstanceOf[str]
+
+
+def _parts(content: Any) -> Any:
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+
+
+class _Item(BaseModel, extra="allow"):
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[Annotated[list[_Part], Field(max_length=512)], BeforeValidator(_parts)]
+
+    def message(self) -> dict[str, Any]:
+        return {"role": self.role, "content": "\n".join(part.text for part in self.content)}
+
+
+def _items(given: Any) -> Any:
+    """The input as a list of messages; thoughts that a client sends back are not read again."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if isinstance(given, list):
+        return [item for item in given if not (isinstance(item, dict) and item.get("type") == "reasoning")]
+    return given
+
+
+class _Reasoning(BaseModel, extra="allow"):
+    effort: InstanceOf[str] | None = None
+
+
+class _Text(BaseModel, extra="allow"):
+    format: dict[str, Any] | None = None
+
+
+class _StreamOptions(BaseModel):
+    include_obfuscation: StrictBool | None = None
+
+
+class ResponsesBody(BaseModel, extra="allow"):
+    """The body; sampling parameters are checked with the request."""
+
+    model: InstanceOf[str]
+    input: Annotated[Annotated[list[_Item], Field(min_length=1, max_length=512)], BeforeValidator(_items)]
+    instructions: InstanceOf[str] | None = None
+    max_output_tokens: Annotated[int, Strict()] | None = None
+    temperature: Any = None
+    top_p: Any = None
+    stream: StrictBool | None = None
+    stream_options: _StreamOptions | None = None
+    reasoning: _Reasoning | None = None
+    text: _Text | None = None
+    metadata: dict[str, Any] | None = None
+    espalier: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCall:
+    """A response that is asked for: the search or the plain sampling behind it, and what is told again of the body."""
+
+    chat: ChatCall | PlainCall
+    echoed: Mapping[str, Any]
+
+
+def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
+    """Read a body.
+
+    Raises:
+        HttpError: there is no such model.
+        InvalidRequestError: lists everything that is wrong and what cannot be honoured.
+    """
+    its = validated(ResponsesBody, body)
+    found = list(_not_honoured(its, body))
+    messages = [item.message() for item in its.input]
+    if its.instructions is not None:
+        messages.insert(0, {"role": "system", "content": its.instructions})
+    chat = {name: body[name] for name in _SAME if body.get(name) is not None}
+    chat |= {"messages": messages, "max_tokens": its.max_output_tokens}
+    if its.reasoning and its.reasoning.effort is not None:
+        chat["reasoning_effort"] = its.reasoning.effort
+    try:
+        call = read_chat(chat, names)
+    except InvalidRequestError as error:
+        raise InvalidRequestError([*found, *in_body(error.violations, _PLACES)]) from None
+    search = replace(call.search, violations=[*found, *in_body(call.search.violations, _PLACES)])
+    places = {field: _PLACES.get(place, place) for field, place in call.places.items()}
+    echoed = {
+        "instructions": its.instructions,
+        "max_output_tokens": its.max_output_tokens,
+        "metadata": its.metadata or {},
+        "reasoning": {"effort": its.reasoning and its.reasoning.effort, "summary": None},
+        "temperature": body.get("temperature"),
+        "top_p": body.get("top_p"),
+    }
+    return ResponseCall(replace(call, search=search, places=places), echoed)
+
+
+def _not_honoured(its: ResponsesBody, body: Mapping[str, Any]) -> Iterator[Violation]:
+    known = {*ResponsesBody.model_fields, *_SAME, *IGNORED}
+    for name, value in body.items():
+        if value is None or name in known:
+            continue
+        why, harmless = _NOT_OFFERED.get(name, ("is unknown", ()))
+        if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless):
+            yield Violation(name[:80], why)
+    if its.text and its.text.format not in (None, {"type": "text"}):
+        yield Violation("text.format", "only text is offered: guided decoding is not offered")
+    if its.stream_options and not its.stream:
+        yield Violation("stream_options", "needs `stream`")
+
+
+class ResponseObject:
+    """One response: whole, or as the events of a stream, which number themselves."""
+
+    def __init__(self, search_id: str, call: ResponseCall, created: int) -> None:
+        """Create one; `created` is in seconds since 1970."""
+        self._id = search_id
+        self._call = call
+        self._created = created
+        self._number = 0
+        self._items: list[dict[str, Any]] = []  # those of the stream that are done
+        self._text: str | None = None  # of the message that the stream writes; None before it
+
+    def whole(self, result: SearchResult | CompletionResult) -> dict[str, Any]:
+        """The response of a result."""
+        thought, text, _, cut = _contents(result)
+        items = [self._reasoning(thought)] if thought else []
+        return self._ended(result, [*items, self._message(text, "incomplete" if cut else "completed")])
+
+    def events(self, event: AnyEvent) -> list[dict[str, Any]]:
+        """The events of the stream that one of the search or the sampling makes."""
+        made: list[dict[str, Any]] = []
+        if not self._number:
+            made += [self._event(f"response.{name}", response=self._object([])) for name in ("created", "in_progress")]
+        if isinstance(event, TextSampled) and event.text:
+            made += self._delta(event.text)
+        elif isinstance(event, LastEvent):
+            result: Any = event.result
+            made += self._last(result)
+        return made
+
+    def _last(self, result: SearchResult | CompletionResult) -> list[dict[str, Any]]:
+        thought, text, steps, cut = _contents(result)
+        made: list[dict[str, Any]] = []
+        if thought:
+            item = self._reasoning(thought)
+            place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+            made.append(self._event("response.output_item.added", output_index=0, item={**item, "content": []}))
+            made.append(self._event("response.reasoning_text.delta", **place, delta=thought))
+            made.append(self._event("response.reasoning_text.done", **place, text=thought))
+            made.append(self._event("response.output_item.done", output_index=0, item=item))
+            self._items.append(item)
+        for step in steps if self._text is None else ():
+            made += self._delta(step)
+        made += self._delta("")  # begins an empty message
+        index, status = len(self._items), "incomplete" if cut else "completed"
+        message = self._message(text, status)
+        place = self._place(index)
+        made.append(self._event("response.output_text.done", **place, text=text, logprobs=[]))
+        made.append(self._event("response.content_part.done", **place, part=message["content"][0]))
+        made.append(self._event("response.output_item.done", output_index=index, item=message))
+        ended = self._ended(result, [*self._items, message])
+        return [*made, self._event(f"response.{ended['status']}", response=ended)]
+
+    def _delta(self, text: str) -> list[dict[str, Any]]:
+        index, made = len(self._items), list[dict[str, Any]]()
+        place = self._place(index)
+        if self._text is None:
+            self._text = ""
+            item = {**self._message("", "in_progress"), "content": []}
+            made.append(self._event("response.output_item.added", output_index=index, item=item))
+            made.append(self._event("response.content_part.added", **place, part=_part("")))
+        if text:
+            self._text += text
+            made.append(self._event("response.output_text.delta", **place, delta=text, logprobs=[]))
+        return made
+
+    def _place(self, index: int) -> dict[str, Any]:
+        return {"item_id": f"msg_{self._id}", "output_index": index, "content_index": 0}
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **fields}
+
+    def _reasoning(self, thought: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": thought}]
+        return {"id": f"rs_{self._id}", "type": "reasoning", "summary": [], "content": content}
+
+    def _message(self, text: str, status: str) -> dict[str, Any]:
+        head = {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "status": status}
+        return {**head, "content": [_part(text)]}
+
+    def _ended(self, result: SearchResult | CompletionResult, output: list[dict[str, Any]]) -> dict[str, Any]:
+        _, _, _, cut = _contents(result)
+        if isinstance(result, SearchResult):
+            usage = completion.usage_of(result, completion.shown_paths(result, 1))
+            own = completion.espalier_of(result, 1)
+        else:
+            usage, own = plain_completion.usage_of(result), plain_completion.espalier_of(result)
+        thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+        return {
+            **self._object(output),
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": thought},
+                "total_tokens": usage["total_tokens"],
+            },
+            "espalier": own,
+        }
+
+    def _object(self, output: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"resp_{self._id}",
+            "object": "response",
+            "created_at": self._created,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "model": self._call.chat.model,
+            "output": output,
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "store": False,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "none",
+            "tools": [],
+            "truncation": "disabled",
+            "usage": None,
+            **self._call.echoed,
+        }
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _contents(result: SearchResult | CompletionResult) -> tuple[str, str, tuple[str, ...], bool]:
+    """The thought, the text, its steps, and whether a limit cut it."""
+    if isinstance(result, SearchResult):
+        path = completion.shown(result)
+        return path.thought, "".join(path.steps), path.steps, path.finish_reason == "length"
+    (choice,) = result.choices
+    return "", choice.text, (choice.text,), choice.finish_reason in ("length", "abort")
