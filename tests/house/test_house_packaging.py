@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from importlib.metadata import entry_points
+from collections.abc import Iterable, Iterator
+from importlib.metadata import entry_points, files, requires
 from pathlib import Path
 
 import pytest
@@ -222,3 +222,46 @@ def test_pinned_versions_lie_in_the_ranges_of_pyproject(text):
     assert name in pins, f"no requirements.txt pins {wanted.name}"
     (pin,) = pins[name].specifier
     assert wanted.specifier.contains(Version(pin.version)), f"{pin} is outside {text}"
+
+
+def with_requirements(names: Iterable[str]) -> set[str]:
+    """Distributions and those that they need, extras apart."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        if (name := canonicalize_name(waiting.pop())) not in found:
+            found.add(name)
+            needed = [Requirement(text) for text in requires(name) or ()]
+            waiting += [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return found
+
+
+def test_a_client_needs_no_packages_but_those_that_its_readme_names(wheel, tmp_path):
+    text = (ROOT / "search/client/README.md").read_text(encoding="utf-8")
+    named = re.search(r"^pip install (?!--)(.+)$", text, re.MULTILINE)
+    assert named
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "espalier")
+    for name in with_requirements(named[1].split()):
+        for file in files(name) or ():
+            target = tmp_path / "packages" / file
+            if ".." not in file.parts and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(file.locate())
+    script = (
+        "import sys\n"
+        "from espalier import SearchClient\n"
+        "from espalier.search.client import NO_RETRIES, ServiceError\n"
+        "with SearchClient('127.0.0.1:1', retry=NO_RETRIES) as client:\n"
+        "    for call in (client.health, lambda: client.solve('a'), lambda: client.score_session('a')):\n"
+        "        try:\n"
+        "            call()\n"
+        "        except ServiceError as error:\n"
+        "            assert error.code == 'UNAVAILABLE', error\n"
+        "print(sorted({'torch', 'numpy'} & sys.modules.keys()))\n"
+    )
+    places = os.pathsep.join(str(tmp_path / name) for name in ("espalier", "packages"))
+    run = subprocess.run(  # without site-packages
+        [sys.executable, "-S", "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": places}
+    )
+    assert run.stdout == "[]\n", run.stderr
