@@ -79,7 +79,7 @@ def _gpu_layers(layers: Layers, backend: Backend) -> Layers:
     return Planned(
         len(layers),
         layers.weights,
-        layers._shape,  # type: ignore[attr-defined]
+        layers._spec,  # type: ignore[attr-defined]
         layers.outer,
         backend.prepare_linear,
         Costs(),
