@@ -8,6 +8,8 @@ STAMP  := $(VENV)/.installed-$(MODULES)
 
 .PHONY: help demo test test-slow test-gpu test-browser test-tools lint proto install clean
 .DEFAULT_GOAL := demo
+# Tests start many processes, which would each compile all modules again where bytecode is not written.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
