@@ -33,7 +33,8 @@ from espalier.search.run.load import RuntimeSettings
 
 KINDS = ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "phi3", "gpt2", "gemma2", "deepseek_v3"]
 """Model types: windows in some layers, experts, sinks, caps, learned positions, and values narrower than keys."""
-SAME_BITS = ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "phi3"]
+NATIVE = ["llama", "gemma3_text", "phi3"]
+SAME_BITS = ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "phi3", *(f"{kind} natively" for kind in NATIVE)]
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -45,11 +46,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def models(folders: dict[str, Path]) -> dict[str, Model]:
-    return {kind: load(folder) for kind, folder in folders.items()}
+    native = {f"{kind} natively": load(folders[kind], model_impl=ModelImpl.NATIVE) for kind in NATIVE}
+    return {kind: load(folder) for kind, folder in folders.items()} | native
 
 
 def load(folder: Path, **options: object) -> Model:
-    checkpoint = Checkpoint(folder, model_impl=ModelImpl.TRANSFORMERS, **options)  # type: ignore[arg-type]
+    checkpoint = Checkpoint(folder, **{"model_impl": ModelImpl.TRANSFORMERS} | options)  # type: ignore[arg-type]
     return load_generator(checkpoint, torch.float32, "cpu")
 
 
@@ -248,11 +250,27 @@ def test_what_native_code_of_a_family_has_not_runs_by_transformers_code(
         _ = Checkpoint(folder, model_impl=ModelImpl.NATIVE).decoder_config
 
 
+@pytest.mark.parametrize("kind", NATIVE)
+def test_both_codes_give_the_same_logits(
+    kind: str, make_engine: Callable[..., Engine], models: dict[str, Model], folders: dict[str, Path]
+):
+    ids = some_ids(40, seed=2)
+    for model in (models[kind], models[f"{kind} natively"]):
+        engine = make_engine(model, max_batch_tokens=9)
+        sequence = engine.open("generator", [])
+        assert_logits_equal(read(engine, sequence, ids), folders[kind], ids, 40)
+        release(engine, sequence)
+
+
 def test_doctor_and_log_name_the_code_that_runs_a_model(folders: dict[str, Path], caplog: pytest.LogCaptureFixture):
     runtime = RuntimeSettings(generator=str(folders["olmo2"]), verifier=str(folders["llama"]))
     found = {finding.name: finding.value for finding in examine(runtime=runtime)}
     assert found[str(folders["olmo2"])].endswith("run by transformers code")
     assert found[str(folders["llama"])].endswith("run by native code")
+    runtime = RuntimeSettings(generator=str(folders["gemma3_text"]), verifier=str(folders["phi3"]))
+    found = {finding.name: finding.value for finding in examine(runtime=runtime)}
+    assert found[str(folders["gemma3_text"])].endswith("run by native code")
+    assert found[str(folders["phi3"])].endswith("run by native code")
     with caplog.at_level("INFO", logger="espalier.engine"):
         load(folders["olmo2"])
         load_generator(Checkpoint(folders["llama"]), torch.float32, "cpu")
