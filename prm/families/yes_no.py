@@ -107,6 +107,15 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     return YesNo(load_scoring_model(checkpoint, tokenizer, dtype, device, probability_of(0), token_ids=token_ids))
 
 
+def require_askable(checkpoint: Checkpoint) -> None:
+    """Check, without reading weights, that a generator can be asked about its own steps.
+
+    Raises:
+        CheckpointError: it has no chat template, or no single token for an answer.
+    """
+    _answers(checkpoint, TextTokenizer(checkpoint))
+
+
 def of_generator(checkpoint: Checkpoint, generator: Model) -> YesNo:
     """The family on the weights of a generator that is loaded already.
 

@@ -244,6 +244,7 @@ def _load(
     check_settings(settings)
     from espalier.engine.models.model import load_generator
     from espalier.prm.families import identify, load_verifier, verifier_of_generator
+    from espalier.prm.families.yes_no import require_askable
     from espalier.prm.scorers.confidence import SCORERS
     from espalier.prm.scorers.own import load_own, scorer_of
     from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
@@ -262,6 +263,8 @@ def _load(
         _ = opened.decoder_config  # whose faults are found before anything is loaded
     if VERIFIER in checkpoints:
         identify(checkpoints[VERIFIER], settings.verifier_family, _REFERENCE in checkpoints)
+    if GENERATOR in checkpoints and settings.verifier == SELF:
+        require_askable(checkpoints[GENERATOR])
     models: dict[str, Model] = {}
     if trunk := checkpoints.get(GENERATOR):
         models[GENERATOR] = replace(load_generator(trunk, dtype, device), other_heads=other_heads)

@@ -59,10 +59,12 @@ def test_given_texts_are_scored_by_it_too(settings: RuntimeSettings):
     assert list(engine.models) == ["verifier"]
 
 
-def test_a_generator_without_a_chat_template_is_not_asked(copied: RuntimeSettings):
+def test_a_generator_without_a_chat_template_is_not_asked_and_its_weights_are_not_read(copied: RuntimeSettings):
     (Path(copied.generator) / "chat_template.jinja").unlink()
+    read: list[int] = []
     with pytest.raises(CheckpointError, match=r"has no chat template, so it cannot be asked .* or confidence"):
-        load_orchestrator(copied)
+        load_orchestrator(copied, lambda done, _: read.append(done))
+    assert not read
 
 
 def test_a_generator_without_a_token_for_an_answer_is_not_asked():

@@ -152,6 +152,14 @@ def exchange(
             _mark_filled(parent)
 
 
+def makes_few_values(name: str, shape: tuple[int, int]) -> bool:
+    """True for a layer that makes the values of at most half as many heads as ask: rounding it costs most for its size.
+
+    A text's first token draws most attention and has values near zero, made of inputs with a few huge elements.
+    """
+    return name.endswith(".v_proj") and 2 * shape[0] <= shape[1]
+
+
 def _mark_filled(module: Any) -> None:
     """Keep transformers, which fills what a checkpoint lacks, from filling weights that were exchanged."""
     if not any(True for _ in module.buffers(recurse=False)):
@@ -170,13 +178,13 @@ def _joined_biases(modules: Sequence[Any], weights: Sequence[torch.Tensor]) -> t
     return _joined([zero if module.bias is None else module.bias for module, zero in pairs])
 
 
-def product_shapes(model: nn.Module) -> list[tuple[int, int]]:
-    """Outputs and inputs of every product that `exchange` would exchange."""
-    shapes: list[tuple[int, int]] = []
-    for _, _, module in _products_of(model):
+def product_shapes(model: nn.Module) -> list[tuple[str, tuple[int, int]]]:
+    """Name, and outputs and inputs, of every product that `exchange` would exchange."""
+    shapes: list[tuple[str, tuple[int, int]]] = []
+    for _, name, module in _products_of(model):
         stacked = [p for p in module.parameters(recurse=False) if p.dim() == 3] if is_experts(module) else []
         matrices = [tuple(p.shape[1:]) for p in stacked for _ in range(len(p))]
-        shapes += matrices if stacked else [tuple(module.weight.shape)]  # type: ignore[arg-type]
+        shapes += [(name, shape) for shape in (matrices if stacked else [tuple(module.weight.shape)])]  # type: ignore[arg-type,misc]
     return shapes
 
 

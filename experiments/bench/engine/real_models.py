@@ -2,6 +2,7 @@
 
 import dataclasses
 import resource
+import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,18 @@ from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Sco
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.search.run.generator import STEP_SYSTEM_PROMPT, render_prompt
 
+TEXTS = (
+    "The steam engine was improved step by step: Newcomen pumped water, Watt condensed the steam apart.",
+    "def quicksort(xs):\n    if len(xs) < 2:\n        return xs\n    pivot = xs[0]\n    return quicksort([x for x in "
+    "xs[1:] if x < pivot]) + [pivot] + quicksort([x for x in xs[1:] if x >= pivot])\n",
+    "Question: What is the capital of France?\nAnswer: The capital of France is Paris, a city on the Seine.",
+    "## Step 1: Find the total\nThere are 12 boxes with 8 pens each, so 12 * 8 = 96 pens.\n\n## Step 2: Subtract\n"
+    "96 - 15 = 81.\n\nTherefore, the final answer is: $\\boxed{81}$.",
+    "Dear Ms. Alvarez, thank you for your letter of March 3rd. We are sorry to hear that the parcel has not arrived.",
+    "La mitocondria produce la mayor parte de la energía química que una célula necesita para vivir.",
+    "In May she sold 48 / 2 = 24 clips. Altogether she sold 48 + 24 = 72 clips in April and May.",
+)
+"""Texts whose logits are compared beside the problem's: int8's loss varies between them by a factor of three."""
 PROBLEM = "A baker sold 48 rolls in the morning and half as many in the afternoon. How many rolls did she sell?"
 _KV_BYTES = 2**28
 _STATUS = Path("/proc/self/status")
@@ -32,17 +45,17 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A model's reading of one text.
+    """A model's reading of a prompt and of some other texts.
 
     Attributes:
-        token_ids: of the prompt.
-        continuation: the most likely tokens after it.
-        logits: float32 `[prompt, vocabulary]`.
+        token_ids: of each text, the prompt first.
+        continuation: the most likely tokens after the prompt.
+        logits: float32 `[tokens, vocabulary]` of each text.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: tuple[tuple[int, ...], ...]
     continuation: tuple[int, ...]
-    logits: np.ndarray
+    logits: tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +104,7 @@ def run(
                         "path": str(impl),
                         "weights": "float32" if quantization is Quantization.NONE else str(quantization),
                         "same tokens": f"{_agreeing(found, expected)} of {new_tokens}",
-                        "cosine of logits": _cosine(found.logits, expected.logits),
+                        "cosine of logits": _cosine(found, expected),
                         "load, CPU s": loaded.seconds,
                         "weights, MiB": loaded.weight_bytes / 2**20,
                         "peak, MiB": loaded.peak_bytes / 2**20,
@@ -119,18 +132,20 @@ def transformers_reading(folder: Path, new_tokens: int) -> Reading:
         del state
     else:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ids = prompt_ids(TextTokenizer(Checkpoint(folder)))
-    given = torch.tensor([ids])
+    tokenizer = TextTokenizer(Checkpoint(folder))
+    prompt = prompt_ids(tokenizer)
+    token_ids = (tuple(prompt), *((prompt[0], *tokenizer.encode(text)) for text in TEXTS))
     with torch.inference_mode():
-        logits = model.eval()(given).logits[0]
+        logits = tuple(model.eval()(torch.tensor([ids])).logits[0].float().numpy() for ids in token_ids)
+        given = torch.tensor([prompt])
         text = model.generate(
             given, do_sample=False, max_new_tokens=new_tokens, min_new_tokens=new_tokens, repetition_penalty=1.0
         )
-    return Reading(tuple(ids), tuple(text[0, len(ids) :].tolist()), logits.float().numpy())
+    return Reading(token_ids, tuple(text[0, len(prompt) :].tolist()), logits)
 
 
 def own_reading(
-    folder: Path, impl: ModelImpl, quantization: Quantization, token_ids: Sequence[int], new_tokens: int
+    folder: Path, impl: ModelImpl, quantization: Quantization, token_ids: tuple[tuple[int, ...], ...], new_tokens: int
 ) -> tuple[Loaded, Reading]:
     """What the engine gives for the prompt, and what loading took."""
     torch.set_num_threads(1)  # like `load_orchestrator`
@@ -143,15 +158,18 @@ def own_reading(
     return loaded, read(model, token_ids, new_tokens)
 
 
-def read(model: Model, token_ids: Sequence[int], new_tokens: int) -> Reading:
-    """The engine's logits of a prompt, and its most likely continuation."""
+def read(model: Model, token_ids: tuple[tuple[int, ...], ...], new_tokens: int) -> Reading:
+    """The engine's logits of some texts, and the most likely continuation of the first."""
     engine = Engine({GENERATOR: model}, EngineSettings(kv_memory_bytes=_KV_BYTES))
-    sequence = engine.open(GENERATOR, [])
-    scored = _done(engine, Score("reader", sequence, tuple(token_ids), tuple(range(len(token_ids)))))
-    text = _done(engine, Generate("writer", sequence, (Sampling(temperature=0.0),), new_tokens, delimiter=""))
-    assert isinstance(scored, Scored)
+    sequences = [engine.open(GENERATOR, []) for _ in token_ids]
+    logits: list[np.ndarray] = []
+    for sequence, ids in zip(sequences, token_ids, strict=True):
+        scored = _done(engine, Score("reader", sequence, ids, tuple(range(len(ids)))))
+        assert isinstance(scored, Scored)
+        logits.append(scored.values)
+    text = _done(engine, Generate("writer", sequences[0], (Sampling(temperature=0.0),), new_tokens, delimiter=""))
     assert isinstance(text, Generated)
-    return Reading(tuple(token_ids), tuple(text.token_ids), scored.values)
+    return Reading(token_ids, tuple(text.token_ids), tuple(logits))
 
 
 def _done(engine: Engine, work: Score | Generate) -> Done:
@@ -209,6 +227,8 @@ def _agreeing(found: Reading, expected: Reading) -> int:
     return same.index(False) if False in same else len(same)
 
 
-def _cosine(found: np.ndarray, expected: np.ndarray) -> float:
-    one, other = (torch.from_numpy(each).double().flatten() for each in (found, expected))
-    return float(torch.cosine_similarity(one, other, dim=0))
+def _cosine(found: Reading, expected: Reading) -> float:
+    """The mean over texts."""
+    pairs = zip(found.logits, expected.logits, strict=True)
+    doubles = [[torch.from_numpy(each).double().flatten() for each in pair] for pair in pairs]
+    return statistics.fmean(float(torch.cosine_similarity(*pair, dim=0)) for pair in doubles)

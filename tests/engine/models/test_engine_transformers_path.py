@@ -12,6 +12,7 @@ import torch
 import transformers
 from engine_driver import drain, generate, read, release
 from plain import plain_greedy, plain_logits, token_classifier
+from safetensors.torch import load_file
 from tiny_models import edit_tensors, train_tokenizer
 from zoo_models import small_config, write_checkpoint
 
@@ -22,6 +23,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import NotNativeError
 from espalier.engine.models.model import Model, language_model_head, load_generator, load_trunk
 from espalier.engine.models.options import ModelImpl, Quantization
+from espalier.engine.models.zoo.description import TransformersConfig
 from espalier.engine.models.zoo.probe import random_model
 from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
 from espalier.experiments.cli.commands.doctor import examine
@@ -215,6 +217,22 @@ def test_int8_weights_stay_near_float32(
     logits, exact = torch.from_numpy(read(engine, sequence, ids)), plain_logits(folders[kind], ids)
     assert torch.cosine_similarity(logits.flatten(), exact.flatten(), dim=0) > 0.99
     release(engine, sequence)
+
+
+def test_in_int8_few_values_stay_as_they_are_and_the_estimate_knows(folders: dict[str, Path]):
+    pytest.importorskip("torchao")
+    model = load(folders["gemma3_text"], quantization=Quantization.INT8)
+    attention = model.decoder.layers.model.layers[0].self_attn  # type: ignore[attr-defined]
+    stored = load_file(folders["gemma3_text"] / "model.safetensors")
+    assert torch.equal(attention.v_proj.weight, stored["model.layers.0.self_attn.v_proj.weight"])
+    assert not isinstance(attention.q_proj.weight, torch.Tensor)
+    config = model.config
+    assert isinstance(config, TransformersConfig)
+    assert [shape for _, shape in config.values] == [(24, 48)] * config.num_layers
+    float32, int8 = (config.weight_bytes(torch.float32, each) for each in (Quantization.NONE, Quantization.INT8))
+    rounded = [(shape, count) for shape, count in config.products]
+    rounded += [(shape, -1) for _, shape in config.values]
+    assert float32 - int8 == sum(count * (3 * rows * columns - 5 * rows) for (rows, columns), count in rounded)
 
 
 def test_each_model_says_what_runs_it(folders: dict[str, Path]):
