@@ -61,8 +61,10 @@ $(TOOLS)/%/.installed: $(VENV)/.tests
 	$(TOOLS)/$*/bin/python -m pip install --disable-pip-version-check --quiet $(TOOL_PACKAGES)
 	touch $@
 $(TOOLS)/lm_eval/.installed: TOOL_PACKAGES := 'lm_eval[api]==0.4.13' accelerate
+$(TOOLS)/inspect_ai/.installed: TOOL_PACKAGES := inspect_ai==0.3.285
+$(TOOLS)/its_hub/.installed: TOOL_PACKAGES := 'its_hub[lm]==1.2.0'
 
-test-tools: $(TOOLS)/lm_eval/.installed  ## tools of others that call the server, such as lm_eval
+test-tools: $(foreach tool,lm_eval inspect_ai its_hub,$(TOOLS)/$(tool)/.installed)  ## tools of others that call the server, such as lm_eval
 	$(BIN)/python -m pytest -m tools $(HANGS)
 
 lint: $(VENV)/.tests  ## style, types, layers
