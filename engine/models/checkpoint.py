@@ -15,7 +15,7 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.adapter import Adapter
 from espalier.engine.models.config import DecoderConfig
-from espalier.engine.models.families import FAMILIES, GENERATOR_CLASSES, impl_of, parse_decoder_config
+from espalier.engine.models.families import GENERATOR_CLASSES, family_of, impl_of, parse_decoder_config
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.models.stored.base import StoredFormat
 from espalier.engine.models.stored.formats import stored_format
@@ -40,7 +40,9 @@ _OPEN_FILES = 2
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 """Buffers saved in old checkpoints; they follow from config.json, so nothing reads them."""
 _DUMMY_STD = 0.02
-_EMBEDDINGS, _HEAD = ("model.embed_tokens.weight", "embed_tokens.weight"), "lm_head.weight"
+_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
+_EMBEDDINGS = [f"{before}{_EMBEDDING}" for before in ("model.", "", "model.language_model.", "language_model.model.")]
+"""The last two are of checkpoints with images."""
 _ROWS = 4096
 """Rows that are compared at a time."""
 
@@ -142,7 +144,8 @@ class Checkpoint:
 
             return describe(self.config, place, self.has_language_head)
         config, kind = parse_decoder_config(self.config, place), self.config["model_type"]
-        if self.architecture in GENERATOR_CLASSES and self.architecture != FAMILIES[kind].generator_class:
+        family = family_of(kind)
+        if family and self.architecture in GENERATOR_CLASSES and self.architecture != family.generator_class:
             self.warn(f"architectures in {place} says {self.architecture}; its model_type {kind} decides")
         if config.tied and self._holds_another_head():
             self.warn(
@@ -179,6 +182,11 @@ class Checkpoint:
     def nbytes(self) -> int:
         """Bytes of all tensors as they are stored."""
         return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def decoder_prefix(self) -> str:
+        """What the names of the decoder's tensors begin with; empty where there is no embedding."""
+        return next((name.removesuffix(_EMBEDDING) for name in _EMBEDDINGS if name in self.tensors), "")
 
     def __contains__(self, name: str) -> bool:
         """True if the files hold a tensor of this name; never with dummy weights, though any name can be taken."""
@@ -299,8 +307,8 @@ class Checkpoint:
 
     def _holds_another_head(self) -> bool:
         """True if the files hold a head with other values than the embedding's."""
-        embedding = next((name for name in _EMBEDDINGS if name in self.tensors), None)
-        if embedding is None or _HEAD not in self.tensors:
+        embedding = self.decoder_prefix + _EMBEDDING
+        if embedding not in self.tensors or _HEAD not in self.tensors:
             return False
         if self.shape(embedding) != self.shape(_HEAD):
             return True

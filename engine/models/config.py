@@ -165,6 +165,11 @@ class Fields:
     raw: Mapping[str, Any]
     place: str
 
+    def inner(self, name: str) -> "Fields":
+        """The fields of an object in this one."""
+        value = require(self.place, name, self.raw[name], "an object", lambda it: isinstance(it, dict))
+        return Fields(value, f"{name} in {self.place}")
+
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
         """A whole number; required where there is no default."""
         value = self.raw[name] if default is None else self.raw.get(name)

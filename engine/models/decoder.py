@@ -102,7 +102,9 @@ def load_decoder(
     log.info("%s runs by native code", checkpoint.folder)
     quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
     weight_bytes = 0
-    prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""
+    prefix = checkpoint.decoder_prefix
+    if "language_model." in prefix:
+        _ignore_images(checkpoint)
 
     def take(name: str, *shape: int) -> torch.Tensor:
         return checkpoint.take(prefix + name, dtype, device, shape)
@@ -161,3 +163,11 @@ def load_decoder(
     except UnsupportedShapeError as error:
         raise CheckpointError(f"{checkpoint.folder} cannot be run on {device}: {error}; --device cpu can") from error
     return Decoder(config, backend, layers, weight_bytes + embedding.nbytes + outer.norm.nbytes)
+
+
+def _ignore_images(checkpoint: Checkpoint) -> None:
+    """Count a checkpoint's tensors for images, all but the language model's, as read."""
+    others = [name for name in checkpoint.tensors if "language_model." not in name and not name.startswith("lm_head.")]
+    log.info("%d tensors of %s are not its text half's", len(others), checkpoint.folder)
+    for name in others:
+        checkpoint.ignore(name)

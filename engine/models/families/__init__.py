@@ -15,8 +15,15 @@ from espalier.engine.models.text_files import shown
 
 FAMILIES: dict[str, Family] = {f.model_type: f for f in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, PHI3)}
 """Every family, by its `model_type`."""
+_WITH_IMAGES = {family.with_images: family for family in FAMILIES.values() if family.with_images}
+"""Families by the `model_type` of checkpoints whose text half they are."""
 GENERATOR_CLASSES = tuple(family.generator_class for family in FAMILIES.values())
 """Class names that a generator's `config.json` may give."""
+
+
+def family_of(model_type: object) -> Family | None:
+    """The family that runs checkpoints of a `model_type`, or the text half of them."""
+    return (FAMILIES | _WITH_IMAGES).get(model_type) if isinstance(model_type, str) else None
 
 
 def parse_decoder_config(raw: Mapping[str, Any], place: str = "config.json") -> NativeConfig:
@@ -30,14 +37,14 @@ def parse_decoder_config(raw: Mapping[str, Any], place: str = "config.json") -> 
         NotNativeError: for what native code has not, though it knows the family.
         CheckpointError: for an unknown model type, a missing key, or a value that means nothing.
     """
-    model_type = raw.get("model_type", "")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
+    if (family := family_of(model_type := raw.get("model_type", ""))) is None:
         raise CheckpointError(
             f"{place}: model type {shown(model_type)} is not supported; {', '.join(FAMILIES)} are: generators of the "
             f"classes {', '.join(GENERATOR_CLASSES)}, and reward models over them"
         )
+    fields = Fields(raw, place)
     try:
-        return FAMILIES[model_type].read(Fields(raw, place))
+        return family.read(fields if family.model_type == model_type else fields.inner("text_config"))
     except KeyError as missing:
         raise CheckpointError(f"{place} lacks {missing}") from missing
 
@@ -47,7 +54,7 @@ def impl_of(config: Mapping[str, Any], asked: ModelImpl = ModelImpl.AUTO) -> Mod
     if asked is not ModelImpl.AUTO:
         return asked
     kind = config.get("model_type", "")
-    if isinstance(kind, str) and kind and kind not in FAMILIES:
+    if isinstance(kind, str) and kind and family_of(kind) is None:
         return ModelImpl.TRANSFORMERS
     try:
         parse_decoder_config(config)

@@ -1,4 +1,4 @@
-"""Gemma 3's text decoder (Gemma team, 2025; transformers' `modeling_gemma3.py`).
+"""Gemma 3's text decoder, alone or in a checkpoint with images (Gemma team, 2025; transformers' `modeling_gemma3.py`).
 
 Norms stand before and after attention and MLP, with factors stored less 1; embeddings are scaled by the root of their
 width. Five of six layers have a window, and rotary positions of another base than the sixth, which alone is stretched.
@@ -88,4 +88,4 @@ def _rotary(fields: Fields, kind: str) -> Rotary:
     return read_rotary(replace(fields, raw={**fields.raw, **own}))
 
 
-GEMMA3 = Family("gemma3_text", "Gemma3", _read)
+GEMMA3 = Family("gemma3_text", "Gemma3", _read, with_images="gemma3")

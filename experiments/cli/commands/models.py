@@ -152,15 +152,19 @@ def _special_tokens(inspection: "Inspection") -> str:
 
 
 def _decoder(config: "DecoderConfig") -> str:
-    rope = (config.rope_scaling or {}).get("rope_type", "default")
     windows = sorted({window for window in config.windows if window})
     parts = [
         f"{config.num_layers} layers of {config.hidden_size}",
         f"{config.num_heads} heads, {config.num_kv_heads} KV heads of {config.head_dim}",
         f"vocabulary of {config.vocab_size:,}{', tied' if config.tied else ''}",
     ]
-    if config.rope_theta:
-        parts.append(f"rotary base {config.rope_theta:,.0f}{'' if rope == 'default' else f', {rope}'}")
+    bases = [
+        f"{rotary.theta:,.0f}" + (f", {rotary.scaling['rope_type']}" if rotary.scaling else "")
+        for rotary in config.rotaries
+        if rotary.theta
+    ]
+    if bases:
+        parts.append(f"rotary base {' and '.join(dict.fromkeys(bases))}")
     if windows:
         parts.append(f"windows of {' and '.join(map(str, windows))} in {sum(map(bool, config.windows))} layers")
     return "; ".join(parts)

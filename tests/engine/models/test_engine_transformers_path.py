@@ -12,7 +12,7 @@ import torch
 import transformers
 from engine_driver import drain, generate, read, release
 from plain import plain_greedy, plain_logits, token_classifier
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import edit_tensors, train_tokenizer
 from zoo_models import small_config, write_checkpoint
 
@@ -364,7 +364,11 @@ def test_the_native_path_imports_no_modelling_code(tiny_checkpoints: dict[str, P
     subprocess.run([sys.executable, "-c", program, str(tiny_checkpoints["qwen2-tied"])], check=True)
 
 
-def test_the_text_half_of_a_checkpoint_with_images_is_loaded(tmp_path: Path, make_engine: Callable[..., Engine]):
+@pytest.mark.parametrize("impl", ModelImpl)
+@pytest.mark.parametrize("named_as_on_the_hub", [True, False])
+def test_the_text_half_of_a_checkpoint_with_images_is_loaded(
+    impl: ModelImpl, named_as_on_the_hub: bool, tmp_path: Path, make_engine: Callable[..., Engine]
+):
     vision = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
     config = transformers.Gemma3Config(
@@ -372,11 +376,24 @@ def test_the_text_half_of_a_checkpoint_with_images_is_loaded(tmp_path: Path, mak
     )
     random_model(transformers.Gemma3ForConditionalGeneration, config).save_pretrained(tmp_path)
     train_tokenizer().save_pretrained(tmp_path)
-    model = load_generator(Checkpoint(tmp_path), torch.float32, "cpu")
+    if named_as_on_the_hub != any(name.startswith("language_model.") for name in Checkpoint(tmp_path).tensors):
+        file, tensors = tmp_path / "model.safetensors", load_file(tmp_path / "model.safetensors")
+        save_file({other_name(name): tensor for name, tensor in tensors.items()}, file, {"format": "pt"})
+    model = load_generator(Checkpoint(tmp_path, model_impl=impl), torch.float32, "cpu")
+    assert (model.config.impl is ModelImpl.TRANSFORMERS) == (impl is ModelImpl.TRANSFORMERS)
     engine, ids = make_engine(model), some_ids(20)
     sequence = engine.open("generator", [])
     assert_logits_equal(read(engine, sequence, ids), tmp_path, ids, 20)
     release(engine, sequence)
+
+
+def other_name(name: str) -> str:
+    """A tensor's name in older checkpoints with images by its name in new ones, or the other way round."""
+    for old, new in (("language_model.model.", "model.language_model."), ("vision_tower.", "model.vision_tower.")):
+        for one, other in ((new, old), (old, new)):
+            if name.startswith(one):
+                return other + name.removeprefix(one)
+    return name
 
 
 def test_a_token_classifier_scores_on_any_decoder(tmp_path: Path, make_engine: Callable[..., Engine]):
