@@ -153,6 +153,14 @@ class CommonFields:
             "many tokens, after which its thought is closed for it. Room for the answer is always kept."
         ),
     ] = "auto"
+    more_thinking: Annotated[
+        int,
+        Interval(ge=0, le=64),
+        Option(
+            "How often a path whose model closes its thought has to think on: Wait is written in place of the mark, "
+            "within the thought's budget."
+        ),
+    ] = 0
     probe_every: Annotated[
         int | None,
         Interval(ge=1, le=MAX_PATH_TOKENS),

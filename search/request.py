@@ -95,6 +95,7 @@ class SearchFields(TypedDict, total=False):
     step_rule: str
     end_at_box: bool
     thinking: str
+    more_thinking: int
     probe_every: int | None
     stop_when: str
     max_steps: int | None

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from espalier.engine.engine import Engine, Footprint
 from espalier.engine.errors import ScoreMismatchError
@@ -20,7 +20,7 @@ from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.probes import AnswerProbes, RunningProbe
 from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.step_rule import PARAGRAPH, read_step_rule
-from espalier.search.thoughts.budget import CLOSING_SENTENCE
+from espalier.search.thoughts.budget import CLOSING_SENTENCE, THINK_ON
 from espalier.search.thoughts.reading import IN_ANSWER, OPENED, Phase, Position, ThoughtReader
 from espalier.search.thoughts.stop_rule import read_stop_rule
 from espalier.search.tree import HostText, Node, Probe, Termination
@@ -298,7 +298,7 @@ class TreeExpander:
             above.generator = None
         self._states[node] = state
         node.termination = self._termination(node, done.cause, expansion)
-        self._close_thought(node, state, done.cause)
+        self._close_thought(node, state, done.cause, above.position.inside or node.thought_chars > 0)
         to_score = self._has_score(node)
         if to_score:
             node.score = self._session.score_sampled(node, done)
@@ -330,8 +330,11 @@ class TreeExpander:
             node.probe = Probe(answer, float(bool(answer)), 0)
         return self._probes.runs(node) or (node.open and self._start_probe(node, round_root))
 
-    def _close_thought(self, node: Node, state: NodeState, cause: StopCause) -> None:
-        """Close a thought that has used its budget up or goes round in circles; begin the answer's channel."""
+    def _close_thought(self, node: Node, state: NodeState, cause: StopCause, thought: bool) -> None:
+        """Close a thought that has used its budget up or goes round in circles; begin the answer's channel.
+
+        A step that has `thought`, and ends with the model's closing mark, loses the mark if its path is to think on.
+        """
         plan = self._thoughts
         if plan is None:
             return
@@ -341,7 +344,12 @@ class TreeExpander:
         if state.position.inside and (looping or (node.open and spent)):
             node.termination = None
             self._write(node, state, CLOSING_SENTENCE.strip(), plan.closing, instead_of=int(ended))
-        elif node.open and cause is StopCause.MARK and not state.position.inside and plan.header:
+        elif not node.open or cause is not StopCause.MARK or state.position.inside:
+            return
+        elif thought and plan.thinks_on((step.written.text for step in node.lineage()), node.path_tokens()):
+            self._write(node, state, THINK_ON, plan.think_on, instead_of=1)
+            state.position = replace(OPENED, blank=False)
+        elif plan.header:
             self._write(node, state, plan.marks.header, plan.header)
 
     def _write(self, node: Node, state: NodeState, text: str, ids: tuple[int, ...], instead_of: int = 0) -> None:

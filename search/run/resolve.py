@@ -31,7 +31,8 @@ from espalier.search.thoughts.probing import plan_probes
 
 _STEP_TOKENS = 50
 """Mean length of steps for bounds on the verifier's tokens where the number of steps has no limit."""
-_NO_THOUGHT = "closes thoughts, and the generator has none here: it does not think, or thinking is off; leave it out"
+_NO_THOUGHT = "is about thoughts, and the generator has none here: it does not think, or thinking is off; leave it out"
+_NO_MARK = "needs a closing mark that is one token, which the model can be kept from; this generator's {!r} is text"
 _SCORER_ADVICE = "--verifier names a process reward model, or self"
 _MAX_BRANCHES = 64
 """Choices of one completion request that are sampled at a time, unless those of one prompt are more; steps of a session
@@ -77,15 +78,19 @@ class Resolver:
         effective = replace(effective, max_tokens=path_tokens)
         thoughts = None
         if marks := self._generator.marks:
-            thoughts = plan_thoughts(marks, self._generator.model.tokenizer, thinking, prompted.opened, path_tokens)
+            of_paths = prompted.opened, path_tokens, request.more_thinking
+            thoughts = plan_thoughts(marks, self._generator.model.tokenizer, thinking, *of_paths)
         if prompted.thinks and effective.max_steps and request.max_steps is None:
             effective = replace(effective, max_steps=max(effective.max_steps, path_tokens // _STEP_TOKENS))
         step_tokens = path_tokens
         if effective.max_step_tokens:
             overrun = read_step_rule(effective.step_rule).overrun(thoughts is not None)
             step_tokens = min(effective.max_step_tokens + overrun, path_tokens)
-        if effective.stop_when and not prompted.thinks:
-            raise InvalidRequestError([Violation("stop_when", _NO_THOUGHT)])
+        asked = [name for name in ("stop_when", "more_thinking") if getattr(effective, name)]
+        if asked and not prompted.thinks:
+            raise InvalidRequestError([Violation(name, _NO_THOUGHT) for name in asked])
+        if effective.more_thinking and marks and marks.closing.token_id is None:
+            raise InvalidRequestError([Violation("more_thinking", _NO_MARK.format(marks.closing.text))])
         if scorer and scorer.reads_probes and not effective.probe_every:
             effective = replace(effective, probe_every=1)  # at the end of every step
         probes = None

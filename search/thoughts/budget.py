@@ -1,5 +1,6 @@
 """Budgets of thoughts, and the text with which the host closes a thought at its budget."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 
@@ -14,6 +15,8 @@ CLOSING_SENTENCE = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly now.\n"
 )
 """What the host writes before the closing mark. A bare mark makes models go on thinking in their answers."""
+THINK_ON = "Wait"
+"""What the host writes in place of the closing mark of a thought that is to go on."""
 ANSWER_TOKENS = 512
 """Tokens kept for the answer behind the longest thought, or a quarter of a path shorter than four times as many."""
 THINKING_MAX_TOKENS = 16_384
@@ -32,6 +35,8 @@ class ThoughtPlan:
         closing: token ids that the host writes to close a thought.
         header: those that it writes where the model has closed it.
         forced: whether a path that the model ends within its thought goes on to an answer.
+        more: how often a path has to think on where the model closes its thought.
+        think_on: token ids that the host then writes in place of the mark.
     """
 
     marks: ThoughtMarks
@@ -40,6 +45,17 @@ class ThoughtPlan:
     closing: tuple[int, ...]
     header: tuple[int, ...] = ()
     forced: bool = False
+    more: int = 0
+    think_on: tuple[int, ...] = ()
+
+    def thinks_on(self, written: Iterable[str], tokens: int) -> bool:
+        """Return whether a path whose model has just closed its thought is to think on.
+
+        Args:
+            written: what the host has written into it.
+            tokens: how many tokens it has.
+        """
+        return sum(text == THINK_ON for text in written) < self.more and tokens + len(self.think_on) < self.budget
 
     @property
     def step_marks(self) -> StepMarks:
@@ -56,7 +72,7 @@ def closing_text(marks: ThoughtMarks) -> str:
 
 
 def plan_thoughts(
-    marks: ThoughtMarks, tokenizer: TextTokenizer, thinking: Thinking, opened: bool, path_tokens: int
+    marks: ThoughtMarks, tokenizer: TextTokenizer, thinking: Thinking, opened: bool, path_tokens: int, more: int = 0
 ) -> ThoughtPlan:
     """Work out the budget of the thoughts of a search.
 
@@ -66,6 +82,7 @@ def plan_thoughts(
         thinking: what the request asks for.
         opened: whether the prompt opens the thought.
         path_tokens: most tokens of one path.
+        more: how often a path has to think on.
 
     Raises:
         InvalidRequestError: a path has no room for the thought and an answer.
@@ -86,7 +103,8 @@ def plan_thoughts(
         lower = f", or lower thinking to at most {room}" if room >= 1 else ", or switch thinking off"
         raise InvalidRequestError([Violation("thinking", why + lower)])
     forced = thinking.mode is ThinkingMode.ON
-    return ThoughtPlan(marks, opened, thinking.budget or room, closing, header, forced)
+    think_on = tuple(tokenizer.encode(f"\n{THINK_ON}"))
+    return ThoughtPlan(marks, opened, thinking.budget or room, closing, header, forced, more, think_on)
 
 
 def _answer_tokens(path_tokens: int) -> int:

@@ -207,7 +207,7 @@ def test_a_rule_without_a_floor_or_out_of_range_is_refused(text: str):
 def test_a_rule_needs_probes_and_thoughts(make_orchestrator: Callable[..., Orchestrator]):
     with pytest.raises(InvalidRequestError, match="stop_when: needs probe_every"):
         validate(SearchRequest("1+1?", stop_when="agree:1,tokens:1"))
-    with pytest.raises(InvalidRequestError, match="stop_when: closes thoughts, and the generator has none here"):
+    with pytest.raises(InvalidRequestError, match="stop_when: is about thoughts, and the generator has none here"):
         make_orchestrator().submit(replace(MAJORITY, probe_every=8, stop_when="agree:1,tokens:1"))
 
 

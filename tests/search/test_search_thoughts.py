@@ -390,6 +390,34 @@ def test_a_trace_says_what_the_host_wrote(think: Callable[..., Any]):
     assert [node["appended"] for node in trace["nodes"] if node["appended"]] == [CLOSING_SENTENCE.strip()]
 
 
+# ---- thinking on
+
+
+def test_a_model_that_closes_its_thought_thinks_on_as_often_as_asked(think: Callable[..., Any]):
+    script = ["Try 6.", "</think>", " no, 7.", "</think>", " yes, 7.", "</think>", "\n\n", "\\boxed{7}"]
+    result = think("opened by the prompt", *script, more_thinking=2)
+    assert [node.appended for node in result.nodes[1:]] == ["Wait", "Wait", "", ""]
+    assert (result.best.thought, result.best.content, result.answer) == ("Try 6. no, 7. yes, 7.", "\\boxed{7}", "7")
+    once = think("opened by the prompt", *script[:4], "\n\n", "\\boxed{6}", more_thinking=1)
+    assert (once.best.thought, once.answer) == ("Try 6. no, 7.", "6")
+
+
+def test_a_path_thinks_on_within_its_budget_alone(think: Callable[..., Any]):
+    script = ["Try 6.", "</think>", *" no, it is rather seven", "</think>", "\\boxed{7}"]
+    result = think("opened by the prompt", *script, more_thinking=60, thinking="30")
+    assert sum(node.appended == "Wait" for node in result.nodes) == 1
+    assert any(node.appended == CLOSING_SENTENCE.strip() for node in result.nodes) or result.answer == "7"
+    usage = result.usage
+    assert usage.generator_tokens == usage.generator_tree_tokens
+
+
+def test_thinking_on_needs_a_thought_and_a_mark_that_is_a_token(think: Callable[..., Any]):
+    with pytest.raises(InvalidRequestError, match="more_thinking: is about thoughts, and the generator has none"):
+        think("opened by the prompt", "x", thinking="off", more_thinking=1)
+    with pytest.raises(InvalidRequestError, match="more_thinking: needs a closing mark that is one token"):
+        think("text", "x", more_thinking=1)
+
+
 # ---- every search
 
 
