@@ -99,7 +99,7 @@ class TreeExpander:
         self._stop = read_stop_rule(resolved.request.stop_when) if resolved.request.stop_when else None
         tokenizer = engine.model(GENERATOR).tokenizer if resolved.thoughts else None
         self._reader = ThoughtReader(resolved.thoughts.marks, tokenizer) if resolved.thoughts and tokenizer else None
-        self._probes = AnswerProbes(engine, owner, resolved)
+        self._probes = AnswerProbes(engine, owner, resolved) if resolved.probes else None
         self._held: dict[Node, tuple[Expand, Node, bool]] = {}  # by the node whose probe they wait for, see `_generate`
         self._scores_probes = self._scorer is not None and self._scorer.reads_probes
         self._unscored: dict[Node, bool] = {}  # nodes that are to be scored once probed, by `in_place` of `want`
@@ -170,7 +170,8 @@ class TreeExpander:
     def footprint(self) -> Footprint:
         """The KV blocks that the tree holds now."""
         held = [state.generator for state in self._states.values() if state.generator is not None]
-        return self._engine.footprint(held + self._session.sequences() + self._probes.sequences)
+        probed = self._probes.sequences if self._probes else []
+        return self._engine.footprint(held + self._session.sequences() + probed)
 
     def end_round(self, kept: Collection[Node]) -> None:
         """Release the nodes that the algorithm does not keep, and prepare the next round."""
@@ -188,7 +189,8 @@ class TreeExpander:
         """Cancel all work, release all sequences, and set `mark` as the termination of unfinished nodes."""
         self._engine.cancel(self._owner)
         self._session.close()
-        self._probes.close()
+        if self._probes:
+            self._probes.close()
         self._cut_off(mark)
         self.keep(())
 
@@ -208,23 +210,26 @@ class TreeExpander:
         """Sample the children of an expansion, once its node is probed if that is due."""
         node, state = expand.node, self._states[expand.node]
         answers = not (expand.greedy or node.rollout)
-        if self._probes.runs(node) or (answers and self._start_probe(node, round_root)):
+        if self._probed_now(node, round_root, starts=answers):
             state.expected += expand.children
             self._held[node] = expand, round_root, in_place
         else:
             self._sample(expand, round_root, in_place)
 
-    def _start_probe(self, node: Node, round_root: Node) -> bool:
-        """Start to probe a node, and return True, if that is due."""
-        state = self._states[node]
-        left = self._budget.generator_left(node, round_root)
-        if not (opening := self._probes.opening(node, state.position.inside, left)):
+    def _probed_now(self, node: Node, round_root: Node, starts: bool) -> bool:
+        """Return whether a node is being probed; where it `starts` that, from now on, if it is due."""
+        if self._probes is None or self._probes.runs(node):
+            return self._probes is not None
+        state, left = self._states[node], self._budget.generator_left(node, round_root)
+        opening = self._probes.opening(node, state.position.inside, left) if starts else ()
+        if not opening:
             return False
         assert state.generator is not None, "the node's generator sequence was released"
         self._probes.start(node, state.generator, opening)
         return True
 
     def _on_probed(self, done: Generated, node: Node) -> None:
+        assert self._probes is not None, "only its own probes are processed"
         if (probe := self._probes.take(done)) is None:
             return
         node.probe = probe
@@ -328,7 +333,7 @@ class TreeExpander:
         if node.complete:
             answer = extract_answer(node.answer_text())
             node.probe = Probe(answer, float(bool(answer)), 0)
-        return self._probes.runs(node) or (node.open and self._start_probe(node, round_root))
+        return self._probed_now(node, round_root, starts=node.open)
 
     def _close_thought(self, node: Node, state: NodeState, cause: StopCause, thought: bool) -> None:
         """Close a thought that has used its budget up or goes round in circles; begin the answer's channel.
