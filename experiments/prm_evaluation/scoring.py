@@ -1,30 +1,19 @@
 """Scores every step of many solutions: at once on the engine, or by a function of the user's."""
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import (
-    CheckpointError,
-    NoEmbeddingError,
-    NumericalError,
-    PartialFailureError,
-    PoolExhaustedError,
-    RequestTooLargeError,
-)
+from espalier.engine.errors import CheckpointError, InvalidRequestError, RequestTooLargeError
 from espalier.engine.roles import VERIFIER
 from espalier.experiments.prm_evaluation.solutions import Solution
 from espalier.prm.scorer import Scorer
 from espalier.prm.scorers import names_function
 from espalier.prm.scorers.function import FunctionScorer
 from espalier.prm.scorers.own import load_own
-from espalier.search.request import DEFAULT_OPTIONS
-from espalier.search.run.executor import ResolvedScores
 from espalier.search.run.load import RuntimeSettings, check_settings, load_verifier_alone
-from espalier.search.run.running import Host
-from espalier.search.run.scores import RunningScores
+from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.scores import ScoreRequest, ScoreResult
 
 
@@ -87,8 +76,7 @@ class SolutionScorer:
     """Scores solutions step by step; at most `in_flight` of them hold KV memory at once.
 
     Every token of a solution is computed once; the full blocks of its problem come from the prefix cache if another
-    solution of it was scored before. If KV memory runs out, a solution is put back and fewer run at once; one that does
-    not fit alone is refused.
+    solution of it was scored before. One that does not fit into the KV pool alone is refused.
     """
 
     def __init__(self, engine: Engine, scorer: Scorer, in_flight: int) -> None:
@@ -99,10 +87,7 @@ class SolutionScorer:
         """
         if scorer.scores != "steps":
             raise CheckpointError(f"{scorer.name} scores whole answers only and has no scores of steps")
-        self._scorer, self._engine, self._host = scorer, engine, Host(engine, scorer)
-        self._in_flight = in_flight
-        self._running: dict[str, RunningScores] = {}  # by id of the solution
-        self._waiting: deque[Solution] = deque()
+        self._orchestrator = Orchestrator(engine, None, scorer, in_flight)
 
     def score(self, solutions: Sequence[Solution], on_scored: OnScored) -> None:
         """Score `solutions`, calling `on_scored` for each as it is finished or refused.
@@ -110,49 +95,20 @@ class SolutionScorer:
         Raises:
             EspalierError: the device failed, or an incremental score differs from that of the whole text.
         """
-        self._waiting = deque(solutions)
+        orchestrator, names = self._orchestrator, dict[str, str]()
         try:
-            while self._waiting or self._running:
-                while self._waiting and len(self._running) < self._in_flight:
-                    try:
-                        self._start(self._waiting[0])
-                    except (RequestTooLargeError, NoEmbeddingError) as error:
-                        on_scored(Scored(self._waiting[0].unique_id, refused=str(error)))
-                    self._waiting.popleft()
+            for solution in solutions:
+                request = ScoreRequest(solution.problem, (solution.steps,))
                 try:
-                    for done in self._engine.step():
-                        self._running[str(done.work.owner)].handle(done)
-                except PartialFailureError as error:
-                    self._give_up(error, {each.unique_id: each for each in solutions})
-                for name, result in [(name, its.result) for name, its in self._running.items()]:
-                    if result:
-                        del self._running[name]
-                        on_scored(_scored(name, result))
+                    names[orchestrator.submit(request)] = solution.unique_id
+                except (InvalidRequestError, RequestTooLargeError) as error:
+                    on_scored(Scored(solution.unique_id, refused=str(error)))
+            while orchestrator.busy:
+                for result in orchestrator.step():
+                    assert isinstance(result, ScoreResult)
+                    on_scored(_scored(names[result.search_id], result))
         finally:
-            for name in self._running:
-                self._engine.abandon(name)
-            self._running.clear()
-
-    def _start(self, solution: Solution) -> None:
-        request, prompt = ScoreRequest(solution.problem, (solution.steps,)), self._scorer.prompt(solution.problem)
-        resolved, name = ResolvedScores(request, prompt), solution.unique_id
-        running = RunningScores(name, resolved, DEFAULT_OPTIONS, self._host, lambda _: None)
-        self._running[name] = running
-        running.start()
-
-    def _give_up(self, error: PartialFailureError, solutions: Mapping[str, Solution]) -> None:
-        """Fail the solutions whose results are not numbers; put back the last of those that found no memory."""
-        names = [name for name in self._running if name in error.owners]
-        if not names or not isinstance(error, PoolExhaustedError | NumericalError):
-            raise error
-        if isinstance(error, PoolExhaustedError) and len(self._running) > 1:
-            del self._running[names[-1]]
-            self._engine.abandon(names[-1])
-            self._waiting.appendleft(solutions[names[-1]])
-            self._in_flight = len(self._running)
-            return
-        for name in names:
-            self._running[name].fail(error)
+            orchestrator.close()
 
 
 def _scored(name: str, result: ScoreResult) -> Scored:

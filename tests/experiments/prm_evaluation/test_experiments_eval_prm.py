@@ -50,7 +50,7 @@ def test_scores_equal_those_of_the_whole_text():
 
 def test_a_solution_that_is_too_long_is_refused_and_the_others_are_not(demo_verifier):
     good = demo_solutions()[0]
-    many = tuple(["(a) 1+1=2"] * 2000)
+    many = tuple(["(a) 1+1=2, and 2+2=4"] * 250)
     long = Solution("long", good.problem, many, (), "s")
     wide = Solution("wide", "word " * 5000, ("1+1=2",), (), "s")
     found = score(demo_verifier, [long, good, wide])
@@ -77,7 +77,7 @@ def test_shuffle_scores_a_random_part(espalier, tmp_path):
 
 def test_little_memory_changes_no_score(demo_verifier):
     solutions = demo_solutions()[:24]
-    small = load_verifier_alone(RuntimeSettings(kv_memory=3 * 2**20))
+    small = load_verifier_alone(RuntimeSettings(kv_memory=4 * 2**20))
     assert score(small, solutions, in_flight=24) == score(demo_verifier, solutions)
 
 
@@ -136,7 +136,7 @@ def test_prmbench_is_scored_by_classification_and_refusals_are_partial(espalier,
     ran = espalier("eval-prm", "--benchmark", file, "--json")
     assert ran.code == 0
     assert set(json.loads(ran.out)["by"]["classification"]) == {"circular", "counterfactual"}
-    records[0]["modified_process"] = ["1+1=2"] * 2000
+    records[0]["modified_process"] = ["1+1=2, and so 2+2=4"] * 250
     file.write_text(json.dumps(records))
     partial = espalier("eval-prm", "--benchmark", file)
     assert partial.code == 3
