@@ -40,7 +40,13 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(start, tmp_path: Path) -> ServerThread:
+def load() -> Callable[[], Any] | None:
+    """What the server loads; None for the scripted orchestrator."""
+    return None
+
+
+@pytest.fixture
+def server(start, tmp_path: Path, load: Callable[[], Any] | None) -> ServerThread:
     """A server with a certificate for localhost and one caller, ann, whose token is `token`."""
     authority = trustme.CA()
     issued = authority.issue_cert("localhost")
@@ -50,7 +56,9 @@ def server(start, tmp_path: Path) -> ServerThread:
     (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
     callers = tmp_path / "callers.toml"
     callers.write_text(f'[ann]\ntoken_sha256 = "{sha256(b"token").hexdigest()}"\n')
-    return start(**files, callers=callers)
+    running = start(load, **files, callers=callers)
+    running.wait_loaded()
+    return running
 
 
 @pytest.fixture
@@ -93,6 +101,22 @@ def test_a_call_that_grpc_js_cancels_or_that_runs_out_of_time_ends_on_the_server
 def test_grpc_js_keeps_a_silent_search_by_pings(node, fake):
     threading.Timer(PINGS_SECONDS, fake.release.set).start()
     assert node("patience", problem="hold")["answer"] == "42"
+
+
+class TestSessionsOfScores:
+    """Over a real engine."""
+
+    @pytest.fixture
+    def load(self, make_orchestrator: Callable[..., Any]) -> Callable[[], Any]:
+        made = make_orchestrator()
+        return lambda: made
+
+    def test_grpc_js_has_steps_scored_as_they_come(self, node):
+        told = node("session", problem="Tom starts with 38 coins.")
+        assert [each["node"] for each in told["scores"]] == [1, 2, 3]
+        assert all(0 <= each["score"] <= 1 for each in told["scores"])
+        assert told["reason"] == "STOP_REASON_FINISHED"
+        assert told["nodes"] == 3
 
 
 @pytest.fixture
