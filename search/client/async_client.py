@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
@@ -24,6 +24,7 @@ from espalier.search.scores import ScoreRequest, ScoreResult, make_score_request
 from espalier.search.server_info import ServerInfo
 from espalier.search.service.access.calls import REQUEST_ID, request_id_of
 from espalier.search.service.grpc_api.convert import (
+    SESSION_OPEN,
     event_from_wire,
     info_from_wire,
     request_to_wire,
@@ -326,8 +327,9 @@ class AsyncSearchClient:
         while True:
             call = self._start(begin, message, attempts, request_id)
             try:
-                await call.write(message)
-                if not await call.initial_metadata():
+                with suppress(asyncio.InvalidStateError):  # it was refused before it was read
+                    await call.write(message)
+                if SESSION_OPEN not in (*await call.initial_metadata(),):
                     await call.read()  # raises what the server has refused it for
                 return call
             except grpc.RpcError as error:

@@ -40,6 +40,8 @@ from espalier.search.server_info import KvBlocks, Occupancy, ServerInfo
 from espalier.search.tree import Probe
 from espalier.v1 import search_pb2 as pb
 
+SESSION_OPEN = ("espalier-session", "open")
+"""Initial metadata that tell a client that its session has left the queue; a refused call has none."""
 _EVENTS: dict[type[Event], tuple[str, Any]] = {
     Started: ("started", pb.SearchStarted),
     StepDone: ("step", pb.StepDone),

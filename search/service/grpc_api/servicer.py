@@ -9,6 +9,7 @@ from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.result import Event, Finished
 from espalier.search.score_session import SessionTurn
 from espalier.search.service.grpc_api.convert import (
+    SESSION_OPEN,
     event_to_wire,
     info_to_wire,
     request_from_wire,
@@ -22,9 +23,6 @@ from espalier.search.service.grpc_api.interceptor import CALL
 from espalier.search.service.session import SearchCall, Session, finished
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceServicer
-
-_OPEN = ("espalier-session", "open")
-"""Initial metadata that tell a client that its session has left the queue; a refused call has none."""
 
 
 class SolveServicer(SearchServiceServicer):
@@ -67,7 +65,7 @@ class SolveServicer(SearchServiceServicer):
         turns = _turns(opening, request_iterator)
         asked = SearchCall(asked, opening.open.priority, True, True, violations, turns)
         async with self._session.search(asked, call) as events:
-            await context.send_initial_metadata((_OPEN,))
+            await context.send_initial_metadata((SESSION_OPEN,))
             async for event in events:
                 await context.write(session_event_to_wire(event))
 
