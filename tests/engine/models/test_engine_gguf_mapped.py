@@ -22,7 +22,13 @@ from espalier.engine.models.families import FAMILIES
 from espalier.engine.models.model import load_generator
 from espalier.engine.models.options import ModelImpl
 
-ARCHITECTURES = {"gemma3_text": "gemma3", "gemma2": "gemma2", "qwen3_moe": "qwen3moe", "starcoder2": "starcoder2"}
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "gemma2": "gemma2",
+    "phi3": "phi3",
+    "qwen3_moe": "qwen3moe",
+    "starcoder2": "starcoder2",
+}
 UNSAID: dict[str, dict[str, Any]] = {
     "gemma3_text": {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 4},
     "qwen3_moe": {"norm_topk_prob": True},
