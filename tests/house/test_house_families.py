@@ -1,0 +1,24 @@
+"""Nothing outside a decoder family's file decides by its name."""
+
+import ast
+from pathlib import PurePosixPath
+
+from house_files import ROOT, sources
+
+from espalier.engine.models.families import FAMILIES
+
+OTHER_NAMES = {"engine/models/gguf", "engine/models/families"}
+"""Rooms that may write such names: llama.cpp's names of architectures, and the families themselves."""
+
+
+def test_only_a_familys_file_writes_its_model_type() -> None:
+    names = FAMILIES.keys() | {f.with_images for f in FAMILIES.values()} - {""}
+    found = {
+        (file, node.value)
+        for file in sources()
+        if PurePosixPath(file).parts[0] in ("engine", "kernels", "prm", "search")
+        and str(PurePosixPath(file).parent) not in OTHER_NAMES
+        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert found == set()
