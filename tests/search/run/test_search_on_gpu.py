@@ -120,9 +120,11 @@ def test_searches_replay_their_decode_steps_and_fetch_once_a_step(cuda: FakeCuda
     assert counted["replays"] >= len(decodes) > 10
 
 
-@pytest.mark.parametrize("name", sorted(ALL))
-def test_every_algorithm_runs_ahead_of_its_results(name: str, cuda: FakeCuda, searches: Make):
-    solve(cuda, searches(settings=AHEAD), ALL[name], replace(ALL[name], seed=9))
+@pytest.mark.parametrize("third", range(3))
+def test_every_algorithm_runs_ahead_of_its_results(third: int, cuda: FakeCuda, searches: Make):
+    """A few side by side: with each engine its decode steps are recorded anew."""
+    for_each = [(request, replace(request, seed=9)) for request in list(ALL.values())[third::3]]
+    solve(cuda, searches(settings=AHEAD), *(request for both in for_each for request in both))
 
 
 @pytest.mark.parametrize("settings", [ENGINE, AHEAD], ids=["waiting", "ahead"])
