@@ -33,6 +33,8 @@ log = logging.getLogger("espalier.service")
 
 CALL: ContextVar[Call] = ContextVar("call")
 """The call that a handler works for."""
+_FIRST_SECONDS = 30.0
+"""Seconds in which the first message of a stream must have come."""
 _Decode = Callable[[bytes], Any]
 _OPEN = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/"
 """Methods that need no login and are not logged: load balancers call them all the time."""
@@ -79,10 +81,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         async def wrapped(raw: bytes | AsyncIterator[bytes], context: Any) -> Any:
             async with self._call(method, context) as call:
-                self._identify(call, method, context)
                 if isinstance(raw, bytes):
+                    self._identify(call, method, context)
                     return await behaviour(await self._decoded(call, raw, decode), context)
-                return await behaviour(self._all_decoded(call, raw, decode), context)
+                messages = await _begun(raw)
+                self._identify(call, method, context)
+                return await behaviour(self._all_decoded(call, messages, decode), context)
 
         return wrapped
 
@@ -149,6 +153,27 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _all_decoded(self, call: Call, messages: AsyncIterator[bytes], decode: _Decode) -> AsyncIterator[Any]:
         async for raw in messages:
             yield await self._decoded(call, raw, decode)
+
+
+async def _begun(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The messages of a call, once the first has come: a client whose write fails would not be told why it is refused.
+
+    Raises:
+        UnreadableMessageError: none has come for some time.
+    """
+    try:
+        async with asyncio.timeout(_FIRST_SECONDS):
+            first = await anext(aiter(messages), None)
+    except TimeoutError:
+        raise UnreadableMessageError(f"no message has come within {_FIRST_SECONDS:g} s") from None
+
+    async def all_messages() -> AsyncIterator[bytes]:
+        if first is not None:
+            yield first
+            async for raw in messages:
+                yield raw
+
+    return all_messages()
 
 
 def _message(raw: bytes, decode: _Decode) -> Any:

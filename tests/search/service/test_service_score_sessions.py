@@ -27,7 +27,7 @@ from espalier.search.score_session import (
     StepsScored,
 )
 from espalier.search.scores import ScoreResult
-from espalier.search.service.grpc_api import convert
+from espalier.search.service.grpc_api import convert, interceptor
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
 
@@ -343,3 +343,29 @@ def test_sessions_need_a_login_count_against_quotas_and_are_logged(
     assert "algorithm=score-session stop_reason=finished" in line
     assert f"verifier_tokens={result.usage.verifier_tokens}" in line
     assert PROBLEM not in line
+
+
+def test_each_of_many_sessions_without_a_login_is_told_so(start: Callable[..., ServerThread], tmp_path: Path) -> None:
+    server = start(callers=callers_file(tmp_path, ann=""))
+
+    def code(client: SearchClient) -> str:
+        with pytest.raises(ServiceError) as refused:
+            client.score_session(PROBLEM, PATIENCE)
+        return refused.value.code
+
+    with SearchClient(server.address, retry=NO_RETRIES) as client, ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(code, [client] * 200)) == {"UNAUTHENTICATED"}
+
+
+def test_a_stream_that_stays_silent_ends(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interceptor, "_FIRST_SECONDS", 0.1)
+    hold = threading.Event()
+    call_over: list[str] = []
+    with grpc.insecure_channel(server.address, options=NO_PROXY) as channel:
+        silent = (message for message in [pb.ScoreStepsRequest()] if not hold.wait(PATIENCE))
+        try:
+            list(SearchServiceStub(channel).ScoreSteps(silent, timeout=PATIENCE))  # type: ignore[attr-defined]
+        except grpc.RpcError as error:
+            call_over.append(error.code().name)  # type: ignore[attr-defined]
+        hold.set()
+    assert call_over == ["INVALID_ARGUMENT"]
