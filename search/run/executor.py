@@ -23,7 +23,7 @@ from espalier.search.voting.equivalence import Equivalence
 
 if TYPE_CHECKING:
     from espalier.search.thoughts.budget import ThoughtPlan
-from espalier.search.thoughts.probing import ProbePlan
+    from espalier.search.thoughts.probing import ProbePlan
 
 AnyRequest = SearchRequest | CompletionRequest | ScoreRequest | ScoreSessionRequest
 AnyResult = SearchResult | CompletionResult | ScoreResult

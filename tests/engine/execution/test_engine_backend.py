@@ -146,9 +146,16 @@ def sources(*folders: str) -> list[Path]:
 
 def test_the_layers_above_take_nothing_that_computes_from_kernels_but_a_backend():
     described = {
-        *("backend.Backend", "layers.Layers", "linear.Linear", "linear.QuantizedPacker", "batch.AttentionBatch"),
+        *(
+            "backend.Backend",
+            "layers.Layers",
+            "linear.Linear",
+            "linear.GroupedLinear",
+            "linear.QuantizedPacker",
+            "batch.AttentionBatch",
+        ),
         *("layout.KVLayout", "layout.KVShape", "layout.kv_groups", "layout.LayerKV"),
-        *("attention.Attend", "batch.StepBatch"),
+        *("attention.Attend", "batch.StepBatch", "calls.Call", "calls.PrepareStep", "calls.StepCalls"),
         *("layers.DecoderSpec", "layers.LayerWeights", "layers.EmbeddingAndNorm", "layers.UnsupportedShapeError"),
         *("layers.Activation", "rotary.ROPE_TYPES", "rotary.Rotary"),
     }

@@ -218,7 +218,11 @@ def test_a_class_may_have_parameters_of_its_own_given_by_its_name_or_by_a_field_
         ),
         ("my_searches:Alone", "lacks a constructor that takes a request and a root"),
         ("my_searches:function", "must be a subclass of espalier.search.algorithms.base.SearchAlgorithm"),
-        ("my_searches:BadVote", "its vote must be one of naive, weighted, majority, is 'loudest'"),
+        (
+            "my_searches:BadVote",
+            "its vote must be one of naive, weighted, majority, confidence, tail-confidence, lowest-confidence, "
+            "is 'loudest'",
+        ),
         ("my_searches:Duck", "must be a subclass of espalier.search.algorithms.base.SearchAlgorithm"),
         ("my_searches:BadUses", "its uses must be of beam_width, early_stop, expansion, min_p, seed, "),
         ("my_searches:NoUses", "its uses must be a tuple of names, is None"),
