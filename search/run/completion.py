@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from espalier.search.completion import (
 )
 from espalier.search.result import StopReason
 from espalier.search.run.executor import ResolvedCompletion
-from espalier.search.run.running import Running
+from espalier.search.run.running import Running, Submission
 from espalier.search.run.sampled_text import SampledText
 
 _TOKENS_AT_A_TIME = 16
@@ -63,8 +62,8 @@ class Continuation:
 class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
     """A completion; each choice is a sequence of its own, forked from its prompt's."""
 
-    def __init__(self, search_id: str, resolved: ResolvedCompletion, *places: Any) -> None:
-        super().__init__(search_id, resolved, *places)
+    def __init__(self, resolved: ResolvedCompletion, submission: Submission) -> None:
+        super().__init__(resolved, submission)
         self.meter.prompt_tokens = resolved.prompt_tokens
         self._tokenizer = self._engine.model(GENERATOR).tokenizer
         self._waiting = list(range(len(resolved.prompts)))  # prompts that have not begun

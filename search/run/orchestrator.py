@@ -25,7 +25,7 @@ from espalier.search.run.completion import RunningCompletion
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved, ResolvedCompletion, ResolvedScores
 from espalier.search.run.generator import Generator
 from espalier.search.run.resolve import Resolver
-from espalier.search.run.running import AnyRunning, Host
+from espalier.search.run.running import AnyRunning, Submission
 from espalier.search.run.score_session import RunningScoreSession
 from espalier.search.run.scores import RunningScores
 from espalier.search.run.search import RunningSearch, digests
@@ -192,13 +192,13 @@ class Orchestrator:
     def _make(
         self, search_id: str, resolved: Resolved, options: SubmitOptions, on_event: Callable[[AnyEvent], None]
     ) -> AnyRunning:
-        host = Host(self.engine, self._scorer, self._clock)
+        submission = Submission(search_id, options, on_event, self.engine, self._scorer, self._clock)
         if isinstance(resolved, ResolvedCompletion):
-            return RunningCompletion(search_id, resolved, options, host, on_event)
+            return RunningCompletion(resolved, submission)
         if isinstance(resolved, ResolvedScores):
             kind = RunningScores if isinstance(resolved.request, ScoreRequest) else RunningScoreSession
-            return kind(search_id, resolved, options, host, on_event)
-        return RunningSearch(search_id, resolved, options, host, on_event)
+            return kind(resolved, submission)
+        return RunningSearch(resolved, submission)
 
     def tell(self, search_id: str, turn: SessionTurn) -> None:
         """Go on with a session of scores. Unknown and finished ids are ignored."""

@@ -49,14 +49,14 @@ class Resolver:
     ) -> None:
         """Create a resolver; searches reserve memory for paths of `expected_tokens` instead of their limit."""
         self._engine = engine
-        self._samples = generator
+        self._given_generator = generator
         self._scorer = scorer
         self._expected_tokens = expected_tokens
 
     @property
     def _generator(self) -> Generator:
-        assert self._samples, "an orchestrator without a generator is asked for scores alone"
-        return self._samples
+        assert self._given_generator, "an orchestrator without a generator is asked for scores alone"
+        return self._given_generator
 
     def resolve(self, request: SearchRequest) -> ResolvedRequest:
         """Validate a request and work out what follows from it.
@@ -198,7 +198,7 @@ class Resolver:
     @property
     def _tokenizer(self) -> TextTokenizer:
         """Of the model that steps are counted for: the generator, or the verifier where there is none."""
-        return self._engine.model(GENERATOR if self._samples else VERIFIER).tokenizer
+        return self._engine.model(GENERATOR if self._given_generator else VERIFIER).tokenizer
 
     def _scorer_of_texts(self, field: str) -> Scorer:
         """The scorer of given texts.

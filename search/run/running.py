@@ -1,4 +1,4 @@
-"""The contract of what an orchestrator runs: searches and completions, from their submission to their result."""
+"""The contract of what an orchestrator runs, from submission to result: searches, completions and scores."""
 
 import logging
 import math
@@ -26,16 +26,28 @@ T = TypeVar("T", bound=AnyResult)
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """What searches run on: the engine, the scorer of steps if there is one, and monotonic time in seconds."""
+class Submission:
+    """A submission to an orchestrator, and what it runs on.
 
+    Attributes:
+        search_id: its id.
+        options: its options.
+        on_event: receives its events.
+        engine: runs the models.
+        scorer: of steps; None if there is none.
+        clock: monotonic time in seconds.
+    """
+
+    search_id: str
+    options: SubmitOptions
+    on_event: Callable[[Any], None]
     engine: Engine
     scorer: Scorer | None
     clock: Callable[[], float] = time.monotonic
 
 
 class Running(ABC, Generic[R, T]):
-    """A search or a completion; finished engine work is passed to `handle`.
+    """A search, a completion or a request for scores; finished engine work is passed to `handle`.
 
     Attributes:
         search_id: its id; also the owner of its engine work.
@@ -52,14 +64,12 @@ class Running(ABC, Generic[R, T]):
         released: whether it needs the engine no longer and what was set aside for it is given back.
     """
 
-    def __init__(
-        self, search_id: str, resolved: R, options: SubmitOptions, host: Host, on_event: Callable[[Any], None]
-    ) -> None:
-        self.search_id = search_id
+    def __init__(self, resolved: R, submission: Submission) -> None:
+        self.search_id = submission.search_id
         self.resolved = resolved
-        self.options = options
-        self.meter = UsageMeter(clock=host.clock, waited=options.waited)
-        self._host, self._engine, self._on_event = host, host.engine, on_event
+        self.options = options = submission.options
+        self.meter = UsageMeter(clock=submission.clock, waited=options.waited)
+        self._engine, self._on_event = submission.engine, submission.on_event
         self.result: T | None = None
         self.reservation: Reservation | None = None
         self.suspended = False

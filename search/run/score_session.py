@@ -2,11 +2,11 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from espalier.prm.scorer import ScoreStatus, StepScore
 from espalier.search.result import StopReason
 from espalier.search.run.executor import ResolvedScores
+from espalier.search.run.running import Submission
 from espalier.search.run.scores import OVER_BUDGET, RunningScoring
 from espalier.search.score_session import ROOT, NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
 from espalier.search.tree import Node
@@ -38,8 +38,8 @@ class RunningScoreSession(RunningScoring):
     together. Blocks that all `max_nodes` and `max_tokens` need are reserved, so a step beyond them has no score.
     """
 
-    def __init__(self, search_id: str, resolved: ResolvedScores, *places: Any) -> None:
-        super().__init__(search_id, resolved, *places)
+    def __init__(self, resolved: ResolvedScores, submission: Submission) -> None:
+        super().__init__(resolved, submission)
         assert isinstance(resolved.request, ScoreSessionRequest)
         self._request = resolved.request
         self._turns: deque[SessionTurn] = deque()

@@ -2,14 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
 
 from espalier.engine.work import Done
 from espalier.prm.limits import UNLIMITED
 from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepScore
 from espalier.search.result import StopReason
 from espalier.search.run.executor import ResolvedScores
-from espalier.search.run.running import Running
+from espalier.search.run.running import Running, Submission
 from espalier.search.run.search import digests
 from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
 from espalier.search.tree import Node, aggregate
@@ -20,19 +19,27 @@ OVER_BUDGET = "verifier_budget is used up"
 class RunningScoring(Running[ResolvedScores, ScoreResult]):
     """What scores of given steps have in common, whether the steps come at once or one after another."""
 
-    def __init__(self, search_id: str, resolved: ResolvedScores, *places: Any) -> None:
-        super().__init__(search_id, resolved, *places)
-        assert self._host.scorer, "requests for scores are resolved with a scorer alone"
-        self._scorer = self._host.scorer
+    def __init__(self, resolved: ResolvedScores, submission: Submission) -> None:
+        super().__init__(resolved, submission)
+        assert submission.scorer, "requests for scores are resolved with a scorer alone"
+        self._scorer = submission.scorer
         self._root = Node(0, None, ())
         self._session = ScoreSession()
         self._exhausted = False  # whether a step was left out for the budget
 
     def _begin(self) -> None:
-        resolved, request, salt = self.resolved, self.resolved.request, self.options.salt
-        problem, prompt = request.problem_text, resolved.verifier_prompt
-        places = self._engine, self.search_id, self._root, problem, prompt, salt, request.seed, None, self._tokens_left
-        self._session = self._scorer.begin(ScoredSearch(*places))
+        request = self.resolved.request
+        scored = ScoredSearch(
+            self._engine,
+            self.search_id,
+            self._root,
+            request.problem_text,
+            self.resolved.verifier_prompt,
+            self.options.salt,
+            request.seed,
+            budget=self._tokens_left,
+        )
+        self._session = self._scorer.begin(scored)
         self.meter.verifier_tree_tokens += self._session.prompt_tokens
         if self._budget_left < 0:
             self.stop(StopReason.BUDGET)
@@ -113,8 +120,8 @@ class RunningScoring(Running[ResolvedScores, ScoreResult]):
 class RunningScores(RunningScoring):
     """The scores of solutions that are known from the beginning."""
 
-    def __init__(self, search_id: str, resolved: ResolvedScores, *places: Any) -> None:
-        super().__init__(search_id, resolved, *places)
+    def __init__(self, resolved: ResolvedScores, submission: Submission) -> None:
+        super().__init__(resolved, submission)
         self._nodes: dict[tuple[Node, str], Node] = {}  # by parent and text, parents first
         assert isinstance(resolved.request, ScoreRequest)
         self._request = resolved.request

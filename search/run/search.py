@@ -3,7 +3,6 @@
 import logging
 import math
 from dataclasses import replace
-from typing import Any
 
 from espalier.engine.engine import Engine, Footprint
 from espalier.engine.work import Done
@@ -30,7 +29,7 @@ from espalier.search.result import (
 )
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.expander import TreeExpander
-from espalier.search.run.running import Running
+from espalier.search.run.running import Running, Submission
 from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
 from espalier.search.voting.confidence import path_confidence
 from espalier.search.voting.probed import probed_answer
@@ -63,14 +62,14 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         candidates: complete paths that vote; None while the search waits or runs.
     """
 
-    def __init__(self, search_id: str, resolved: ResolvedRequest, *places: Any) -> None:
-        super().__init__(search_id, resolved, *places)
-        engine, scorer, salt = self._host.engine, self._host.scorer, self.options.salt
+    def __init__(self, resolved: ResolvedRequest, submission: Submission) -> None:
+        super().__init__(resolved, submission)
+        engine, scorer, salt = submission.engine, submission.scorer, self.options.salt
         self.meter.prompt_tokens = resolved.generator_limits.prompt_tokens
         self.request = resolved.request
         self.candidates: tuple[Candidate, ...] | None = None
         self._digests = digests(engine, scorer)
-        self._tree = TreeExpander(search_id, resolved, salt, engine, scorer, self.meter, self._on_complete)
+        self._tree = TreeExpander(self.search_id, resolved, salt, engine, scorer, self.meter, self._on_complete)
         self._algorithm = make_algorithm(resolved.request, self._tree.root)
         self._asked: list[Expand] = []
         self._standing: list[Node] = []

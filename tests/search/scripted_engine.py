@@ -20,7 +20,7 @@ from espalier.search.algorithms import needs_verifier, with_defaults
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.executor import ResolvedRequest
-from espalier.search.run.running import Host
+from espalier.search.run.running import Submission
 from espalier.search.run.search import RunningSearch
 from espalier.search.run.usage import UsageMeter
 from espalier.search.voting.vote import select
@@ -215,6 +215,7 @@ def begin(request: SearchRequest, order: int, path_tokens: int = 40, verifier_ro
     family = ScriptedFamily()
     prompts = tuple(range(PROMPT)), tuple(family.prompt_ids(request.problem))
     resolved = ResolvedRequest(effective, limits, room, {}, *prompts)
-    host = Host(cast(Any, engine), Verifier(family) if scored else None)
-    search = RunningSearch("search", resolved, SubmitOptions(), host, lambda event: None)
+    scorer = Verifier(family) if scored else None
+    submission = Submission("search", SubmitOptions(), lambda event: None, cast(Any, engine), scorer)
+    search = RunningSearch(resolved, submission)
     return Run(search, engine, search.meter)

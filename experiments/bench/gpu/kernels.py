@@ -30,6 +30,12 @@ _PROCESSOR = {
 _ALIGNED = ("slab_stride", "part_stride", "vocabulary")
 """Numbers that are multiples of 16 in every shape."""
 _BLOCKS_PER_SLAB, _BLOCK_SIZE = 146, 16
+_TILES = {
+    "PRECISION": "tf32",
+    "TILE_ROWS": linear.TILE_ROWS,
+    "TILE_OUT": linear.TILE_OUT,
+    "TILE_IN": linear.TILE_IN,
+}
 
 
 @dataclass(frozen=True)
@@ -53,40 +59,30 @@ class Specialisation:
     moves: bool = False
 
 
+Named = Iterator[tuple[str, Specialisation]]
+"""Kernels of one model's shape, by name."""
+
+
 def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
     """Name of each, the model whose shape it has, and the kernel."""
+    small, verifier = "Qwen2.5-1.5B", "Qwen2.5-Math-PRM-7B"
     for model, s in MODELS.items():
         for tile, windowed in ((attention.NARROW, False), (attention.WIDE, False), (attention.WIDE, True)):
             if not windowed or model == "Llama-3.1-8B-PRM":
                 yield f"attend_items, {tile.rows} rows{', window' * windowed}", model, _attend(s, tile, windowed)
-    s = MODELS["Qwen2.5-1.5B"]
-    yield "attend_items, 64 rows, caps and sinks", "Qwen2.5-1.5B", _attend(s, attention.WIDE, True, extras=True)
-    s = MODELS["Qwen2.5-Math-PRM-7B"]
-    model = "Qwen2.5-Math-PRM-7B"
+    yield "attend_items, 64 rows, caps and sinks", small, _attend(MODELS[small], attention.WIDE, True, extras=True)
+    for model, kernels in ((verifier, _kv), (verifier, _pointwise), (verifier, _products), (small, _sampling)):
+        for name, kernel in kernels(MODELS[model]):
+            yield name, model, kernel
+
+
+def _kv(s: ModelShape) -> Named:
+    """Kernels that write, copy and combine keys and values."""
     bf16, f32, i32, i64 = "*bf16", "*fp32", "*i32", "*i64"
     half = triton.next_power_of_2(s.config.head_dim // 2)
-    yield (
-        "merge_partials",
-        model,
-        Specialisation(
-            attention.merge_partials,
-            {
-                **dict.fromkeys(("partial", "partial_weights"), f32),
-                **dict.fromkeys(("merge_starts", "merges"), i32),
-                **dict.fromkeys(("sinks", "output"), bf16),
-            },
-            {
-                "HEADS": s.config.num_heads,
-                "VALUE_DIM": s.config.head_dim,
-                "PADDED_VALUE": s.config.head_dim,
-                "SINKS": False,
-            },
-        ),
-    )
     for normed in (False, True):
         yield (
             "rotate_and_write" + ", norms" * normed,
-            model,
             Specialisation(
                 cache.rotate_and_write,
                 {
@@ -111,97 +107,7 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
             ),
         )
     yield (
-        "copy_whole_blocks",
-        model,
-        Specialisation(
-            cache.copy_whole_blocks,
-            {"pool": bf16, "sources": i64, "destinations": i64, "slab_stride": "i64", "part_stride": "i32"},
-            {
-                "SLOTS": _BLOCKS_PER_SLAB,
-                "SLOT_ELEMENTS": s.config.num_kv_heads * s.config.head_dim * _BLOCK_SIZE,
-                "PORTION": cache.PORTION,
-            },
-            moves=True,
-        ),
-    )
-    for adds in (False, True):
-        yield (
-            "add_and_norm" + ", adding" * adds,
-            model,
-            Specialisation(
-                pointwise.add_and_norm,
-                {**dict.fromkeys(("hidden", "added", "weight", "added_weight", "normed"), bf16), "eps": "fp32"},
-                {
-                    "SIZE": s.config.hidden_size,
-                    "PADDED": triton.next_power_of_2(s.config.hidden_size),
-                    "ADDS": adds,
-                    "ADDED_NORMED": False,
-                },
-                moves=True,
-            ),
-        )
-    yield (
-        "activate_and_multiply",
-        model,
-        Specialisation(
-            pointwise.activate_and_multiply,
-            {"gate_up": bf16, "output": bf16},
-            {"INNER": s.config.intermediate_size, "PORTION": pointwise.PORTION, "GELU": False},
-            moves=True,
-        ),
-    )
-    yield (
-        "replace_by_drawn",
-        model,
-        Specialisation(
-            pointwise.replace_by_drawn,
-            {"token_ids": i32, "drawn": i64, "count": "i32"},
-            {"PORTION": pointwise.PORTION},
-        ),
-    )
-    yield (
-        "fixed_product",
-        model,
-        Specialisation(
-            linear.fixed_product,
-            {**dict.fromkeys(("x", "weight", "bias", "output"), bf16), "rows": "i32"},
-            {
-                "OUT": 2 * s.config.intermediate_size,
-                "IN": s.config.hidden_size,
-                "BIASED": False,
-                "PRECISION": "tf32",
-                "TILE_ROWS": linear.TILE_ROWS,
-                "TILE_OUT": linear.TILE_OUT,
-                "TILE_IN": linear.TILE_IN,
-            },
-            linear.OPTIONS,
-            multiplies=True,
-        ),
-    )
-    yield (
-        "grouped_product",
-        model,
-        Specialisation(
-            linear.grouped_product,
-            {**dict.fromkeys(("x", "weights", "biases", "output"), bf16), "ends": i64},
-            {
-                "COUNT": 128,
-                "PADDED_COUNT": 128,
-                "OUT": 1536,
-                "IN": 2048,
-                "BIASED": True,
-                "PRECISION": "tf32",
-                "TILE_ROWS": linear.TILE_ROWS,
-                "TILE_OUT": linear.TILE_OUT,
-                "TILE_IN": linear.TILE_IN,
-            },
-            linear.OPTIONS,
-            multiplies=True,
-        ),
-    )
-    yield (
         "write_tokens",
-        model,
         Specialisation(
             cache.write_tokens,
             {
@@ -221,7 +127,111 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
             },
         ),
     )
-    yield from _sampling(MODELS["Qwen2.5-1.5B"])
+    yield (
+        "copy_whole_blocks",
+        Specialisation(
+            cache.copy_whole_blocks,
+            {"pool": bf16, "sources": i64, "destinations": i64, "slab_stride": "i64", "part_stride": "i32"},
+            {
+                "SLOTS": _BLOCKS_PER_SLAB,
+                "SLOT_ELEMENTS": s.config.num_kv_heads * s.config.head_dim * _BLOCK_SIZE,
+                "PORTION": cache.PORTION,
+            },
+            moves=True,
+        ),
+    )
+    yield (
+        "merge_partials",
+        Specialisation(
+            attention.merge_partials,
+            {
+                **dict.fromkeys(("partial", "partial_weights"), f32),
+                **dict.fromkeys(("merge_starts", "merges"), i32),
+                **dict.fromkeys(("sinks", "output"), bf16),
+            },
+            {
+                "HEADS": s.config.num_heads,
+                "VALUE_DIM": s.config.head_dim,
+                "PADDED_VALUE": s.config.head_dim,
+                "SINKS": False,
+            },
+        ),
+    )
+
+
+def _pointwise(s: ModelShape) -> Named:
+    """Kernels of single elements."""
+    bf16, i32, i64 = "*bf16", "*i32", "*i64"
+    for adds, normed in ((False, False), (True, False), (True, True)):
+        yield (
+            "add_and_norm" + ", adding" * adds + " what is normed" * normed,
+            Specialisation(
+                pointwise.add_and_norm,
+                {**dict.fromkeys(("hidden", "added", "weight", "added_weight", "normed"), bf16), "eps": "fp32"},
+                {
+                    "SIZE": s.config.hidden_size,
+                    "PADDED": triton.next_power_of_2(s.config.hidden_size),
+                    "ADDS": adds,
+                    "ADDED_NORMED": normed,
+                },
+                moves=True,
+            ),
+        )
+    for gelu in (False, True):
+        yield (
+            "activate_and_multiply" + ", GELU" * gelu,
+            Specialisation(
+                pointwise.activate_and_multiply,
+                {"gate_up": bf16, "output": bf16},
+                {"INNER": s.config.intermediate_size, "PORTION": pointwise.PORTION, "GELU": gelu},
+                moves=True,
+            ),
+        )
+    yield (
+        "replace_by_drawn",
+        Specialisation(
+            pointwise.replace_by_drawn,
+            {"token_ids": i32, "drawn": i64, "count": "i32"},
+            {"PORTION": pointwise.PORTION},
+        ),
+    )
+
+
+def _products(s: ModelShape) -> Named:
+    """Products of matrices."""
+    bf16, i64 = "*bf16", "*i64"
+    yield (
+        "fixed_product",
+        Specialisation(
+            linear.fixed_product,
+            {**dict.fromkeys(("x", "weight", "bias", "output"), bf16), "rows": "i32"},
+            {
+                "OUT": 2 * s.config.intermediate_size,
+                "IN": s.config.hidden_size,
+                "BIASED": False,
+                **_TILES,
+            },
+            linear.OPTIONS,
+            multiplies=True,
+        ),
+    )
+    yield (
+        "grouped_product",
+        Specialisation(
+            linear.grouped_product,
+            {**dict.fromkeys(("x", "weights", "biases", "output"), bf16), "ends": i64},
+            {
+                "COUNT": 128,
+                "PADDED_COUNT": 128,
+                "OUT": 1536,
+                "IN": 2048,
+                "BIASED": True,
+                **_TILES,
+            },
+            linear.OPTIONS,
+            multiplies=True,
+        ),
+    )
 
 
 def _attend(s: ModelShape, tile: attention.Tile, windowed: bool, extras: bool = False) -> Specialisation:
@@ -260,22 +270,20 @@ def _attend(s: ModelShape, tile: attention.Tile, windowed: bool, extras: bool = 
     )
 
 
-def _sampling(s: ModelShape) -> Iterator[tuple[str, str, Specialisation]]:
-    model = "Qwen2.5-1.5B"
+def _sampling(s: ModelShape) -> Named:
+    """Kernels that filter logits and draw from them."""
     measured = {"log_masses": "*fp32", "largest": "*fp32", "best": "*i32", "masses": "*fp64", "vocabulary": "i32"}
     given = dict.fromkeys(("logits", "candidates", "temperatures"), "*fp32")
     least = {"LEAST_TEMPERATURE": LEAST_TEMPERATURE}
     segments = triton.cdiv(s.config.vocab_size, sampling.SEGMENT)
     yield (
         "measure_segments",
-        model,
         Specialisation(
             sampling.measure_segments, {**given, **measured}, {"SEGMENT": sampling.SEGMENT, **least}, moves=True
         ),
     )
     yield (
         "draw_rows",
-        model,
         Specialisation(
             sampling.draw_rows,
             {
@@ -329,7 +337,7 @@ def _sampling(s: ModelShape) -> Iterator[tuple[str, str, Specialisation]]:
             True,
         ),
     ):
-        yield kernel.__name__, model, Specialisation(kernel, types, constants, filters.OPTIONS, moves=moves)
+        yield kernel.__name__, Specialisation(kernel, types, constants, filters.OPTIONS, moves=moves)
 
 
 def compile_kernel(one: Specialisation, architecture: str) -> dict[str, Any]:

@@ -166,8 +166,8 @@ def test_what_cannot_be_scored_is_refused_by_its_name(
 
 def test_a_conversation_must_end_with_a_solution(post: Callable[..., Any]) -> None:
     for messages in ([], [{"role": "user", "content": PROBLEM}], [{"role": "assistant", "content": "so"}]):
-        post("/v1/score", {"messages": messages}, 400)
+        assert post("/v1/score", {"messages": messages}, 400)["error"]["param"] == "messages"
 
 
 def test_an_unknown_model_scores_nothing(post: Callable[..., Any]) -> None:
-    post("/v1/score", {**BODY, "model": "other"}, 404)
+    assert "'other'" in post("/v1/score", {**BODY, "model": "other"}, 404)["error"]["message"]
