@@ -241,6 +241,7 @@ def _prepare(memory_bytes: int) -> None:
     for one, other in _WARMING:
         is_same_value(one, other)
     if sys.platform != "win32":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the pool's own handler prints an error in a process that ends
         _limit_memory(memory_bytes)
 
 

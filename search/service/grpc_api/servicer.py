@@ -1,5 +1,6 @@
 """The methods of `SearchService`."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,9 @@ from espalier.search.service.grpc_api.interceptor import CALL
 from espalier.search.service.session import SearchCall, Session, finished
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceServicer
+
+_CANCELLATION_SECONDS = 0.01
+"""Seconds for which the end of a session's messages is not believed."""
 
 
 class SolveServicer(SearchServiceServicer):
@@ -97,3 +101,5 @@ async def _turns(
         if message.HasField("open"):
             raise InvalidRequestError([Violation("open", "is for the first message only")])
         yield turn_from_wire(message)
+    # The messages of a call that was cancelled or ran out of time end, too; that it was is told a moment later.
+    await asyncio.sleep(_CANCELLATION_SECONDS)

@@ -35,6 +35,11 @@ def compute(seconds: str, _: str) -> bool:
     return True
 
 
+def ends_silently(_one: str, _other: str) -> bool:
+    """Tells whether SIGTERM ends this process at once: a handler in Python may print an error as the process ends."""
+    return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def wait(seconds: str, _: str) -> bool:
     """Waits for that many seconds without computing."""
     time.sleep(float(seconds))
@@ -122,6 +127,11 @@ def test_a_check_that_only_waits_is_given_up():
     with Grader(cpu_seconds=0.05) as grader:
         grades = [grader.submit(seconds, "3", wait) for seconds in ("0.2", "60")]
         assert list(map(grader.resolve, grades)) == [Grade(True), Grade(False, "grading took more than 1.2 s")]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM between processes")
+def test_a_child_that_is_stopped_says_nothing_on_the_terminal(grader):
+    assert grader.resolve(grader.submit("3", "3", ends_silently)) == Grade(True)
 
 
 def test_child_that_dies_is_named_and_replaced(grader):
