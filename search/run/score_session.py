@@ -120,16 +120,15 @@ class RunningScoreSession(RunningScoring):
 
     def _let_go(self, node: Node, held: _Held) -> None:
         """Give back what a node holds if nothing needs it, and then what the nodes above it hold."""
-        if not held.released or held.ahead or node is self._root:
-            return
-        self._session.release(node)
-        if held.scored and not held.below:
+        while held.released and not held.ahead and node is not self._root:
+            self._session.release(node)
+            if held.below or not held.scored:
+                return
             del self._held[node]
             self._held_tokens -= held.tokens
             assert node.parent is not None
-            above = self._held[node.parent]
-            above.below -= 1
-            self._let_go(node.parent, above)
+            node, held = node.parent, self._held[node.parent]
+            held.below -= 1
 
     def _tokens_left(self, node: Node) -> int:
         return min(self._budget_left, self.resolved.max_tokens - self._held_tokens)

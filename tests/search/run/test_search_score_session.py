@@ -1,6 +1,8 @@
 """Sessions of scores over a real engine: steps that come one after another."""
 
+import inspect
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -77,6 +79,20 @@ def test_released_nodes_hold_no_blocks_and_their_children_go_on(make_orchestrato
     orchestrator.step()
     session.score((6, 0, FIRST))
     assert session.end().usage.nodes == 6
+
+
+def test_a_path_longer_than_pythons_stack_is_released(make_orchestrator: Make) -> None:
+    session = Session(make_orchestrator(), replace(REQUEST, max_nodes=128))
+    deepest = 100
+    session.score(*((i, i - 1, "1\n\n") for i in range(1, deepest + 1)))
+    session.tell(release=tuple(range(1, deepest + 1)))
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + deepest - 20)
+    try:
+        session.orchestrator.step()
+    finally:
+        sys.setrecursionlimit(limit)
+    assert session.end().stop_reason is StopReason.FINISHED
 
 
 def test_an_idle_session_lets_the_orchestrator_rest(make_orchestrator: Make) -> None:
