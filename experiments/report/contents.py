@@ -8,6 +8,7 @@ from espalier.experiments.report.plots import Plot
 from espalier.experiments.report.problems import ProblemRow
 from espalier.experiments.report.runs import Run
 from espalier.experiments.runs.record import listed, unanswered_in
+from espalier.experiments.runs.table import Table
 
 _MIXED = (
     "the runs did not search the same problems, so their accuracies and costs are not of the same problems; the "
@@ -20,7 +21,8 @@ class Report:
     """All that a report says.
 
     `problem_count` counts all problems; `problems` holds those that the page shows. `not_begun` names runs of a sweep
-    that was interrupted before it came to them.
+    that was interrupted before it came to them. `stopping` has rules for ending thoughts, replayed on runs that
+    hold probes.
     """
 
     title: str
@@ -30,6 +32,7 @@ class Report:
     problem_count: int
     plots: list[Plot]
     not_begun: Sequence[str] = ()
+    stopping: Table | None = None
 
     @property
     def warnings(self) -> list[str]:

@@ -19,9 +19,11 @@ from espalier.experiments.plots.figure import (
     save_for_page,
 )
 from espalier.experiments.report.runs import Run
+from espalier.experiments.report.stopping import ReplayedRule
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import CALIBRATION_BINS, calibration
 from espalier.experiments.runs.summary import Summary
+from espalier.search.thoughts.stop_rule import StopRule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,13 +49,15 @@ class Plot:
     svg: str
 
 
-def draw_plots(runs: Sequence[Run], folder: Path) -> list[Plot]:
-    """Draw every plot that the runs have data for, as `.svg` and `.png` in `folder`.
+def draw_plots(
+    runs: Sequence[Run], folder: Path, replayed: Sequence[ReplayedRule] = (), chosen: StopRule | None = None
+) -> list[Plot]:
+    """Draw every plot that the runs and the rules replayed have data for, as `.svg` and `.png` in `folder`.
 
     Those of an earlier report that these runs have no data for are removed.
     """
     plots: list[Plot] = []
-    for name, title, caption, draw in _all(runs):
+    for name, title, caption, draw in _all(runs, replayed, chosen):
         with ExitStack() as stack:
             if figure := draw(stack):
                 plots.append(Plot(name, title, caption, save_for_page(figure, folder / name)))
@@ -66,7 +70,9 @@ def draw_plots(runs: Sequence[Run], folder: Path) -> list[Plot]:
 _Draw = Callable[[ExitStack], "Figure | None"]
 
 
-def _all(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, _Draw]]:
+def _all(
+    runs: Sequence[Run], replayed: Sequence[ReplayedRule], chosen: StopRule | None
+) -> Iterator[tuple[str, str, str, _Draw]]:
     """Name, title, caption and drawing function of each plot; the function returns None without data."""
     costs: list[tuple[str, str, Callable[[Summary], float | None]]] = [
         ("tokens", "generated tokens per search", lambda s: s.generated_tokens),
@@ -76,6 +82,11 @@ def _all(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, _Draw]]:
     for name, label, cost in costs:
         caption = "Dashed: Pareto front. Bars: 95% intervals. Numbers: rows of the table."
         yield f"accuracy-{name}", f"Accuracy and {label}", caption, partial(_cost, runs, cost, label)
+    caption = (
+        "A point for each rule: the change in accuracy, with its paired 95% interval, and the tokens saved, those of "
+        "probes counted. A filled one was chosen."
+    )
+    yield "stopping", "Thoughts ended early", caption, partial(_stopping, replayed, chosen)
     caption = "Accuracy in percent; mean over runs that differ in nothing but the seed."
     yield "heat-map", "Accuracy over N and M", caption, partial(_heat_maps, runs)
     groups = _groups(runs)
@@ -132,6 +143,29 @@ def _cost(
     axes.grid(alpha=0.25)
     _legend(figure, axes, colors)
     _number(figure, axes, [(number, value, 100 * run.summary.accuracy) for number, value, run in points])
+    return figure
+
+
+def _stopping(rows: Sequence[ReplayedRule], chosen: StopRule | None, stack: ExitStack) -> "Figure | None":
+    """Accuracy lost against tokens saved, a color for each run."""
+    rows = [row for row in rows if row.rule]
+    if not rows:
+        return None
+    figure, (axes,) = stack.enter_context(panels(6.4, 4.2))
+    axes.axhline(0, ls=":", lw=1, color="grey")
+    for place, run in enumerate(dict.fromkeys(row.run for row in rows)):
+        of_run, color = [row for row in rows if row.run == run], COLORS[place % len(COLORS)]
+        bars = error_bars(*([getattr(row, name) for row in of_run] for name in ("difference", "low", "high")))
+        x, y = (
+            [100 * value for value in values] for values in zip(*((r.saved, r.difference) for r in of_run), strict=True)
+        )
+        axes.errorbar(x, y, yerr=bars, color=color, lw=0, elinewidth=1, alpha=0.4)
+        axes.plot(x, y, "o", color=color, mfc="none", ms=6, label=run)
+        picked = [(px, py) for px, py, row in zip(x, y, of_run, strict=True) if row.rule == chosen]
+        axes.plot([px for px, _ in picked], [py for _, py in picked], "o", color=color, ms=6)
+    axes.set(xlabel="tokens saved, %", ylabel="accuracy gained, points")
+    axes.grid(alpha=0.25)
+    figure.legend(loc="outside upper center", ncols=5)
     return figure
 
 

@@ -3,9 +3,11 @@
 A run that kept its trees and probed its paths (`--probe-every`, `--trees`) holds what any rule would have seen. A path
 that a rule ends gives its last probe's answer, and samples as many tokens for it as it did behind its whole thought.
 The others are as they were. Answers are compared by exact match, and the paths of a search vote by their number.
+
+    calibrating run ──▶ every rule ──▶ the one that saves most at a small loss ──▶ other problems
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, quantiles
 
@@ -23,7 +25,6 @@ from espalier.search.thoughts.stop_rule import StopRule
 from espalier.search.tree import Probe
 from espalier.search.voting.vote import select
 
-STOPPING = "stopping.csv"
 _COMPLETE = ("eos", "boxed")
 _AGREE, _CERTAINTY = (2, 3, 4), (0.0, 0.8, 0.95)
 
@@ -44,10 +45,35 @@ def holds_probes(run: Run) -> bool:
     return probed and request is not None and has_independent_paths(request) and not request.stop_when
 
 
-def replayed_rules(runs: Sequence[Run], rules: Sequence[StopRule] = ()) -> Table:
-    """Replay rules on the searches of runs; a table with a row for each, and one for no rule.
+@dataclass(frozen=True, slots=True)
+class ReplayedRule:
+    """A rule on the searches of one run, beside the same searches without probes and without a rule.
 
-    Savings are of all generated tokens, those of probes too, against the same searches without probes.
+    Attributes:
+        run: name of the run.
+        rule: the rule; None for the row of no rule.
+        accuracy: share of searches with a right answer.
+        difference: accuracy less that without a rule.
+        low: lower end of the paired 95% interval of the difference.
+        high: upper end.
+        tokens: mean of generated tokens a search, those of probes too.
+        saved: share of the tokens that no rule needs; negative where probes cost more than the rule saves.
+        ended: number of paths that the rule ends.
+    """
+
+    run: str
+    rule: StopRule | None
+    accuracy: float
+    difference: float
+    low: float
+    high: float
+    tokens: float
+    saved: float
+    ended: int
+
+
+def replay_rules(runs: Sequence[Run], rules: Sequence[StopRule] = ()) -> list[ReplayedRule]:
+    """Replay rules on the searches of runs: for each run first a row without a rule, then one for each rule.
 
     Args:
         runs: runs that hold probes, see `holds_probes`.
@@ -56,49 +82,68 @@ def replayed_rules(runs: Sequence[Run], rules: Sequence[StopRule] = ()) -> Table
     Raises:
         EspalierError: a run kept no trees, or a file is damaged.
     """
+    return [row for run in runs for row in _replay_run(run, rules)]
+
+
+def choose_rule(rows: Sequence[ReplayedRule], max_loss: float) -> StopRule | None:
+    """Return the rule that saves most tokens and loses at most `max_loss` of the accuracy; None if none saves any."""
+    allowed = [row for row in rows if row.rule and row.saved > 0 and row.difference >= -max_loss]
+    return max(allowed, key=lambda row: row.saved).rule if allowed else None
+
+
+def stopping_table(rows: Sequence[ReplayedRule], chosen: StopRule | None = None) -> Table:
+    """A row for each rule and run; the one that was `chosen` is marked."""
     columns = ["run", "rule", "accuracy %", "difference", "95% interval", "tokens", "saved %", "paths ended"]
-    return Table(columns, [row for run in runs for row in _rows(run, rules)])
+    table: list[list[str]] = []
+    for row in rows:
+        compared = f"{100 * row.difference:+.1f}", f"{100 * row.low:+.1f} to {100 * row.high:+.1f}"
+        saved, ended = f"{100 * row.saved:.1f}", str(row.ended)
+        table.append([
+            row.run,
+            f"{row.rule or 'none'}{' (chosen)' if row.rule and row.rule == chosen else ''}",
+            f"{100 * row.accuracy:.1f}",
+            *(compared if row.rule else ("", "")),
+            f"{row.tokens:.0f}",
+            *((saved, ended) if row.rule else ("", "")),
+        ])  # fmt: skip
+    return Table(columns, table)
 
 
-def _rows(run: Run, rules: Sequence[StopRule]) -> list[list[str]]:
+def _replay_run(run: Run, rules: Sequence[StopRule]) -> list[ReplayedRule]:
     trees = load_trees(run, run.by_problem.keys())
-    searches = [(sample, trees[sample.key]) for sample in run.samples if sample.key in trees]
+    searches = [(sample, _paths(trees[sample.key])) for sample in run.samples if sample.key in trees]
     if not searches:
         raise EspalierError(f"{run.name} kept no trees, which hold the probes; give --trees to eval")
-    whole = [_replay(sample, nodes, None) for sample, nodes in searches]
-    accuracy, before = fmean(o.right for o in whole), fmean(o.tokens for o in whole)
-    rows = [[run.name, "none", f"{100 * accuracy:.1f}", "", "", f"{before:.0f}", "", ""]]
-    for rule in rules or _some_rules([nodes for _, nodes in searches]):
-        found = [_replay(sample, nodes, rule) for sample, nodes in searches]
+    whole = [_replay(sample, paths, None) for sample, paths in searches]
+    before = fmean(o.tokens for o in whole)
+    rows: list[ReplayedRule] = []
+    for rule in (None, *(rules or _some_rules([path for _, paths in searches for path in paths]))):
+        found = [_replay(sample, paths, rule) for sample, paths in searches] if rule else whole
         lost = sum(w.right and not f.right for w, f in zip(whole, found, strict=True))
         won = sum(f.right and not w.right for w, f in zip(whole, found, strict=True))
         low, high = paired_interval(lost, won, len(found))
-        tokens = fmean(o.tokens for o in found)
-        rows.append([
-            run.name,
-            str(rule),
-            f"{100 * fmean(o.right for o in found):.1f}",
-            f"{100 * (won - lost) / len(found):+.1f}",
-            f"{100 * low:+.1f} to {100 * high:+.1f}",
-            f"{tokens:.0f}",
-            f"{100 * (1 - tokens / before):.1f}",
-            str(sum(o.ended for o in found)),
-        ])  # fmt: skip
+        accuracy, tokens = fmean(o.right for o in found), fmean(o.tokens for o in found)
+        ended = sum(o.ended for o in found)
+        rows.append(
+            ReplayedRule(
+                run.name, rule, accuracy, (won - lost) / len(found), low, high, tokens, 1 - tokens / before, ended
+            )
+        )
     return rows
 
 
-def _some_rules(trees: Sequence[Sequence[NodeRecord]]) -> list[StopRule]:
+def _some_rules(paths: Iterable[Sequence[NodeRecord]]) -> list[StopRule]:
     """Rules of several strictness, with floors at the shorter quarter and the middle of all paths' lengths."""
-    lengths = [sum(node.tokens for node in path) for nodes in trees for path in _paths(nodes)]
+    lengths = [sum(node.tokens for node in path) for path in paths]
     floors = sorted({max(1, round(q)) for q in quantiles(lengths, n=4)[:2]}) if len(lengths) > 1 else lengths
     return [StopRule(agree, floor, sure) for floor in floors for agree in _AGREE for sure in _CERTAINTY]
 
 
-def _replay(sample: Sample, nodes: Sequence[NodeRecord], rule: StopRule | None) -> _Outcome:
+def _replay(sample: Sample, paths: Sequence[Sequence[NodeRecord]], rule: StopRule | None) -> _Outcome:
     seen: dict[int, NodeRecord] = {}
     candidates: list[Candidate] = []
     answering = ended = 0
-    for path in _paths(nodes):
+    for path in paths:
         leaf = path[-1]
         end = _end(path, rule) if rule else len(path)
         seen |= {node.node_id: node for node in path[:end]}

@@ -12,10 +12,13 @@ from espalier.experiments.report.differences import differences
 from espalier.experiments.report.plots import draw_plots
 from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import Run
+from espalier.experiments.report.stopping import ReplayedRule, stopping_table
 from espalier.experiments.runs.benchmark_files import SUFFIXES
 from espalier.experiments.runs.folder import write_whole
+from espalier.search.thoughts.stop_rule import StopRule
 
 PAGE, MARKDOWN, TABLE, DIFFERENCES = "report.html", "report.md", "table.csv", "differences.csv"
+STOPPING = "stopping.csv"
 
 
 def write_report(
@@ -26,6 +29,8 @@ def write_report(
     most_problems: int = 200,
     resamples: int = 10_000,
     seed: int = 0,
+    replayed: Sequence[ReplayedRule] = (),
+    chosen: StopRule | None = None,
 ) -> Report:
     """Compare `runs` and write the report to the folder `out`.
 
@@ -36,6 +41,8 @@ def write_report(
         most_problems: number of problems whose texts and trees are on the page.
         resamples: bootstrap resamples.
         seed: seed of the bootstrap.
+        replayed: rules for ending thoughts, replayed on runs.
+        chosen: the one of them that is marked.
 
     Raises:
         EspalierError: a file cannot be written, a file of trees is damaged, or scipy is not installed.
@@ -44,12 +51,15 @@ def write_report(
     rows, count = problem_rows(runs, most_problems)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        plots = draw_plots(runs, out)
+        plots = draw_plots(runs, out, replayed, chosen)
     except OSError as error:
         raise EspalierError(f"cannot write the report to {out}: {error.strerror}; name another --out") from error
-    report = Report(_title(runs), runs, compared, rows, count, plots, not_begun)
+    stopping = stopping_table(replayed, chosen) if replayed else None
+    report = Report(_title(runs), runs, compared, rows, count, plots, not_begun, stopping)
     write_whole(out / TABLE, tables.data_table(runs).csv())
     write_whole(out / DIFFERENCES, tables.difference_data(compared).csv())
+    if stopping:
+        write_whole(out / STOPPING, stopping.csv())
     write_whole(out / MARKDOWN, _render("page.md.jinja", report))
     write_whole(out / PAGE, _render("page.html", report))
     return report

@@ -37,6 +37,16 @@ def report_command(
             "repeated. Default: rules of several strictness."
         ),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Choose the rule on this run of other problems: of those that lose at most --max-loss there, the one "
+            "that saves most tokens."
+        ),
+    ] = None,
+    max_loss: Annotated[
+        float, typer.Option(min=0, max=100, help="Accuracy in points that the rule chosen by --calibrate may lose.")
+    ] = 1.0,
     log: Annotated[
         Tracker | None, typer.Option(help="Also send each run's figures to this experiment tracker.")
     ] = None,
@@ -45,33 +55,50 @@ def report_command(
     from rich.console import Console
 
     from espalier.experiments.report.runs import load_runs, runs_not_begun
-    from espalier.experiments.report.stopping import STOPPING, holds_probes, replayed_rules
+    from espalier.experiments.report.stopping import choose_rule, holds_probes, replay_rules, stopping_table
     from espalier.experiments.report.tables import main_table
     from espalier.experiments.report.write import MARKDOWN, PAGE, write_report
-    from espalier.experiments.runs.folder import write_whole
     from espalier.experiments.runs.folder_lock import folder_lock
 
     if log:
         check_installed(log)  # before the work, not after it
     rules = _read_rules(stop_when or [])
     loaded = load_runs(runs)
-    probed = list(filter(holds_probes, loaded))
-    if rules and not probed:
-        raise typer.BadParameter(
-            "no run holds probes of independent paths; eval with --probe-every and --trees, and without --stop-when",
-            param_hint="--stop-when",
-        )
+    calibrating = load_runs([calibrate]) if calibrate else []
+    probed, calibrating_probed = list(filter(holds_probes, loaded)), list(filter(holds_probes, calibrating))
+    for option, given, found in (
+        ("--stop-when", rules, probed),
+        ("--calibrate", calibrate, probed),
+        ("--calibrate", calibrate, calibrating_probed),
+    ):
+        if given and not found:
+            raise typer.BadParameter(
+                "no run holds probes of independent paths; eval with --probe-every and --trees, and without "
+                "--stop-when",
+                param_hint=option,
+            )
+    replayed, chosen = replay_rules(calibrating_probed, rules), None
+    if calibrate:
+        rules = list(dict.fromkeys(row.rule for row in replayed if row.rule))
+        chosen = choose_rule(replayed, max_loss / 100)
+    replayed += replay_rules(probed, rules)
     with folder_lock(out):
         report = write_report(
-            loaded, out, not_begun=runs_not_begun(runs), most_problems=problems, resamples=resamples, seed=seed
+            loaded,
+            out,
+            not_begun=runs_not_begun(runs),
+            most_problems=problems,
+            resamples=resamples,
+            seed=seed,
+            replayed=replayed,
+            chosen=chosen,
         )
-        stopping = replayed_rules(probed, rules) if probed else None
-        if stopping:
-            write_whole(out / STOPPING, stopping.csv())
     console = Console()
     _show(console, report.title, main_table(report.runs))
-    if stopping:
-        _show(console, "Thoughts ended early, replayed", stopping)
+    if replayed:
+        _show(console, "Thoughts ended early, replayed", stopping_table(replayed, chosen))
+    if calibrate and not chosen:
+        typer.echo(f"warning: no rule saves tokens on {calibrate} and loses at most {max_loss:g} points", err=True)
     for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if log:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from espalier.engine.errors import EspalierError
 from espalier.experiments.cli.main import app
 from espalier.experiments.report.runs import Run, load_runs
-from espalier.experiments.report.stopping import holds_probes, replayed_rules
+from espalier.experiments.report.stopping import choose_rule, holds_probes, replay_rules, stopping_table
 from espalier.search.result import NodeRecord
 from espalier.search.thoughts.stop_rule import StopRule
 from espalier.search.tree import Probe
@@ -54,7 +54,7 @@ def test_a_rule_ends_each_path_at_its_probe_and_all_probes_until_then_count(tmp_
     tree = [*path(0, ["7", "1", "1", "1"], "1"), *path(1, ["2", "3", "1", "2"], "1")]
     run = probed_run(tmp_path / "run", tree)
     assert holds_probes(run)
-    table = replayed_rules([run], [StopRule(agree=2, tokens=10)])
+    table = stopping_table(replay_rules([run], [StopRule(agree=2, tokens=10)]))
     none, ruled = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
     assert (none["rule"], none["accuracy %"], none["tokens"]) == ("none", "100.0", "88")
     # One path ends at its third probe, with an answer of 4 tokens; the other goes on to its end, with four probes.
@@ -67,7 +67,7 @@ def test_an_early_guess_costs_accuracy_and_a_floor_or_a_certainty_prevents_it(tm
     guess = path(0, ["7", "7", "1", "1"], "1")
     run = probed_run(tmp_path / "run", guess, path(0, ["1", "1", "1", "1"], "1"), golds="11")
     rules = [StopRule(2, 10), StopRule(2, 30), StopRule(2, 10, 0.95)]
-    rows = replayed_rules([run], rules).rows[1:]
+    rows = stopping_table(replay_rules([run], rules)).rows[1:]
     assert [row[2] for row in rows] == ["50.0", "100.0", "100.0"]
     assert [row[3] for row in rows] == ["-50.0", "+0.0", "+0.0"]
     assert [row[-1] for row in rows] == ["2", "2", "0"]
@@ -80,7 +80,7 @@ def test_only_probed_runs_of_independent_paths_that_were_not_ended_are_replayed(
     run = probed_run(tmp_path / "run", tree)
     (tmp_path / "run" / "trees.jsonl").unlink()
     with pytest.raises(EspalierError, match="run kept no trees, which hold the probes; give --trees to eval"):
-        replayed_rules([run])
+        replay_rules([run])
 
 
 def test_the_command_replays_rules_of_several_strictness_or_those_given(
@@ -106,3 +106,41 @@ def test_rules_need_a_run_with_probes(tmp_path: Path):
     call = ["report", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--stop-when", "agree:2,tokens:10"]
     refused = CliRunner().invoke(app, call, env={"COLUMNS": "200"})
     assert (refused.exit_code, "no run holds probes of independent paths" in refused.output) == (2, True)
+
+
+def test_a_rule_is_chosen_on_one_run_and_tried_on_another(tmp_path: Path):
+    guess, sure = path(0, ["7", "7", "1", "1", "1", "1", "1"], "1"), path(0, ["1", "1", "1", "1", "1", "1", "1"], "1")
+    probed_run(tmp_path / "one", guess, sure, golds="11")
+    probed_run(tmp_path / "other", sure, guess, sure, golds="111")
+    rules = ["agree:2,tokens:10", "agree:2,tokens:30", "agree:5,tokens:10"]
+    call = ["report", str(tmp_path / "other"), "--calibrate", str(tmp_path / "one"), "--out", str(tmp_path / "out")]
+    found = CliRunner().invoke(app, [*call, *(word for rule in rules for word in ("--stop-when", rule))])
+    assert found.exit_code == 0, found.output
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "stopping.csv").read_text())))
+    assert [row["run"] for row in rows] == ["one"] * 4 + ["other"] * 4
+    # The first saves more, and loses half of the answers; the last saves less.
+    assert [row["rule"] for row in rows] == 2 * ["none", rules[0], f"{rules[1]} (chosen)", rules[2]]
+    assert [row["accuracy %"] for row in rows[4:]] == ["100.0", "66.7", "100.0", "100.0"]
+    assert float(rows[6]["saved %"]) > float(rows[7]["saved %"])
+    for name in ("report.html", "report.md"):
+        assert f"{rules[1]} (chosen)" in (tmp_path / "out" / name).read_text()
+    assert (tmp_path / "out" / "stopping.svg").exists()
+
+
+def test_no_rule_is_chosen_where_all_lose_too_much(tmp_path: Path):
+    run = probed_run(tmp_path / "run", path(0, ["7", "7", "1", "1", "1", "1", "1"], "1"))
+    rows = replay_rules([run], [StopRule(2, 10)])
+    assert choose_rule(rows, max_loss=0.99) is None
+    assert choose_rule(rows, max_loss=1.0) == StopRule(2, 10)
+    call = ["report", str(tmp_path / "run"), "--calibrate", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    found = CliRunner().invoke(app, [*call, "--stop-when", "agree:2,tokens:10"])
+    assert (found.exit_code, "and loses at most 1 points" in found.output) == (0, True)
+
+
+def test_calibrating_needs_probes_in_both_runs(tmp_path: Path):
+    write_run(tmp_path / "plain", [line("p0", True)])
+    probed_run(tmp_path / "run", path(0, ["1", "1"], "1"))
+    for one, other in (("plain", "run"), ("run", "plain")):
+        call = ["report", str(tmp_path / one), "--calibrate", str(tmp_path / other), "--out", str(tmp_path / "out")]
+        refused = CliRunner().invoke(app, call, env={"COLUMNS": "200"})
+        assert (refused.exit_code, "no run holds probes of independent paths" in refused.output) == (2, True)
