@@ -34,6 +34,7 @@ class Sampling:
         top_p: nucleus mass kept of those, in (0, 1].
         min_p: tokens kept are at least this share as likely as the most likely one, in [0, 1].
         key: stream of randomness, from `stream_key`; with the token's position it fixes every draw.
+        banned: ids of tokens that are never drawn; the filters count what is left.
     """
 
     temperature: float = 1.0
@@ -41,6 +42,7 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     key: int = 0
+    banned: tuple[int, ...] = ()
 
 
 def stream_key(seed: int, problem: str, path: tuple[int, ...]) -> int:

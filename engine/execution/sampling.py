@@ -8,6 +8,7 @@ import torch
 
 from espalier.engine.work import Sampling
 from espalier.kernels.backend import Backend
+from espalier.kernels.sampling import FILTERED
 
 _INCREMENT = 0x9E3779B97F4A7C15
 """What SplitMix64 adds for each position."""
@@ -78,11 +79,12 @@ class _Parameters(NamedTuple):
     top_k: int
     top_p: float
     min_p: float
+    banned: tuple[int, ...]
 
 
 def _parameters(samplings: Sequence[Sampling], rows: np.ndarray) -> list[_Parameters]:
     pairs = zip(rows.tolist(), samplings, strict=True)
-    return [_Parameters(row, s.temperature, s.top_k, s.top_p, s.min_p) for row, s in pairs]
+    return [_Parameters(row, s.temperature, s.top_k, s.top_p, s.min_p, s.banned) for row, s in pairs]
 
 
 def _portions(samplings: Sequence[Sampling], rows: np.ndarray) -> list[slice]:
@@ -124,6 +126,8 @@ class SamplingBatch:
         parted = groups and len(groups) > groups[-1].row + 1
         self._logit_rows = tensor((p.row for p in groups), torch.int64) if parted else None
         self._temperatures = tensor(p.temperature for p in groups)
+        banned = [(i, token) for i, p in enumerate(groups) for token in p.banned]
+        self._banned = tuple(tensor(ids, torch.int64) for ids in zip(*banned, strict=True))
         filtered = [i for i, p in enumerate(groups) if p.top_k > 0 or p.top_p < 1 or p.min_p > 0]
         some = [groups[i] for i in filtered]
         self._filtered = tensor(filtered, torch.int64)
@@ -149,7 +153,10 @@ class SamplingBatch:
         return self._draw_tokens(logits, self._candidates(logits), self._temperatures, draws, self._group_of)
 
     def _candidates(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits `[B, vocabulary]`, float32, with a mask over what the filters of each row remove."""
+        """Logits `[B, vocabulary]`, float32, with a mask over what is banned from each row and what filters remove."""
+        if self._banned:
+            logits = logits.clone()  # log-probabilities are those of all tokens
+            logits[self._banned] = FILTERED
         if not len(self._filtered):
             return logits
         if len(self._filtered) == len(logits):

@@ -21,7 +21,7 @@ from espalier.search.run.probes import AnswerProbes, RunningProbe
 from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.step_rule import PARAGRAPH, read_step_rule
 from espalier.search.thoughts.budget import CLOSING_SENTENCE, THINK_ON
-from espalier.search.thoughts.reading import IN_ANSWER, OPENED, Phase, Position, ThoughtReader
+from espalier.search.thoughts.reading import CLOSED, IN_ANSWER, OPENED, Phase, Position, ThoughtReader
 from espalier.search.thoughts.stop_rule import read_stop_rule
 from espalier.search.tree import HostText, Node, Probe, Termination
 from espalier.search.voting.decided import make_gate
@@ -97,8 +97,12 @@ class TreeExpander:
         self._rule = read_step_rule(resolved.request.step_rule)
         self._thoughts = resolved.thoughts
         self._stop = read_stop_rule(resolved.request.stop_when) if resolved.request.stop_when else None
-        tokenizer = engine.model(GENERATOR).tokenizer if resolved.thoughts else None
-        self._reader = ThoughtReader(resolved.thoughts.marks, tokenizer) if resolved.thoughts and tokenizer else None
+        self._reader = None
+        self._marks_banned: tuple[int, ...] = ()  # once a thought is closed
+        if resolved.thoughts:
+            model = engine.model(GENERATOR)
+            self._reader = ThoughtReader(resolved.thoughts.marks, model.tokenizer)
+            self._marks_banned = tuple(set(resolved.thoughts.mark_ids).difference(model.eos_token_ids))
         self._probes = AnswerProbes(engine, owner, resolved) if resolved.probes else None
         self._held: dict[Node, tuple[Expand, Node, bool]] = {}  # by the node whose probe they wait for, see `_generate`
         self._scores_probes = self._scorer is not None and self._scorer.reads_probes
@@ -259,10 +263,9 @@ class TreeExpander:
             self.sampled_from.add(node)
         temperature = 0.0 if expand.greedy else request.temperature or 0.0
         filters = temperature, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
-        samplings = tuple(
-            Sampling(*filters, key=stream_key(request.seed, request.problem, (*node.path, i)))
-            for i in range(first, end)
-        )
+        keys = (stream_key(request.seed, request.problem, (*node.path, i)) for i in range(first, end))
+        banned = self._marks_banned if state.position.closed else ()
+        samplings = tuple(Sampling(*filters, key, banned) for key in keys)
         room = min(
             self._resolved.generator_limits.path_tokens - node.path_tokens(),
             self._budget.generator_left(node, round_root),
@@ -358,13 +361,13 @@ class TreeExpander:
             self._write(node, state, plan.marks.header, plan.header)
 
     def _write(self, node: Node, state: NodeState, text: str, ids: tuple[int, ...], instead_of: int = 0) -> None:
-        """Write behind a step's tokens; what comes then is an answer, unless the model thinks again."""
+        """Write behind a step's tokens; what comes then is an answer, unless the model thinks again in text marks."""
         if node.path_tokens() + len(ids) >= self._resolved.generator_limits.path_tokens:
             node.termination = Termination.LENGTH  # it has thought again behind its first thought
             return
         assert state.generator is not None
         self._engine.append(state.generator, ids, instead_of)
-        node.written, state.position = HostText(text, len(ids)), Position()
+        node.written, state.position = HostText(text, len(ids)), CLOSED
         self._meter.appended_tokens += node.multiplicity * len(ids)
 
     def _go_on(self, node: Node, expansion: PendingExpansion) -> None:

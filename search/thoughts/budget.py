@@ -58,6 +58,11 @@ class ThoughtPlan:
         return sum(text == THINK_ON for text in written) < self.more and tokens + len(self.think_on) < self.budget
 
     @property
+    def mark_ids(self) -> tuple[int, ...]:
+        """Tokens that are marks: they are not drawn again once a thought is closed."""
+        return tuple(mark.token_id for mark in (self.marks.opening, self.marks.closing) if mark.token_id is not None)
+
+    @property
     def step_marks(self) -> StepMarks:
         """The marks, for the sampling of steps."""
         opening, closing = self.marks.opening, self.marks.closing

@@ -36,12 +36,14 @@ class Position:
         depth: thoughts that are open, one in the other.
         blank: whether its thought has said nothing yet.
         label: what is left of a label that is no part of the thought.
+        closed: whether a thought has been closed before.
     """
 
     phase: Phase = Phase.BEFORE
     depth: int = 0
     blank: bool = True
     label: str = ""
+    closed: bool = False
 
     @property
     def inside(self) -> bool:
@@ -49,6 +51,8 @@ class Position:
         return self.phase is Phase.INSIDE
 
 
+CLOSED = Position(closed=True)
+"""Behind a thought."""
 OPENED = Position(Phase.INSIDE, depth=1)
 """Behind a prompt that opens the thought."""
 IN_ANSWER = Position(Phase.ANSWER)
@@ -93,17 +97,18 @@ class ThoughtReader:
                 text += piece
                 if piece.strip():
                     inside = position.inside
-                    position = replace(position, blank=False) if inside else IN_ANSWER
+                    position = replace(position, blank=False) if inside else replace(position, phase=Phase.ANSWER)
             elif kind == "opening":
                 deeper = not (position.inside and position.blank)
                 if position.inside and deeper:
                     text += self._marks.opening.text
-                position = Position(Phase.INSIDE, position.depth + deeper or 1, label=self._marks.label)
+                depth, label = position.depth + deeper or 1, self._marks.label
+                position = replace(position, phase=Phase.INSIDE, depth=depth, blank=True, label=label)
             elif position.depth > 1:
                 text += self._marks.closing.text
                 position = replace(position, depth=position.depth - 1)
             else:
-                position = Position()
+                position = CLOSED
             if kind != "text" or position.inside:
                 thought_chars = len(text)
         return StepReading(text, thought_chars, position)

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from search_runs import ALL, BEAM, GREEDY, MAJORITY, outcome, run
-from thinkers import SHAPES, thinker, write_thinker
+from thinkers import SHAPES, ids_of, thinker, write_thinker
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.engine.models.checkpoint import Checkpoint
@@ -320,11 +321,53 @@ def test_a_thought_is_closed_at_its_budget_and_the_path_answers(shape: str, budg
 
 
 def test_what_comes_after_the_close_is_the_answer_and_a_second_close_is_no_text(think: Callable[..., Any]):
-    script = *"Try 6*7.", "</think>", "\n\n", "It is 42", "\n\n", "\\boxed{2}"
-    result = think("opened by the prompt", *script, thinking="8")
+    """Of marks that are text, which are not masked."""
+    script = "<think>", *"Try 6*7.", "</think>", "\n\n", "It is 42", "\n\n", "\\boxed{2}"
+    result = think("text", *script, thinking="13")
     assert [node.appended != "" for node in result.nodes[1:]] == [True, False, False, False]
     assert (result.best.thought, result.best.content) == ("Try 6*7.", "It is 42\n\n\\boxed{2}")
     assert result.answer == "2"
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0, "min_p": 0.5}])
+@pytest.mark.parametrize("closed_by_host", [True, False])
+@pytest.mark.parametrize("shape", ["opened by the prompt", "channel"])
+def test_a_mark_is_never_drawn_again_behind_a_closed_thought(
+    shape: str,
+    closed_by_host: bool,
+    sampling: dict[str, Any],
+    checkpoint: Callable[[str], Checkpoint],
+    make_orchestrator: Callable[..., Orchestrator],
+):
+    """The model finds both marks likelier than what it would say else, in a thought that it has no mark for, too."""
+    model = load_generator(checkpoint(shape), torch.float32, "cpu")
+    marks = find_marks(model.tokenizer)
+    assert marks is not None
+    thought = (
+        ["<|channel>thought\n"] * (shape == "channel") + ["Try 6*7."] + [marks.closing.text] * (not closed_by_host)
+    )
+    said, answer = ids_of(model, thought), ids_of(model, ["It is 42", "\n\n", "\\boxed{42}", "<|im_end|>"])
+    calls = count()
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        logits, place = torch.zeros(len(hidden), model.config.vocab_size), next(calls)
+        if place < len(said):
+            logits[:, said[place]] = 100.0
+        else:
+            logits[:, [marks.opening.token_id, marks.closing.token_id]] = 100.0
+            logits[:, answer[place - len(said)]] = 50.0
+        return logits
+
+    orchestrator = make_orchestrator(replace(model, head=head), None)
+    budget = str(len(said)) if closed_by_host else "100"
+    result = run(orchestrator, replace(PATH, **{"thinking": budget, "temperature": 0.0, **sampling})).only
+    orchestrator.engine.check_drained()
+    assert result.best is not None
+    assert (result.best.thought, result.best.content) == ("Try 6*7.", "It is 42\n\n\\boxed{42}")
+    assert sum(bool(node.appended) for node in result.nodes) == closed_by_host
+    # Log-probabilities are those of the model, to which the marks are likelier by far.
+    assert result.nodes[-1].log_probability < -50
+    assert replay(trace_of(result)) == len(result.rounds)
 
 
 def test_a_thought_that_goes_round_in_circles_is_closed(think: Callable[..., Any]):
@@ -338,7 +381,7 @@ def test_a_model_that_thinks_again_and_again_comes_to_an_end(think: Callable[...
     result = think("opened by the prompt", *["x ", "<think>", "y"] * 100, thinking="5", max_tokens=300)
     assert (result.answer, result.stop_reason) == ("", "finished")
     again = [text for i in range(50) for text in ("<think>", f"{i}+{i * i % 83}", "\n\n")]
-    result = think("opened by the prompt", *"12345", *again, thinking="5", max_tokens=300)
+    result = think("text", "<think>", *"12345", *again, thinking="10", max_tokens=300)
     assert result.nodes[-1].termination == "length"
     assert sum(node.appended != "" for node in result.nodes) >= 2
 

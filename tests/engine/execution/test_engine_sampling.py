@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -119,6 +121,24 @@ def test_the_narrowest_filters_take_the_most_likely_token(filters: dict):
     logits = torch.randn(50, 30)
     drawn, _ = draw(logits, batch(50, **filters))
     assert torch.equal(drawn, logits.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}, {"temperature": 0.0}])
+def test_banned_tokens_are_never_drawn_and_the_filters_count_what_is_left(filters: dict):
+    logits = torch.randn(50, 30)
+    best = logits.topk(3).indices
+    keys = [Sampling(**filters, key=i, banned=tuple(best[i, :2].tolist())) for i in range(50)]
+    # Rows without banned tokens draw as they would alone, and so does the same row for a draw without.
+    samplings, rows = [x for key in keys for x in (key, replace(key, banned=()))], np.arange(50).repeat(2)
+    drawn, log_probabilities = SamplingBatch(samplings, rows, CPU, BACKEND).draw(logits, np.zeros(100, dtype=np.int64))
+    free, free_log = draw(logits, SamplingBatch(samplings[1::2], np.arange(50), CPU, BACKEND))
+    assert torch.equal(drawn[1::2], free)
+    assert torch.equal(log_probabilities[1::2], free_log)
+    assert not (drawn[::2, None] == best[:, :2]).any()
+    if filters:
+        assert torch.equal(drawn[::2], best[:, 2])
+    expected = torch.log_softmax(logits, dim=-1).gather(1, drawn[::2, None])[:, 0]
+    torch.testing.assert_close(log_probabilities[::2], expected)
 
 
 def test_impossible_tokens_are_never_drawn():
