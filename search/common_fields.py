@@ -115,7 +115,10 @@ class CommonFields:
     temperature: Annotated[
         float | None,
         Interval(ge=0, le=10),
-        Option("Sampling temperature, 0 for greedy; default: generation_config.json's, ignoring do_sample, else 0.8."),
+        Option(
+            "Sampling temperature, 0 for greedy; default: generation_config.json's for the mode of --thinking, "
+            "ignoring do_sample, else 0.8."
+        ),
     ] = None
     top_k: Annotated[
         int | None,

@@ -1,5 +1,6 @@
 """Reports a checkpoint's role, family, memory and prompts from its configuration, tokenizer and tensor names."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os.path import lexists
 from pathlib import Path
@@ -24,7 +25,9 @@ from espalier.prm.families import FamilyMatch, families_of, identify, known_clas
 from espalier.prm.policy_pair import PolicyPairDecoder
 from espalier.prm.scorers import SELF, names_checkpoint
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
-from espalier.search.run.generator import render_prompt, system_prompt_of
+from espalier.search.run.generator import has_thinking_switch, render_prompt, system_prompt_of
+from espalier.search.thoughts.marks import find_marks
+from espalier.search.thoughts.mode_sampling import sampling_for
 
 PROBLEM = "What is 2 + 3 + 4?"
 STEPS = ("2 + 3 = 5", "5 + 4 = 9")
@@ -60,6 +63,8 @@ class Inspection:
         special_tokens: ids of the special tokens in `prompt`, by token, in order.
         special_source: what puts them there.
         bos_token: the one that the tokenizer names, whether the prompt has it or not; None if it names none.
+        answering: default sampling parameters without thinking that differ from those of generation_config.json; empty
+            where none do.
         warnings: contradictions in the checkpoint, and what was decided.
     """
 
@@ -81,6 +86,7 @@ class Inspection:
     special_tokens: dict[str, int]
     special_source: str
     bos_token: str | None
+    answering: Mapping[str, float]
     warnings: tuple[str, ...]
 
 
@@ -144,7 +150,15 @@ def inspect_checkpoint(
         special_tokens={token: tokenizer.token_id(token) or 0 for token in special_tokens_in(prompt, tokenizer)},
         special_source=f"the layout of {match.info.name}" if match else source,
         bos_token=tokenizer.special_token("bos_token"),
+        answering=_answering(outline, tokenizer) if match is None else {},
         warnings=outline.warnings,
+    )
+
+
+def _answering(outline: Outline, tokenizer: TextTokenizer) -> Mapping[str, float]:
+    found = sampling_for(outline.optional_json("generation_config.json"), thinks=False)
+    return (
+        found if found and find_marks(tokenizer) and has_thinking_switch(tokenizer, system_prompt_of(outline)) else {}
     )
 
 

@@ -18,6 +18,7 @@ from espalier.search.result import Event, Finished, SearchResult, StopReason, Us
 from espalier.search.score_session import ScoreSessionRequest, SessionTurn, StepsScored
 from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
 from espalier.search.server_info import Occupancy
+from espalier.search.thoughts.mode import ThinkingMode, read_thinking
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
 
@@ -85,6 +86,7 @@ class RequestDefaults:
         top_p: in (0, 1].
         min_p: 0 keeps all tokens.
         max_positions: the context size, in tokens.
+        by_mode: by the mode of `thinking`, the values that take the place of those above.
     """
 
     temperature: float
@@ -92,11 +94,15 @@ class RequestDefaults:
     top_p: float
     min_p: float
     max_positions: int
+    by_mode: Mapping[ThinkingMode, Mapping[str, float]] = field(default_factory=dict)
 
     def sampling_of(self, request: SearchRequest | CompletionRequest) -> dict[str, Any]:
         """The sampling parameters that a request leaves open."""
         names = ("temperature", "top_k", "top_p", "min_p")
-        return {name: getattr(self, name) for name in names if getattr(request, name) is None}
+        own = (
+            {} if isinstance(request, CompletionRequest) else self.by_mode.get(read_thinking(request.thinking).mode, {})
+        )
+        return {name: own.get(name, getattr(self, name)) for name in names if getattr(request, name) is None}
 
     def fill(self, request: SearchRequest) -> SearchRequest:
         """Return the request with every default filled in from the algorithm, the checkpoint and the context size.

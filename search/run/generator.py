@@ -27,6 +27,7 @@ from espalier.search.run.caller_text import CallerText
 from espalier.search.run.executor import RequestDefaults
 from espalier.search.thoughts.marks import find_marks
 from espalier.search.thoughts.mode import ThinkingMode
+from espalier.search.thoughts.mode_sampling import Parameters, sampling_for
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 STEP_SYSTEM_PROMPT = (
@@ -103,6 +104,14 @@ SWITCHES: Mapping[ThinkingMode, Mapping[str, bool]] = {
 """Variables by which chat templates switch thinking on and off."""
 
 
+def has_thinking_switch(tokenizer: TextTokenizer, system_prompt: str) -> bool:
+    """Return whether the chat template can switch thinking off."""
+    on, off = (
+        render_prompt(tokenizer, system_prompt, "2", (), SWITCHES[mode]) for mode in (ThinkingMode.ON, ThinkingMode.OFF)
+    )
+    return on != off
+
+
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
     """A generator's prompt for a search.
@@ -156,13 +165,16 @@ class Generator:
             ) from None
         except RequestTooLargeError:
             pass  # each request will say so
-        self.defaults = RequestDefaults(
-            temperature=_configured(defaults, "temperature", 0.8, 0, 10),
-            top_k=max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0),  # -1 is another word for all
-            top_p=max(_configured(defaults, "top_p", 1, 0, 1), _MIN_TOP_P),
-            min_p=_configured(defaults, "min_p", 0, 0, 1),
-            max_positions=self.model.config.max_positions,
-        )
+        sampling = {
+            "temperature": _configured(defaults, "temperature", 0.8, 0, 10),
+            "top_k": max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0),  # -1 is another word for all
+            "top_p": max(_configured(defaults, "top_p", 1, 0, 1), _MIN_TOP_P),
+            "min_p": _configured(defaults, "min_p", 0, 0, 1),
+        }
+        by_mode: dict[ThinkingMode, Parameters] = {}
+        if self.marks and self._has_switch:
+            by_mode = {mode: sampling_for(sampling, self._rendered("2", (), mode)[2]) for mode in ThinkingMode}
+        self.defaults = RequestDefaults(**sampling, max_positions=self.model.config.max_positions, by_mode=by_mode)
 
     @property
     def model(self) -> Model:
@@ -221,7 +233,7 @@ class Generator:
     @cached_property
     def _has_switch(self) -> bool:
         """Whether the chat template can switch thinking off."""
-        return self._render("2", (), ThinkingMode.ON) != self._render("2", (), ThinkingMode.OFF)
+        return has_thinking_switch(self.model.tokenizer, self.system_prompt)
 
     def _render(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> str:
         try:

@@ -18,6 +18,7 @@ from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.request import SearchRequest, validate
 from espalier.search.result import SearchResult
+from espalier.search.run.generator import Generator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.thoughts.budget import CLOSING_SENTENCE, plan_thoughts
 from espalier.search.thoughts.marks import Mark, find_marks
@@ -484,3 +485,40 @@ def test_every_search_thinks_within_its_budget_alone_and_where_memory_is_short(
         assert replay(trace_of(result)) == len(result.rounds)
         assert not any("Considering" in candidate.content for candidate in result.candidates)
         assert all(candidate.thought_tokens <= 20 for candidate in result.candidates)
+
+
+# ---- sampling of the mode
+
+THINKING, ANSWERING = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}, {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("shape", "configured", "thinking", "sampled"),
+    [
+        ("opened by the model", THINKING, "auto", THINKING),
+        ("opened by the model", THINKING, "off", ANSWERING),
+        ("opened by the model", ANSWERING, "100", THINKING),
+        ("opened by the model", ANSWERING, "off", ANSWERING),
+        ("opened by the model", THINKING | {"top_k": 40}, "off", THINKING | {"top_k": 40}),
+        ("opened by the prompt", THINKING, "off", THINKING),  # its template has no switch
+        ("none", THINKING, "off", THINKING),
+        ("none", ANSWERING, "auto", ANSWERING),
+    ],
+)
+def test_sampling_follows_the_checkpoint_for_the_mode(
+    shape: str,
+    configured: dict[str, float],
+    thinking: str,
+    sampled: dict[str, float],
+    checkpoint: Callable[[str], Checkpoint],
+    make_orchestrator: Callable[..., Orchestrator],
+):
+    engine = make_orchestrator(thinker(checkpoint(shape)), None).engine
+    orchestrator = Orchestrator(engine, Generator(engine, "", configured), None)
+    open_fields = dict.fromkeys(("temperature", "top_k", "top_p", "max_steps", "max_step_tokens"))
+    request = replace(MAJORITY, **open_fields, thinking=thinking, max_tokens=300)
+    found = orchestrator.check(request).request
+    assert {name: getattr(found, name) for name in sampled} == sampled
+    assert orchestrator.defaults.fill(request).top_p == found.top_p
+    own = replace(request, temperature=0.1, top_p=0.5)
+    assert (orchestrator.check(own).request.temperature, orchestrator.check(own).request.top_p) == (0.1, 0.5)
