@@ -8,6 +8,8 @@ STAMP  := $(VENV)/.installed-$(MODULES)
 
 .PHONY: help demo test test-slow test-gpu test-browser test-tools lint proto install clean
 .DEFAULT_GOAL := demo
+# Modules are compiled as they are first imported: most of what is installed never is, and would take a minute.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 # Tests start many processes, which would each compile all modules again where bytecode is not written.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -20,15 +22,15 @@ $(STAMP): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Espalier needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements.txt
+	$(PIP_INSTALL) -r requirements.txt
 	rm -rf build/__editable__*
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation \
+	$(PIP_INSTALL) --no-deps --no-build-isolation \
 		--editable . --config-settings editable_mode=strict
 	rm -f $(VENV)/.installed-*
 	touch $(STAMP)
 
 $(VENV)/.tests: tests/requirements.txt $(STAMP)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt
+	$(PIP_INSTALL) -r tests/requirements.txt
 	touch $@
 
 demo: $(STAMP)  ## solve one problem by beam search with the bundled models, on CPU
@@ -49,7 +51,7 @@ test-gpu:  ## what needs a GPU: tests and figures, with the machine's own Python
 	tests/gpu/all.sh
 
 test-browser: $(VENV)/.tests  ## the page, in a headless Chromium (Debian: chromium, chromium-driver)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r tests/search/service/page/requirements.txt
+	$(PIP_INSTALL) -r tests/search/service/page/requirements.txt
 	$(BIN)/python -m pytest -m browser $(HANGS)
 
 # Environments of their own, which also see the packages of $(VENV), so that torch is there once.

@@ -324,7 +324,7 @@ class MixedMachine(EngineMachine):
     launch_ahead = True
 
 
-@pytest.mark.parametrize("examples", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [50, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("machine", [EngineMachine, LaunchAheadMachine, WindowedMachine, MixedMachine])
 def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
     machine: type[EngineMachine], examples: int, load_model: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch

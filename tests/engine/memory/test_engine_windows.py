@@ -75,7 +75,7 @@ def test_2000_tokens_and_16_forks_hold_a_window_a_block_and_the_tails_of_the_for
         assert max(live) <= most_live(len(DRAWS))
         release(engine, root)
         for child in children:  # a fork of each goes on: its siblings stay where they are
-            found += outcomes(generate(engine, child.sequence, DRAWS[0], tokens=200, delimiter="", in_place=True))
+            found += outcomes(generate(engine, child.sequence, DRAWS[0], tokens=80, delimiter="", in_place=True))
         assert pool_of(engine).live_blocks <= most_live(0) + len(DRAWS) * OF_A_WINDOW
         release(engine, *(child.sequence for child in children))
         return found

@@ -40,8 +40,18 @@ def require_equal(logits: torch.Tensor, *limits: torch.Tensor) -> None:
     assert torch.equal(left[left != FILTERED], logits[left != FILTERED])
 
 
-@pytest.mark.parametrize("limits", FILTERS, ids=str)
-@pytest.mark.parametrize(("sizes", "vocabulary"), [("usual", 7), ("usual", 300), ("small", 300)])
+@pytest.mark.parametrize(
+    ("sizes", "vocabulary", "limits"),
+    [
+        *(("small", 300, limits) for limits in FILTERS),
+        *(
+            pytest.param("usual", vocabulary, limits, marks=() if (i + j) % 2 else pytest.mark.slow)
+            for i, vocabulary in enumerate([7, 300])
+            for j, limits in enumerate(FILTERS)
+        ),
+    ],
+    ids=str,
+)
 def test_filters_leave_what_the_reference_leaves(
     sizes: str, vocabulary: int, limits: tuple, request: pytest.FixtureRequest
 ):
