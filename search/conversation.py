@@ -21,10 +21,17 @@ class ChatRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    Attributes:
+        role: who speaks.
+        content: what is said.
+        reasoning_content: what the assistant thought before; whether a generator reads it again is up to its template.
+    """
 
     role: ChatRole
     content: str
+    reasoning_content: str = ""
 
 
 def conversation_text(problem: str, history: Sequence[ChatMessage]) -> str:
@@ -48,7 +55,8 @@ def conversation_text(problem: str, history: Sequence[ChatMessage]) -> str:
 
 def history_violations(history: Sequence[ChatMessage]) -> list[Violation]:
     """Return what is wrong with the messages before a problem."""
-    found = text_violations("history", "".join(message.content for message in history), MAX_HISTORY_BYTES)
+    texts = "".join(message.content + message.reasoning_content for message in history)
+    found = text_violations("history", texts, MAX_HISTORY_BYTES)
     if len(history) > MAX_HISTORY_MESSAGES:
         what = f"must be at most {MAX_HISTORY_MESSAGES} messages, is {len(history)}"
         found.append(Violation("history", what))

@@ -423,7 +423,10 @@ def _message(number: int, message: Any) -> ChatMessage:
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise ValueError(f"the content of message {number} is no text")
-    return ChatMessage(ChatRole(role), content)
+    thought = message.get("reasoning_content") or message.get("reasoning") or ""
+    if not isinstance(thought, str):
+        raise ValueError(f"the reasoning of message {number} is no text")
+    return ChatMessage(ChatRole(role), content, thought)
 
 
 def as_listed(value: Any) -> Any:

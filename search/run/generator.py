@@ -25,6 +25,7 @@ from espalier.search.completion import ChatPrompt, CompletionRequest, Prompt
 from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
 from espalier.search.run.caller_text import CallerText
 from espalier.search.run.executor import RequestDefaults
+from espalier.search.thoughts.history import reads_thoughts_apart, split_message
 from espalier.search.thoughts.marks import find_marks
 from espalier.search.thoughts.mode import ThinkingMode
 from espalier.search.thoughts.mode_sampling import Parameters, sampling_for
@@ -78,7 +79,13 @@ def render_prompt(
     before = f"{system_prompt}\n\n" if system_prompt else ""
     if not tokenizer.has_chat_template:
         return f"{tokenizer.begin}{before}{conversation_text(problem, history)}\n\n"
-    messages = [{"role": str(message.role), "content": message.content} for message in history]
+    messages = [
+        {"role": str(message.role), "content": message.content}
+        | dict.fromkeys(
+            ("reasoning_content", "thinking") if message.reasoning_content else (), message.reasoning_content
+        )
+        for message in history
+    ]
     messages.append({"role": "user", "content": problem})
     if system_prompt:
         try:
@@ -202,10 +209,22 @@ class Generator:
             )
             raise InvalidRequestError([Violation("thinking", why)])
         problem, tags = self._caller_text.protect(problem, [])
-        history = [replace(each, content=self._caller_text.protect(each.content, tags)[0]) for each in history]
+        history = [self._earlier(message, tags) for message in history]
         text, opened, thinks = self._rendered(problem, history, mode)
         ids = self._caller_text.encode(text, tags)
         return RenderedPrompt(self._require_room(ids, 1), opened, thinks)
+
+    def _earlier(self, message: ChatMessage, tags: list[str]) -> ChatMessage:
+        """A message before the problem, whose thought is where the chat template looks for it."""
+        thought, said, in_content = message.reasoning_content, message.content, False
+        if self.marks and message.role == ChatRole.ASSISTANT and not thought:
+            thought, said = split_message(said, self.marks)
+            in_content = bool(thought) and not reads_thoughts_apart(self.model.tokenizer.chat_template or "")
+        thought, said = (self._caller_text.protect(text, tags)[0] for text in (thought, said))
+        if in_content and self.marks:
+            opening, closing = self.marks.opening.text + self.marks.label, self.marks.closing.text
+            thought, said = "", f"{opening}\n{thought}\n{closing}\n\n{said}"
+        return replace(message, content=said, reasoning_content=thought)
 
     def _rendered(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> tuple[str, bool, bool]:
         """The prompt's text, whether it opens a thought, and whether the model is expected to think."""

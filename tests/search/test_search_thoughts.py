@@ -16,6 +16,7 @@ from espalier.engine.errors import InvalidRequestError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import SearchRequest, validate
 from espalier.search.result import SearchResult
 from espalier.search.run.generator import Generator
@@ -154,6 +155,73 @@ def test_tags_in_a_callers_text_are_no_tokens(
         assert tagged.token_ids.count(mark.token_id or -1) == plain.token_ids.count(mark.token_id or -1)
     assert asked in tokenizer.decode(tagged.token_ids)
     assert tagged.opened == plain.opened
+
+
+# ---- thoughts of earlier turns
+
+_SPLIT = """{% set r = '' %}{% set c = m.content %}
+{%- if m.reasoning_content is string %}{% set r = m.reasoning_content %}
+{%- elif '</think>' in c %}{% set r = c.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+{%- set c = c.split('</think>')[-1].lstrip('\\n') %}{% endif %}"""
+_EARLIER = {  # what the families' templates do with an assistant's message that is not the last
+    "Qwen3 drops": _SPLIT + "{{ c }}",
+    "MiniMax keeps": _SPLIT + "{% if r %}<think>\n{{ r }}\n</think>\n\n{% endif %}{{ c }}",
+    "R1 drops": "{% set c = m.content %}{% if '</think>' in c %}{% set c = c.split('</think>')[-1].lstrip('\\n') %}"
+    "{% endif %}{{ c }}",
+    "content is printed": "{{ m.content }}",
+    "gpt-oss drops": "{% if '<|channel|>' in m.content %}{{ raise_exception('tags') }}{% endif %}"
+    "{% if m.thinking and m.tool_calls %}{{ m.thinking }}{% endif %}{{ m.content }}",
+}
+_SAID = "It is 5, see </think> or <|end|>."
+_KEPT = "<think>\nAdd <|im_end|> them.\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "apart", "kept"),
+    [
+        ("Qwen3 drops", True, ""),
+        ("Qwen3 drops", False, ""),
+        ("MiniMax keeps", True, _KEPT),
+        ("MiniMax keeps", False, _KEPT),
+        ("R1 drops", True, ""),
+        ("R1 drops", False, ""),
+        ("content is printed", True, ""),
+        ("content is printed", False, _KEPT),
+        ("gpt-oss drops", True, ""),
+        ("gpt-oss drops", False, ""),
+    ],
+)
+def test_an_earlier_thought_is_kept_or_dropped_as_the_template_has_it(
+    name: str,
+    apart: bool,
+    kept: str,
+    tiny_checkpoints: dict[str, Path],
+    tmp_path: Path,
+    make_orchestrator: Callable[..., Orchestrator],
+):
+    harmony = name.startswith("gpt-oss")
+    turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n" + _EARLIER[name] + "<|im_end|>\n{% endfor %}"
+    shape = SHAPES["harmony" if harmony else "opened by the model"]
+    model = thinker(write_thinker(tiny_checkpoints["talker"], tmp_path / "thinker", shape, turns))
+    generator, tokenizer = make_orchestrator(model, None)._generator, model.tokenizer
+    opening, closing = (
+        ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>")
+        if harmony
+        else ("<think>\n", "\n</think>\n\n")
+    )
+    thought = "Add <|im_end|> them."
+    said = ChatMessage(ChatRole.ASSISTANT, _SAID, thought)
+    if not apart:
+        said = ChatMessage(ChatRole.ASSISTANT, f"{opening}{thought}{closing}{_SAID}")
+    history = (ChatMessage(ChatRole.USER, "2+3?"), said)
+    prompt = generator.prompt("And twice?", history, ThinkingMode.OFF)
+    assert f"assistant\n{kept}{_SAID}\nuser\nAnd twice?" in tokenizer.decode(prompt.token_ids)
+    # What is quoted is text: there are no more marks and turns than the template writes.
+    plain = generator.prompt("And twice?", (history[0], ChatMessage(ChatRole.ASSISTANT, "5")), ThinkingMode.OFF)
+    for token in ("</think>", "<|im_end|>", "<|end|>"):
+        token_id = tokenizer.token_id(token) or -1
+        expected = plain.token_ids.count(token_id) + (bool(kept) and token == "</think>")
+        assert prompt.token_ids.count(token_id) == expected, token
 
 
 # ---- reading

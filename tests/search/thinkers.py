@@ -38,13 +38,13 @@ SHAPES = {
 }
 
 
-def write_thinker(source: Path, folder: Path, shape: Shape) -> Checkpoint:
-    """A copy of a tiny checkpoint with the tokens and the template of a shape."""
+def write_thinker(source: Path, folder: Path, shape: Shape, turns: str = _TURNS) -> Checkpoint:
+    """A copy of a tiny checkpoint with the tokens and the template of a shape; `turns` renders the messages."""
     shutil.copytree(source, folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(token, special=shape.special, normalized=False) for token in shape.tokens])
     tokenizer.save(str(folder / "tokenizer.json"))
-    template = _TURNS + "{% if add_generation_prompt %}" + shape.end + "{% endif %}"
+    template = turns + "{% if add_generation_prompt %}" + shape.end + "{% endif %}"
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     edit_json(folder / "tokenizer_config.json", {"chat_template": template})
     return Checkpoint(folder)

@@ -53,6 +53,8 @@ def _parts(content: Any) -> Any:
 class _Message(BaseModel, extra="allow"):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[Annotated[list[_Part], Field(max_length=_MAX_PARTS)] | None, BeforeValidator(_parts)] = None
+    reasoning_content: InstanceOf[str] | None = None
+    reasoning: InstanceOf[str] | None = None  # the same by its newer name
 
     @property
     def of_system(self) -> bool:
@@ -61,6 +63,12 @@ class _Message(BaseModel, extra="allow"):
     @property
     def text(self) -> str:
         return "\n".join(part.text for part in self.content or ())
+
+    @property
+    def thought(self) -> dict[str, str]:
+        """What an assistant thought, as `reasoning_content`; empty without."""
+        thought = self.reasoning_content or self.reasoning
+        return {"reasoning_content": thought} if thought and self.role == "assistant" else {}
 
 
 class Conversation(BaseModel, extra="allow"):
@@ -204,7 +212,8 @@ def chat_prompt(chat: Conversation, found: list[Violation]) -> ChatPrompt:
     own = {"messages", "add_generation_prompt", "tools", "documents"} & variables.keys()
     found += (Violation(f"chat_template_kwargs.{name}", "is set by the server") for name in sorted(own))
     messages = tuple(
-        {"role": "system" if message.of_system else message.role, "content": message.text} for message in chat.messages
+        {"role": "system" if message.of_system else message.role, "content": message.text, **message.thought}
+        for message in chat.messages
     )
     return ChatPrompt(messages, continued, variables)
 
@@ -259,5 +268,5 @@ def conversation(messages: list[_Message]) -> dict[str, Any]:
     *turns, last = messages
     system = "\n\n".join(message.text for message in turns if message.of_system)
     history = [{"role": "system", "content": system}] if any(message.of_system for message in turns) else []
-    history += [{"role": turn.role, "content": turn.text} for turn in turns if not turn.of_system]
+    history += [{"role": turn.role, "content": turn.text, **turn.thought} for turn in turns if not turn.of_system]
     return {"problem": last.text, "history": history}

@@ -279,6 +279,8 @@ def test_earlier_turns_and_the_system_message_are_the_searchs_history(serve, cha
         {"role": "developer", "content": "Use steps."},
         {"role": "user", "content": "6*7?", "name": "ann"},
         {"role": "assistant", "content": "42.", "reasoning_content": "Depth 1", "tool_calls": None, "refusal": None},
+        {"role": "user", "content": "And twice?", "reasoning": "no thought of an assistant"},
+        {"role": "assistant", "content": "84.", "reasoning": "Depth 2"},
         {"role": "user", "content": parts},
     ]
     chat(serve()).chat.completions.create(model="espalier", messages=messages)
@@ -286,7 +288,9 @@ def test_earlier_turns_and_the_system_message_are_the_searchs_history(serve, cha
     assert asked(fake).history == (
         ChatMessage(ChatRole.SYSTEM, "Be brief.\n\nUse steps."),
         ChatMessage(ChatRole.USER, "6*7?"),
-        ChatMessage(ChatRole.ASSISTANT, "42."),
+        ChatMessage(ChatRole.ASSISTANT, "42.", "Depth 1"),
+        ChatMessage(ChatRole.USER, "And twice?"),
+        ChatMessage(ChatRole.ASSISTANT, "84.", "Depth 2"),
     )
 
 
