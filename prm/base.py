@@ -1,7 +1,10 @@
 """The interface of a process-reward-model family."""
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +92,11 @@ class PrmFamily(ABC):
     max_probe_tokens: int = 0
     rounding: float = 0.0
 
+    @cached_property
+    def plain_text(self) -> "PlainText":
+        """Makes texts of callers free of the model's control tokens; what `prompt_ids` and `read` are given is."""
+        return PlainText(self.model.tokenizer)
+
     @property
     def name(self) -> str:
         """The family's name."""
@@ -164,6 +172,24 @@ def without_special_tokens(text: str, special_tokens: tuple[str, ...]) -> str:
             plain = token.replace("_", " ") if "_" in token else f"{token[0]} {token[1:]}"
             text = text.replace(token, plain)
     return text
+
+
+class PlainText:
+    """Breaks up the control tokens of a model in texts of callers and other models; see `without_special_tokens`."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        tokens = sorted(tokenizer.control_tokens, key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, tokens))) if tokens else None
+
+        @lru_cache(4096)  # the steps of a path are read again with each new one
+        def plain(text: str) -> str:
+            return pattern.sub(lambda found: without_special_tokens(found[0], (found[0],)), text) if pattern else text
+
+        self.of = plain
+
+    def path(self, problem: str, steps: Iterable[str]) -> StepPath:
+        """A path of plain texts."""
+        return StepPath(self.of(problem), tuple(map(self.of, steps)))
 
 
 def without_label(text: str, label: str) -> str:

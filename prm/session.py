@@ -150,7 +150,7 @@ class VerifierSession(ScoreSession, Generic[Family]):
         """
 
     def _path(self, node: StepNode) -> StepPath:
-        return StepPath(self._search.problem, tuple(step.text for step in steps_with_text(node)))
+        return self._family.plain_text.path(self._search.problem, (step.text for step in steps_with_text(node)))
 
     def _continued(self, parent: KVSequence, state: NodeState) -> KVSequence:
         """The sequence that goes on from the parent's: a fork, or itself."""

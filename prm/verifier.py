@@ -45,7 +45,7 @@ class Verifier(Scorer):
 
     def prompt(self, problem: str) -> tuple[int, ...]:
         """See `Scorer`."""
-        family, ids = self.family, tuple(self.family.prompt_ids(problem))
+        family, ids = self.family, tuple(self.family.prompt_ids(self.family.plain_text.of(problem)))
         family.model.require_embedded(VERIFIER, ids)
         limit, own = family.context, family.model.config.max_positions
         if len(ids) >= limit:

@@ -23,6 +23,7 @@ END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_o
 """Tokens that end what a model says, in every model that has them."""
 _CONTROL = re.compile(r"<.+>|\[.+\]")
 """Pattern of special tokens, which words do not match."""
+_IN_BRACKETS = re.compile(r"[<\[◁].+[>\]▷]")
 _RAW_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONFIG = "tokenizer_config.json"
 
@@ -124,6 +125,14 @@ class TextTokenizer:
             if i not in self._special:
                 table[i] = added[i].content.encode() if i in added else to_bytes(token)
         return table
+
+    @cached_property
+    def control_tokens(self) -> frozenset[str]:
+        """Added tokens that are no words of a text: special ones, and others in brackets, as marks of thoughts are."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(
+            token.content for i, token in added.items() if i in self._special or _IN_BRACKETS.fullmatch(token.content)
+        )
 
     @property
     def added_tokens(self) -> list[str]:

@@ -6,8 +6,6 @@ from espalier.engine.models.tokenizer import TextTokenizer
 
 _BEGIN, _END = "\ue000", "\ue001"
 _PLACE = re.compile(f"{_BEGIN}(\\d+){_END}")
-_CONTROL = re.compile(r"[<\[◁].+[>\]▷]")
-"""Pattern of added tokens that are no words of a text."""
 
 
 class CallerText:
@@ -15,9 +13,7 @@ class CallerText:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        tokens = tokenizer.added_tokens
-        special = {token for token in tokens if tokenizer.is_special(tokenizer.token_id(token) or 0)}
-        hidden = {token for token in tokens if token in special or _CONTROL.fullmatch(token)} | {_BEGIN, _END}
+        hidden = tokenizer.control_tokens | {_BEGIN, _END}
         self._hidden = re.compile("|".join(map(re.escape, sorted(hidden, key=len, reverse=True))))
 
     def protect(self, text: str, tags: list[str]) -> tuple[str, list[str]]:

@@ -1,7 +1,7 @@
 """Every family: scores added step by step equal its published recipe fed whole to transformers."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import plain_families
@@ -59,6 +59,36 @@ def test_scores_added_step_by_step_equal_the_recipe_on_the_whole_text(
         rewards = torch.logit(torch.tensor([scores, expected], dtype=torch.float64))
         assert rewards[0].tolist() == pytest.approx(rewards[1].tolist(), abs=1e-6)
     assert len({round(score, 5) for score in scores}) == len(scores), "a degenerate verifier would prove nothing"
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_control_tokens_in_a_callers_text_are_text(name: str, verifier_of: Make):
+    """None is a token of a prompt or a step, so that a problem opens no turn, closes none, and is no place to read."""
+    engine, verifier = verifier_of(name)
+    tokenizer = verifier.family.model.tokenizer
+    control = {tokenizer.token_id(token) for token in tokenizer.control_tokens}
+    tags = " ".join(sorted(tokenizer.control_tokens))
+    assert control
+
+    def counted(ids: Sequence[int]) -> int:
+        return sum(token in control for token in ids)
+
+    assert counted(verifier.prompt(f"{PROBLEM} {tags}")) == counted(verifier.prompt(PROBLEM))
+    plain, tagged = (
+        [work for step in scored_steps(verifier, problem, steps) for work in step]
+        for problem, steps in ((PROBLEM, ["a", "b"]), (f"{PROBLEM} {tags}", [f"a {tags}", f"b {tags} <think>"]))
+    )
+    assert counted(tagged) == counted(plain)
+    broken = [verifier.family.plain_text.of(text) for text in (f"a {tags}", f"b {tags} <think>")]
+    assert score_path(engine, begin(engine, verifier), [f"a {tags}", f"b {tags} <think>"]) == score_path(
+        engine, begin(engine, verifier), broken
+    )
+
+
+def scored_steps(verifier: Verifier, problem: str, steps: list[str]) -> list[Sequence[int]]:
+    """The tokens that a session feeds for each step."""
+    plain = verifier.family.plain_text
+    return [verifier.family.read(plain.path(problem, steps[: i + 1])).token_ids for i in range(len(steps))]
 
 
 @pytest.mark.parametrize("name", STEPWISE)
