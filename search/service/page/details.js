@@ -41,6 +41,7 @@ function facts(search, { node, record, kind, sharing }) {
   if (record.multiplicity > 1) say("Samples", String(record.multiplicity));
   const answer = search.answers.get(node.id);
   if (answer) say("Answer", answer);
+  if (record.probe) say("Probe", probeText(record.probe));
   say("State", ENDED[record.termination || kind] ?? (kind === "ended" ? "stopped before its end" : record.termination));
   if (sharing > 1) say("KV", `in memory once for ${counted(sharing, "path")}`);
   return list;
@@ -49,26 +50,35 @@ function facts(search, { node, record, kind, sharing }) {
 // The steps of a path; those of its thought are folded unless the marked one is among them.
 function steps(path, mark, onPick) {
   const list = html("ol", "steps");
+  const ends = new Map(); // tokens of the path up to each step
+  path.reduce((tokens, { node, record }) => (ends.set(node, tokens + record.tokens), tokens + record.tokens), 0);
+  const shown = (each) => step(each, ends.get(each.node), mark, onPick);
   const thought = path.filter(({ record }) => record.thought_chars);
   if (thought.length) {
     const fold = html("details", "thought", html("summary", "", `Thought: ${counted(thought.length, "step")}`));
     fold.open = thought.some(({ node }) => node === mark.node);
-    fold.append(html("ol", "steps", ...thought.map((each) => step(each, mark, onPick))));
+    fold.append(html("ol", "steps", ...thought.map(shown)));
     list.append(html("li", "folded", fold));
   }
-  list.append(...path.filter(({ record }) => !record.thought_chars).map((each) => step(each, mark, onPick)));
+  list.append(...path.filter(({ record }) => !record.thought_chars).map(shown));
   return list;
 }
 
-function step({ node, record }, mark, onPick) {
+// A step of the model's, with what the host wrote behind it, and what a probe at its end, `tokens` into the path, read.
+function step({ node, record }, tokens, mark, onPick) {
   const button = html("button", "", record.text.trim() || "(end)");
   button.type = "button";
   button.addEventListener("click", () => onPick(node.id));
   const score = html("span", "score", scoreText(record.score));
   setScore(score, record.score);
   const item = html("li", node === mark.node ? "here" : "", score, button);
-  if (record.appended) item.append(html("p", "appended", record.appended));
+  if (record.probe) item.append(html("p", "probe", `Probe at token ${tokens.toLocaleString("en")}: ${probeText(record.probe)}`));
+  if (record.appended) item.append(html("p", "appended", html("b", "", "Written by the host: "), record.appended));
   return item;
+}
+
+function probeText({ answer, certainty }) {
+  return answer ? `${answer}, ${Math.round(100 * certainty)}% sure` : "no answer";
 }
 
 function lineage(node) {

@@ -92,8 +92,9 @@ export class Panel {
 // The answer so far or at the end, and what is to be said of it.
 function outcomeOf(search) {
   if (search.ended) {
-    const { answer, score, reason } = search.ended;
-    const remarks = [answer && "answer", score !== null && `score ${scoreText(score)}`, REASONS[reason] ?? reason];
+    const { answer, score, reason, probed } = search.ended;
+    const said = probed ? `answer of probes, with ${Math.round(100 * probed.share)}% of their vote` : answer && "answer";
+    const remarks = [said, score !== null && `score ${scoreText(score)}`, REASONS[reason] ?? reason];
     return [answer || "no answer", remarks.filter(Boolean).join(", ")];
   }
   const best = search.answers.get(search.bestId);

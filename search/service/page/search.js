@@ -12,7 +12,7 @@ export class Search {
     this.frames = [];
     this.answers = new Map(); // of complete paths, by the id of their last node
     this.usage = null;
-    this.ended = null; // how it ended, once it has: {answer, score, reason, warnings}
+    this.ended = null; // how it ended, once it has: {answer, score, reason, warnings, probed}
     this.bestId = null; // last node of the selected path, or of the best one so far
     this.error = null;
   }
@@ -90,8 +90,8 @@ export class Search {
     for (const candidate of result.candidates) this.answers.set(candidate.node_id, candidate.answer);
     this.configuration = result.configuration;
     this.usage = result.usage;
-    const { answer, score, stop_reason: reason, warnings } = result;
-    this.ended = { answer, score, reason, warnings };
+    const { answer, score, stop_reason: reason, warnings, probed } = result;
+    this.ended = { answer, score, reason, warnings, probed };
     this.bestId = result.best?.node_id ?? null;
   }
 

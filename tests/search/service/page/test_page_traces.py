@@ -416,10 +416,19 @@ def test_a_thought_is_folded_until_one_of_its_steps_is_chosen(open_traces):
     recorded = trace("beam")
     thought, *_, last = lineage(recorded, recorded["best"])
     node = recorded["nodes"][thought]
-    node |= {"thought_chars": len(node["text"]), "appended": "Time is up."}
+    probe = {"answer": "<b>12</b>", "certainty": 0.934, "tokens": 9}
+    recorded["probed"] = {"answer": recorded["answer"], "share": 0.666, "node_id": last}
+    node |= {"thought_chars": len(node["text"]), "appended": "Time is up.", "probe": probe}
+    recorded["nodes"][last]["probe"] = {"answer": "", "certainty": 0.0, "tokens": 9}
     page = open_traces(recorded)
+    assert page.text(".outcome span").startswith("answer of probes, with 67% of their vote")
     assert page.text(".thought summary") == "Thought: 1 step"
     assert not page.one(".thought").get_property("open")
     page.run("document.querySelector('.thought').open = true")
-    assert page.text(".appended") == "Time is up."
+    assert page.text(".appended") == "Written by the host: Time is up."
+    assert page.text(".thought .probe") == f"Probe at token {node['tokens']}: <b>12</b>, 93% sure"
+    tokens = sum(recorded["nodes"][each]["tokens"] for each in lineage(recorded, recorded["best"]))
+    assert page.text(".details > .steps > li:last-child .probe") == f"Probe at token {tokens}: no answer"
+    page.click_step(thought)
+    assert "Probe<b>12</b>, 93% sure" in page.text(".facts").replace("\n", "")
     assert last != thought
