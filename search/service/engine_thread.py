@@ -2,7 +2,7 @@
 
     event loop                          engine thread
     submit, cancel, stop -- queue ----> submit / cancel / close, then step() while busy, else sleep on the queue
-    EventBuffer <-- call_soon_threadsafe -- events, failures, state
+    EventBuffer <-- call_soon_threadsafe -- events, once a step; failures, state
 
 The queue stays short: each call that may be in progress, which the session limits, can add a submit, its cancel, and
 one late cancel of a previous search; only one report is asked for at a time.
@@ -85,9 +85,12 @@ class Search:
         self.search_id: str | None = None  # written and read on the engine thread
         self._on_end = on_end
 
-    def deliver(self, event: AnyEvent) -> None:
-        """Forward an event of the search; the last one ends it."""
+    def deliver(self, event: AnyEvent | Rejected) -> None:
+        """Forward an event of the search; the last one, or a rejection, ends it."""
         if self.ended:
+            return
+        if isinstance(event, Rejected):
+            self.fail(event.error)
             return
         self.events.push(event)
         if isinstance(event, LastEvent):
@@ -129,6 +132,7 @@ class EngineThread:
         self.models: dict[str, str] = {}
         self.model_names: Mapping[str, str] = {}
         self._live: set[Search] = set()
+        self._unsent: list[Callable[[], None]] = []  # deliveries of the step in progress; of the engine thread
         self._report: asyncio.Future[Occupancy] | None = None  # the one asked for last
         self._stop_asked = False  # used on the event loop only
         self.loaded: asyncio.Future[None] = self._loop.create_future()
@@ -195,10 +199,8 @@ class EngineThread:
         def on_event(event: AnyEvent | Rejected) -> None:
             if isinstance(event, StepDone) and not event.partial:
                 search.rounds.append(RoundEnd(time.monotonic(), event.depth, event.scored))
-            if isinstance(event, Rejected):
-                self._post(search.fail, event.error)
-            elif progress or isinstance(event, LastEvent):
-                self._post(search.deliver, event)
+            if progress or isinstance(event, LastEvent | Rejected):
+                self._unsent.append(partial(search.deliver, event))
 
         def start(executor: Executor) -> None:
             try:
@@ -300,6 +302,11 @@ class EngineThread:
         if self._report is not None and not self._report.done():
             self._report.set_result(report)
 
+    def _deliver_all(self, deliveries: list[Callable[[], None]]) -> None:
+        """Deliver events, all before those who wait for one wake up."""
+        for deliver in deliveries:
+            _survives(deliver, "an event could not be delivered")
+
     def _load_failed(self, error: Exception) -> None:
         self.over.set_result(None)
         self.loaded.set_exception(error)
@@ -317,6 +324,12 @@ class EngineThread:
         except RuntimeError:
             log.debug("the event loop is closed; a callback was dropped")
 
+    def _send(self) -> None:
+        """Hand over the events of a step together: each waking of the event loop takes the interpreter's lock."""
+        if self._unsent:
+            self._post(self._deliver_all, self._unsent)
+            self._unsent = []
+
     def _run(self) -> None:
         try:
             executor = self._load()
@@ -326,6 +339,7 @@ class EngineThread:
             self._post(self._load_failed, error if fit else RuntimeError(f"loading ended by {error!r}"))
             return
         clean = _survives(partial(self._serve, executor), "the engine died")
+        self._send()
         self._executor = None
         # Before closing, which may hang on a broken device and sends cancellations to searches.
         self._post(self._set_over)
@@ -338,7 +352,7 @@ class EngineThread:
         self.max_running, self.kv_memory_bytes = executor.max_running, executor.kv_memory_bytes
         self.models, self.model_names = executor.describe_models(), executor.model_names
         self._post(self.loaded.set_result, None)
-        self._executor_loop.run(executor)
+        self._executor_loop.run(executor, lambda _: self._send())
 
 
 def _survives(action: Callable[[], None], message: str) -> bool:

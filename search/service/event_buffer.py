@@ -41,13 +41,13 @@ class EventBuffer:
         self._arrived.set()
 
     def fail(self, error: Exception) -> None:
-        """Make `next` raise `error` immediately; waiting events are discarded."""
+        """Make `take` raise `error` immediately; waiting events are discarded."""
         self._events.clear()
         self._error = error
         self._arrived.set()
 
-    async def next(self) -> AnyEvent:
-        """Wait for and return the next event.
+    async def take(self) -> list[AnyEvent]:
+        """Wait for events, and return all that have arrived.
 
         Raises:
             Exception: the error passed to `fail`.
@@ -55,10 +55,10 @@ class EventBuffer:
         await self._arrived.wait()
         if self._error is not None:
             raise self._error
-        event = self._events.popleft()
-        if not self._events:
-            self._arrived.clear()
-        return event
+        events = [*self._events]
+        self._events.clear()
+        self._arrived.clear()
+        return events
 
     def _join(self, arriving: TextSampled) -> bool:
         """Add text to what waits of its choice; False if nothing does."""

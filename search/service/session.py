@@ -16,7 +16,7 @@ from threading import Semaphore
 from typing import Any, TypeVar
 
 from espalier import __version__
-from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
 from espalier.search.completion import ChatPrompt
 from espalier.search.request import MAX_PRIORITY, SubmitOptions
 from espalier.search.result import Event, Finished, StepDone, StopReason
@@ -41,6 +41,8 @@ E = TypeVar("E")
 
 _GRACE = 15.0
 """Seconds after a search's time limit in which it must have ended."""
+QUIET_SECONDS = 15.0
+"""Silence of a search after which its call is told that it goes on."""
 _SMALL_BYTES = 4096
 """Size of a request up to which the event loop reads it itself, in a millisecond at most."""
 _SMALL_ENTRIES = 128
@@ -193,8 +195,10 @@ class Session:
         return writing() if entries <= _SMALL_ENTRIES else await self._writing.run(call.account, entries, writing)
 
     @asynccontextmanager
-    async def search(self, asked: SearchCall, call: Call) -> AsyncIterator[AsyncIterator[Any]]:
-        """Check, admit and start what is asked for; yields its events, an `AnyEvent` each, and cancels it on exit.
+    async def search(self, asked: SearchCall, call: Call) -> AsyncIterator[AsyncIterator[Sequence[Any]]]:
+        """Check, admit and start what is asked for; yields its events, and cancels it on exit.
+
+        Events come in lists of `AnyEvent`, as many as have arrived; none after `QUIET_SECONDS` of silence.
 
         Args:
             asked: the search or completion.
@@ -241,26 +245,33 @@ class Session:
         except Exception as error:
             search.events.fail(error)
 
-    async def _events(self, search: Search, call: Call, room: asyncio.Semaphore) -> AsyncIterator[AnyEvent]:
-        event: AnyEvent | None = None
+    async def _events(self, search: Search, call: Call, room: asyncio.Semaphore) -> AsyncIterator[Sequence[AnyEvent]]:
+        clock = asyncio.get_running_loop().time
         limit = self._settings.search_seconds
-        latest = asyncio.get_running_loop().time() + limit + _GRACE
-        while not isinstance(event, LastEvent):
-            try:
-                async with asyncio.timeout_at(latest):  # of the search alone: a client may read as slowly as it likes
-                    event = await search.events.next()
+        latest = clock() + limit + _GRACE
+        last: AnyEvent | None = None
+        while not isinstance(last, LastEvent):
+            events = list[AnyEvent]()
+            try:  # the time of the search alone: a client may read as slowly as it likes
+                async with asyncio.timeout_at(min(latest, clock() + QUIET_SECONDS)):
+                    events = await search.events.take()
+                last = events[-1]
             except TimeoutError:
-                raise SearchTimeoutError(
-                    f"the search did not end at the server's limit of {limit:g} s; lower beam_width, expansion, "
-                    "max_steps, max_step_tokens or max_tokens"
-                ) from None
-            if isinstance(event, LastEvent):
-                call.result = event.result
-                _require_ended_well(event.result)
-            yield event
-            if isinstance(event, StepsScored):
-                for _ in event.scores:
-                    room.release()
+                if clock() >= latest:
+                    raise SearchTimeoutError(
+                        f"the search did not end at the server's limit of {limit:g} s; lower beam_width, expansion, "
+                        "max_steps, max_step_tokens or max_tokens"
+                    ) from None
+            if isinstance(last, LastEvent):
+                call.result = last.result
+                if (error := _failure_of(last.result)) is not None:
+                    yield events[:-1]
+                    raise error
+            yield events
+            for event in events:
+                if isinstance(event, StepsScored):
+                    for _ in event.scores:
+                        room.release()
 
     async def _start(self, asked: SearchCall, call: Call, caller: Caller) -> Search:
         """Check a request, wait for a slot and submit it; its time limit runs from here."""
@@ -316,11 +327,11 @@ class Session:
         return self._engine_thread.check(asked.request)
 
 
-async def finished(events: AsyncIterator[E]) -> E:
+async def finished(search: AsyncIterator[Sequence[E]]) -> E:
     """Follow a search or a completion to its last event."""
-    async for event in events:
-        if isinstance(event, LastEvent):
-            return event
+    async for events in search:
+        if events and isinstance(events[-1], LastEvent):
+            return events[-1]
     raise AssertionError("the events end with a result")
 
 
@@ -335,10 +346,12 @@ def _entries(event: Event) -> int:
             return 0
 
 
-def _require_ended_well(result: AnyResult) -> None:
+def _failure_of(result: AnyResult) -> EspalierError | None:
+    """The error of a search that has not ended well."""
     if result.stop_reason is StopReason.FAILED:
         log.error("search %s failed: %s", result.search_id, result.error)
-        raise SearchFailedError(result.error)
+        return SearchFailedError(result.error)
     if result.stop_reason is StopReason.CANCELLED:
         # Not by this call, which is still waiting: only a server shutdown cancels others.
-        raise NotReadyError(STOPPING)
+        return NotReadyError(STOPPING)
+    return None

@@ -44,10 +44,12 @@ class SolveServicer(SearchServiceServicer):
 
     async def SolveProblemStream(self, request: pb.SolveProblemStreamRequest, context: Any) -> None:  # noqa: N802 (the contract's)
         """Run one search and write its events as they arrive."""
-        async with await self._search(request.request, progress=True) as events:
-            async for event in events:
-                if (message := await self._message(event, request.request.include_nodes)) is not None:
-                    await context.write(message)
+        nodes = request.request.include_nodes
+        async with await self._search(request.request, progress=True) as search:
+            async for events in search:
+                for event in events:
+                    if (message := await self._message(event, nodes)) is not None:
+                        await context.write(message)
 
     async def ScoreSolution(self, request: pb.ScoreSolutionRequest, context: Any) -> pb.ScoreSolutionResponse:  # noqa: N802 (the contract's)
         """Score the steps of given solutions."""
@@ -68,10 +70,11 @@ class SolveServicer(SearchServiceServicer):
         asked, violations = await self._session.read(call, opening.ByteSize(), partial(session_from_wire, opening.open))
         turns = _turns(opening, request_iterator)
         asked = SearchCall(asked, opening.open.priority, True, True, violations, turns)
-        async with self._session.search(asked, call) as events:
+        async with self._session.search(asked, call) as session:
             await context.send_initial_metadata((SESSION_OPEN,))
-            async for event in events:
-                await context.write(session_event_to_wire(event))
+            async for events in session:
+                for event in events:
+                    await context.write(session_event_to_wire(event))
 
     async def GetServerInfo(  # noqa: N802 (the contract's name)
         self, request: pb.GetServerInfoRequest, context: Any

@@ -1,20 +1,21 @@
 """Responses to searches: the result, or server-sent events."""
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from espalier.search.run.executor import AnyEvent, LastEvent
+from espalier.search.run.executor import AnyEvent
 from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.status import answer_of, json_response
 from espalier.search.service.session import finished
 
-QUIET_SECONDS = 15.0
-"""Silence after which a comment is sent, so that proxies keep the connection."""
+_COMMENT = b": the search goes on\n\n"
+"""Sent after some silence, so that proxies keep the connection; clients ignore it."""
+_WRITE_BYTES = 64 * 1024
+"""Size from which waiting events are not joined to one write."""
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -28,7 +29,7 @@ Parts = Callable[[Any], Awaitable[list[ServerSentEvent]]]
 
 async def answer(
     call: Call,
-    search: AbstractAsyncContextManager[AsyncIterator[Any]],
+    search: AbstractAsyncContextManager[AsyncIterator[Sequence[Any]]],
     stream: bool,
     whole: Callable[[Any], Awaitable[Any]],
     parts: Parts,
@@ -71,19 +72,17 @@ async def answer(
     return respond
 
 
-async def _stream(events: AsyncIterator[AnyEvent], parts: Parts) -> AsyncGenerator[bytes, None]:
-    """The events of a search as they are written; where there are none for a while, comments, which clients ignore."""
-    event: AnyEvent | None = None
-    while not isinstance(event, LastEvent):
-        waiting = asyncio.ensure_future(anext(events))
-        try:
-            while not (await asyncio.wait([waiting], timeout=QUIET_SECONDS))[0]:
-                yield b": the search goes on\n\n"
-        finally:
-            waiting.cancel()
-        event = waiting.result()
-        for data, name in await parts(event):
-            yield _written(data, name)
+async def _stream(search: AsyncIterator[Sequence[AnyEvent]], parts: Parts) -> AsyncGenerator[bytes, None]:
+    """The events of a search as they are written, those that have come together in one piece."""
+    async for events in search:
+        raw = b"" if events else _COMMENT
+        for event in events:
+            raw += b"".join(_written(data, name) for data, name in await parts(event))
+            if len(raw) >= _WRITE_BYTES:
+                yield raw
+                raw = b""
+        if raw:
+            yield raw
 
 
 def _written(data: bytes, name: str | None) -> bytes:

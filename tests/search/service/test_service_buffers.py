@@ -20,7 +20,7 @@ def step(depth: int) -> StepDone:
 
 
 async def drain(buffer: EventBuffer) -> list:
-    return [await buffer.next() for _ in range(len(buffer))]
+    return await buffer.take() if len(buffer) else []
 
 
 def test_a_full_buffer_keeps_the_first_and_last_event_and_the_latest_steps():
@@ -114,7 +114,7 @@ def test_a_failure_reaches_a_waiting_reader():
         buffer = EventBuffer(2)
         asyncio.get_running_loop().call_soon(buffer.fail, BusyError("broken"))
         async with asyncio.timeout(5):
-            await buffer.next()
+            await buffer.take()
 
     with pytest.raises(BusyError, match="broken"):
         asyncio.run(scenario())

@@ -1,7 +1,7 @@
 """The endpoints of the OpenAI API that are offered."""
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -103,7 +103,7 @@ class OpenAiEndpoints:
     @asynccontextmanager
     async def _events_of(
         self, asked: SearchCall, places: Mapping[str, str], call: Call
-    ) -> AsyncIterator[AsyncIterator[AnyEvent]]:
+    ) -> AsyncIterator[AsyncIterator[Sequence[AnyEvent]]]:
         """The session's events; violations of fields are named by the places of the body that set them."""
         try:
             async with self._session.search(asked, call) as events:

@@ -418,7 +418,7 @@ def test_a_client_that_leaves_the_queue_takes_no_slot_with_it(serve, chat, fake)
 def test_a_silent_search_is_kept_alive_by_comments_that_clients_ignore(
     streaming: bool, serve, chat, http, fake, monkeypatch
 ):
-    monkeypatch.setattr("espalier.search.service.http_api.event_stream.QUIET_SECONDS", 0.05)
+    monkeypatch.setattr("espalier.search.service.session.QUIET_SECONDS", 0.05)
     server = serve()
     if streaming:
         stream = chat(server).chat.completions.create(model="espalier", messages=user("hold"), stream=True)
