@@ -2,7 +2,8 @@
 
     event loop                          engine thread
     submit, cancel, stop -- queue ----> submit / cancel / close, then step() while busy, else sleep on the queue
-    EventBuffer <-- call_soon_threadsafe -- events, once a step; failures, state
+    woken up <-- call_soon_threadsafe - once a step, where there were events; failures, state
+    EventBuffer <---------------------- events
 
 The queue stays short: each call that may be in progress, which the session limits, can add a submit, its cancel, and
 one late cancel of a previous search; only one report is asked for at a time.
@@ -85,16 +86,18 @@ class Search:
         self.search_id: str | None = None  # written and read on the engine thread
         self._on_end = on_end
 
-    def deliver(self, event: AnyEvent | Rejected) -> None:
-        """Forward an event of the search; the last one, or a rejection, ends it."""
+    def deliver(self, end: AnyEvent | Rejected | None) -> None:
+        """Wake who waits for events that were pushed, and forward the one that ends the search, if it has come."""
         if self.ended:
             return
-        if isinstance(event, Rejected):
-            self.fail(event.error)
+        if isinstance(end, Rejected):
+            self.fail(end.error)
             return
-        self.events.push(event)
-        if isinstance(event, LastEvent):
-            self.result = event.result
+        if isinstance(end, LastEvent):
+            self.result = end.result
+            self.events.push(end)
+        self.events.wake()
+        if end is not None:
             self._end()
 
     def fail(self, error: Exception) -> None:
@@ -132,7 +135,8 @@ class EngineThread:
         self.models: dict[str, str] = {}
         self.model_names: Mapping[str, str] = {}
         self._live: set[Search] = set()
-        self._unsent: list[Callable[[], None]] = []  # deliveries of the step in progress; of the engine thread
+        # Searches with events in the step in progress, and the event that ends each; used on the engine thread.
+        self._told: dict[Search, AnyEvent | Rejected | None] = {}
         self._report: asyncio.Future[Occupancy] | None = None  # the one asked for last
         self._stop_asked = False  # used on the event loop only
         self.loaded: asyncio.Future[None] = self._loop.create_future()
@@ -199,8 +203,11 @@ class EngineThread:
         def on_event(event: AnyEvent | Rejected) -> None:
             if isinstance(event, StepDone) and not event.partial:
                 search.rounds.append(RoundEnd(time.monotonic(), event.depth, event.scored))
-            if progress or isinstance(event, LastEvent | Rejected):
-                self._unsent.append(partial(search.deliver, event))
+            if isinstance(event, LastEvent | Rejected):
+                self._told[search] = event
+            elif progress:
+                search.events.push(event)
+                self._told.setdefault(search, None)
 
         def start(executor: Executor) -> None:
             try:
@@ -302,10 +309,9 @@ class EngineThread:
         if self._report is not None and not self._report.done():
             self._report.set_result(report)
 
-    def _deliver_all(self, deliveries: list[Callable[[], None]]) -> None:
-        """Deliver events, all before those who wait for one wake up."""
-        for deliver in deliveries:
-            _survives(deliver, "an event could not be delivered")
+    def _deliver_all(self, told: Mapping[Search, AnyEvent | Rejected | None]) -> None:
+        for search, end in told.items():
+            _survives(partial(search.deliver, end), "events could not be delivered")
 
     def _load_failed(self, error: Exception) -> None:
         self.over.set_result(None)
@@ -325,10 +331,10 @@ class EngineThread:
             log.debug("the event loop is closed; a callback was dropped")
 
     def _send(self) -> None:
-        """Hand over the events of a step together: each waking of the event loop takes the interpreter's lock."""
-        if self._unsent:
-            self._post(self._deliver_all, self._unsent)
-            self._unsent = []
+        """Wake the event loop, once for all events of a step, as it then competes for the interpreter's lock."""
+        if self._told:
+            self._post(self._deliver_all, self._told)
+            self._told = {}
 
     def _run(self) -> None:
         try:

@@ -1,6 +1,7 @@
-"""Events of one search on their way to its call: buffered on the event loop, and cut to the size that may be sent."""
+"""Events of one search on their way to its call: buffered, and cut to the size that may be sent."""
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 
 class EventBuffer:
-    """A bounded queue from one search or completion to one call.
+    """A bounded queue from one search or completion to one call; any thread may `push`, the rest is the event loop's.
 
     gRPC would queue any number of messages for a client that does not read. Once `capacity` events wait here, the
     oldest step report is dropped, as later ones supersede it and take over its changes of the tree, or else the oldest
@@ -26,25 +27,31 @@ class EventBuffer:
         self._capacity = capacity
         self._events: deque[AnyEvent] = deque()
         self._error: Exception | None = None
-        self._arrived = asyncio.Event()
+        self._lock = threading.Lock()
+        self._woken = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._events)
 
     def push(self, event: AnyEvent) -> None:
-        """Add an event; drops older progress if the buffer is full."""
-        if len(self._events) >= self._capacity:
-            if isinstance(event, TextSampled) and self._join(event):
-                return
-            event = self._make_room(event)
-        self._events.append(event)
-        self._arrived.set()
+        """Add an event; drops older progress if the buffer is full. Whoever waits for it must be woken, see `wake`."""
+        with self._lock:
+            if len(self._events) >= self._capacity:
+                if isinstance(event, TextSampled) and self._join(event):
+                    return
+                event = self._make_room(event)
+            self._events.append(event)
+
+    def wake(self) -> None:
+        """Let `take` look for events."""
+        self._woken.set()
 
     def fail(self, error: Exception) -> None:
         """Make `take` raise `error` immediately; waiting events are discarded."""
-        self._events.clear()
+        with self._lock:
+            self._events.clear()
         self._error = error
-        self._arrived.set()
+        self.wake()
 
     async def take(self) -> list[AnyEvent]:
         """Wait for events, and return all that have arrived.
@@ -52,13 +59,15 @@ class EventBuffer:
         Raises:
             Exception: the error passed to `fail`.
         """
-        await self._arrived.wait()
-        if self._error is not None:
-            raise self._error
-        events = [*self._events]
-        self._events.clear()
-        self._arrived.clear()
-        return events
+        while self._error is None:
+            with self._lock:
+                events = [*self._events]
+                self._events.clear()
+            if events:
+                return events
+            self._woken.clear()  # what was pushed since is followed by a `wake` that is yet to come
+            await self._woken.wait()
+        raise self._error
 
     def _join(self, arriving: TextSampled) -> bool:
         """Add text to what waits of its choice; False if nothing does."""
