@@ -231,6 +231,15 @@ class CommonFields:
             "which runs only as many paths at a time as could decide it: fewer tokens, in more rounds."
         ),
     ] = EarlyStop.DECIDED
+    stop_unsure: Annotated[
+        str,
+        Option(
+            "majority, best-of-n, adaptive: stop paths that the generator is unsure of. first:16,keep:90 runs 16 paths "
+            "to their ends; a later one is stopped, without a vote, once the mean log-probability of 2048 of its "
+            "tokens, or with group:T of T, is below that of nine tenths of the first. early_stop has then no effect. "
+            "Default: none is stopped."
+        ),
+    ] = ""
     history: tuple[ChatMessage, ...] = ()
 
     @property

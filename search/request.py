@@ -20,6 +20,7 @@ from espalier.search.schema import CodeName, from_values, text_violations, viola
 from espalier.search.step_rule import read_step_rule
 from espalier.search.thoughts.mode import read_thinking
 from espalier.search.thoughts.stop_rule import read_stop_rule
+from espalier.search.voting.unsure import read_unsure_rule
 
 EXACT_MATCH = "exact-match"
 """Name of comparing answers by their canonical text alone."""
@@ -98,6 +99,7 @@ class SearchFields(TypedDict, total=False):
     more_thinking: int
     probe_every: int | None
     stop_when: str
+    stop_unsure: str
     max_steps: int | None
     max_step_tokens: int | None
     max_tokens: int | None
@@ -188,6 +190,7 @@ def validate(request: SearchRequest) -> None:
     of_fields = violations_with_problem(request)
     readers = {"step_rule": read_step_rule, "thinking": read_thinking}
     readers |= {"stop_when": read_stop_rule} if request.stop_when else {}
+    readers |= {"stop_unsure": read_unsure_rule} if request.stop_unsure else {}
     for name, read in readers.items():
         if name not in {violation.field for violation in of_fields}:
             try:

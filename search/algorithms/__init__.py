@@ -126,9 +126,9 @@ def unused_fields(request: CommonFields) -> frozenset[str]:
 def stops_early(request: CommonFields) -> bool:
     """True if the search ends once its vote is decided.
 
-    The best-scored path of a naive vote can be found by any path to its end.
+    The best-scored path of a naive vote can be found by any path to its end, and `stop_unsure` needs whole paths first.
     """
-    by_count = vote_of(request) is not Vote.NAIVE
+    by_count = vote_of(request) is not Vote.NAIVE and not request.stop_unsure
     return by_count and "early_stop" in algorithm_of(request).uses and request.early_stop is not EarlyStop.OFF
 
 
@@ -145,7 +145,7 @@ def algorithms_for_answers() -> list[str]:
 def has_independent_paths(request: CommonFields) -> bool:
     """True if the search votes over N paths that do not depend on one another, nor on scores."""
     its = algorithm_of(request)
-    return its.growth is Growth.INDEPENDENT and "beam_width" in its.uses
+    return its.growth is Growth.INDEPENDENT and "beam_width" in its.uses and not request.stop_unsure
 
 
 def memory_estimate(request: CommonFields) -> tuple[MemoryEstimate, ...]:

@@ -9,7 +9,7 @@ from typing import Annotated
 from annotated_types import Interval
 
 from espalier.engine.errors import Violation
-from espalier.search.algorithms.base import Expand, MemoryEstimate, SearchAlgorithm, path_score
+from espalier.search.algorithms.base import SAMPLING, Expand, MemoryEstimate, SearchAlgorithm, path_score
 from espalier.search.common_fields import CommonFields, Vote
 from espalier.search.schema import Option
 from espalier.search.tree import Node
@@ -38,6 +38,7 @@ class AdaptivePaths(SearchAlgorithm):
     """
 
     scores = "none"
+    uses = ("beam_width", "expansion", "vote", "stop_unsure", *SAMPLING)
     whole_paths = True
 
     @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from espalier.search.schema import declared
 from espalier.search.tree import Node, aggregate
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
-USABLE = frozenset({"beam_width", "expansion", "vote", "early_stop", *SAMPLING})
+USABLE = frozenset({"beam_width", "expansion", "vote", "early_stop", "stop_unsure", *SAMPLING})
 """Fields that change some searches only; see `SearchAlgorithm.uses`."""
 MAX_CANDIDATES = 1024
 """Limit on the children sampled in one round."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from espalier.search.algorithms.base import SAMPLING, Expand, Growth, SearchAlgorithm
 from espalier.search.common_fields import CommonFields
 from espalier.search.tree import Node
+from espalier.search.voting.unsure import read_unsure_rule
 
 
 class IndependentPaths(SearchAlgorithm):
@@ -20,26 +21,28 @@ class IndependentPaths(SearchAlgorithm):
 
     def __init__(self, request: CommonFields, root: Node) -> None:
         self._root = root
-        self._paths = self.candidates(request)
+        paths, first = self.candidates(request), 0
+        if request.stop_unsure and "stop_unsure" in self.uses:
+            first = min(paths, read_unsure_rule(request.stop_unsure).first)
+        self._rounds = [count for count in (first, paths - first) if count]  # paths of the rounds to come
         self._complete: list[Node] = []
-        self._done = False
 
     def ask(self) -> Sequence[Expand]:
-        """All paths at once."""
-        return [Expand(self._root, self._paths, to_end=True)]
+        """All paths at once; with `stop_unsure` first those from which its bar is learned."""
+        return [Expand(self._root, self._rounds[0], to_end=True)]
 
     def tell(self, nodes: Sequence[Node]) -> None:
         """Store the paths that reached an answer."""
-        self._complete = [node for node in nodes if node.complete]
-        self._done = True
+        self._complete += [node for node in nodes if node.complete]
+        del self._rounds[0]
 
     def finished(self) -> bool:
-        """True if the only round is over."""
-        return self._done
+        """True if all paths have ended."""
+        return not self._rounds
 
     def kept(self) -> Sequence[Node]:
-        """The complete paths."""
-        return self._complete
+        """The complete paths, and the root while more are to come."""
+        return [*([self._root] if self._rounds else []), *self._complete]
 
 
 class Chain(IndependentPaths):
@@ -60,7 +63,7 @@ class Majority(IndependentPaths):
     """N paths, and the answer that most of them give: self-consistency (Wang et al., 2022)."""
 
     scores = "none"
-    uses = ("beam_width", "vote", "early_stop", *SAMPLING)
+    uses = ("beam_width", "vote", "early_stop", "stop_unsure", *SAMPLING)
 
 
 class BestOfN(Majority):

@@ -10,7 +10,7 @@ from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import NO_MARKS, Done, Generate, Generated, Sampling, StopCause, stream_key
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore, steps_with_text
-from espalier.search.algorithms import needs_verifier, stops_early
+from espalier.search.algorithms import needs_verifier, stops_early, unused_fields
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.grading.answers import extract_answer
 from espalier.search.grading.boxes import boxed
@@ -25,6 +25,7 @@ from espalier.search.thoughts.reading import CLOSED, IN_ANSWER, OPENED, Phase, P
 from espalier.search.thoughts.stop_rule import read_stop_rule
 from espalier.search.tree import HostText, Node, Probe, Termination
 from espalier.search.voting.decided import make_gate
+from espalier.search.voting.unsure import ConfidenceBar, read_unsure_rule
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
@@ -110,7 +111,10 @@ class TreeExpander:
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, resolved.verifier_limits is not None)
         self._gate = make_gate(resolved.request, self._scorer is not None) if stops_early(resolved.request) else None
-        self._keeps_log_probabilities = resolved.request.vote is not None and resolved.request.vote.reads_confidence
+        unsure = resolved.request.stop_unsure if "stop_unsure" not in unused_fields(resolved.request) else ""
+        self._bar = ConfidenceBar(read_unsure_rule(unsure)) if unsure else None
+        by_confidence = resolved.request.vote is not None and resolved.request.vote.reads_confidence
+        self._keeps_log_probabilities = by_confidence or self._bar is not None
         self._unfinished = 0  # children requested in this round
         self._waiting: dict[Node, PendingExpansion] = {}  # paths that wait at the gate, by what sampled their last step
         self._states: dict[Node, NodeState] = {}
@@ -149,6 +153,8 @@ class TreeExpander:
 
     def begin_round(self, asked: Sequence[Expand]) -> bool:
         """Start sampling the expansions; returns False, without sampling, if the budgets lack a token for each path."""
+        if self._bar:
+            self._bar.begin_round()
         self._unfinished = sum(expand.children for expand in asked)
         if not self._budget.split(self._unfinished):
             return False
@@ -307,6 +313,10 @@ class TreeExpander:
         self._states[node] = state
         node.termination = self._termination(node, done.cause, expansion)
         self._close_thought(node, state, done.cause, above.position.inside or node.thought_chars > 0)
+        if self._bar and viable(node) and self._bar.drops(node):
+            self._meter.stopped_paths += count if node.open else 0
+            self._meter.stopped_tokens += self._bar.tokens_left(node) if node.open else 0
+            node.termination = Termination.PRUNED
         to_score = self._has_score(node)
         if to_score:
             node.score = self._session.score_sampled(node, done)
@@ -492,6 +502,8 @@ class TreeExpander:
         self._unfinished -= node.multiplicity if state.to_end else 1
         self.settled.append(node)
         candidate = self._on_complete(node) if node.complete and not node.rollout else None
+        if self._bar and candidate:
+            self._bar.end(node)
         if self._gate and node.termination is not None:
             self._gate.end(node, candidate)
 

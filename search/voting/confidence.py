@@ -21,6 +21,13 @@ GROUP = 2048
 """Tokens of the tail, and of a group."""
 
 
+def lowest_group(log_probabilities: Sequence[float], size: int) -> float:
+    """The least mean of `size` neighbouring values; that of all where they are fewer."""
+    size = min(size, len(log_probabilities))
+    sums = np.concatenate(([0.0], np.cumsum(log_probabilities)))
+    return float((sums[size:] - sums[:-size]).min()) / size
+
+
 def path_confidence(log_probabilities: Sequence[float], vote: Vote) -> float:
     """Return the confidence, in [0, 1], that a vote reads of a path with these log-probabilities of tokens."""
     count = len(log_probabilities)
@@ -31,8 +38,7 @@ def path_confidence(log_probabilities: Sequence[float], vote: Vote) -> float:
         case Vote.TAIL_CONFIDENCE:
             mean = math.fsum(log_probabilities[-size:]) / size
         case Vote.LOWEST_CONFIDENCE:
-            sums = np.concatenate(([0.0], np.cumsum(log_probabilities)))
-            mean = float((sums[size:] - sums[:-size]).min()) / size
+            mean = lowest_group(log_probabilities, size)
         case _:
             mean = math.fsum(log_probabilities) / count
     return min(1.0, math.exp(mean))

@@ -1,0 +1,123 @@
+"""Paths that are stopped because the generator is unsure of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from search_runs import MAJORITY, outcome, run
+
+from espalier.engine.errors import InvalidRequestError
+from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote, validate
+from espalier.search.result import SearchResult
+from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.trace import replay, trace_of
+from espalier.search.tree import Node, Termination
+from espalier.search.voting.unsure import ConfidenceBar, UnsureRule, read_unsure_rule
+
+PATHS = replace(
+    MAJORITY,
+    beam_width=12,
+    early_stop=EarlyStop.OFF,
+    temperature=1.0,
+    max_steps=None,
+    max_step_tokens=None,
+    max_tokens=60,
+    step_rule="tokens:4",
+)
+RULE = "first:4,keep:50,group:6"
+
+
+def path(*steps: list[float], ended: bool = False) -> Node:
+    node = Node(0, None, ())
+    for step in steps:
+        node = Node(node.node_id + 1, node, (*node.path, 0))
+        node.log_probabilities, node.num_tokens = tuple(step), len(step)
+    if ended:
+        node.termination = Termination.EOS
+    return node
+
+
+@pytest.mark.parametrize(
+    "text", ["16", "first:16", "first:1,keep:90", "first:16,keep:0", "first:16,keep:100", "first:16,keep:90,group:0"]
+)
+def test_another_rule_is_refused(text: str):
+    with pytest.raises(InvalidRequestError, match=r"stop_unsure: (takes first:K,keep:P|first is at least 2)"):
+        validate(SearchRequest("1+1?", AlgorithmName.MAJORITY, stop_unsure=text))
+    assert read_unsure_rule("first:16,keep:90") == UnsureRule(16, 90, 2048)
+
+
+def test_the_bar_is_a_percentile_of_the_least_sure_groups_of_the_first_paths():
+    bar = ConfidenceBar(UnsureRule(first=4, keep=75, group=2))
+    for low in (-4.0, -1.0, -3.0):
+        bar.end(path([0.0, 0.0], [low, low, 0.0], ended=True))
+        bar.begin_round()
+        assert bar.value is None
+    assert not bar.drops(path([-9.0, -9.0, -9.0]))
+    bar.end(path([-2.0], ended=True))  # shorter than a group
+    bar.begin_round()
+    assert bar.value == -3.0
+    bar.end(path([-9.0, -9.0], ended=True))
+    bar.begin_round()
+    assert bar.value == -3.0  # it is set once
+
+
+def test_a_path_is_dropped_by_a_group_that_ends_in_its_last_step_and_is_full():
+    bar = ConfidenceBar(UnsureRule(first=2, keep=50, group=3))
+    bar.value = -1.0
+    assert not bar.drops(path([-5.0, -5.0]))
+    assert bar.drops(path([-5.0, -5.0], ended=True))
+    assert bar.drops(path([-5.0], [0.0, 0.0]))
+    assert not bar.drops(path([-5.0, -5.0, 0.0, 0.0], [0.0, 0.0]))  # its second step was dropped where it was sampled
+    assert bar.drops(path([0.0] * 9, [0.0, -2.0, -2.0]))
+
+
+def leaves(result: SearchResult) -> dict[tuple[int, ...], str]:
+    """How each sampled path ended, by its first index."""
+    parents = {node.parent_id for node in result.nodes}
+    return {node.path: node.termination for node in result.nodes if node.node_id not in parents and node.path}
+
+
+@pytest.mark.parametrize("algorithm", [AlgorithmName.MAJORITY, AlgorithmName.ADAPTIVE])
+def test_later_unsure_paths_are_stopped_and_do_not_vote_whatever_runs_beside(
+    algorithm: AlgorithmName, make_orchestrator: Callable[..., Orchestrator]
+):
+    # Nothing is decided before all paths are sampled, so that both sample the same paths.
+    own = {"algorithm": algorithm, "expansion": 4, "confidence": 1.0 if algorithm == "adaptive" else None}
+    requests = [replace(PATHS, seed=seed, **own) for seed in range(4)]
+    stopped_paths = 0
+    together_at = make_orchestrator("talker", None)
+    together = run(together_at, *(replace(each, stop_unsure=RULE) for each in requests)).results
+    together_at.engine.check_drained()
+    for request, among in zip(requests, together, strict=True):
+        whole = run(make_orchestrator("talker", None), request).only
+        ruled = run(make_orchestrator("talker", None), replace(request, stop_unsure=RULE)).only
+        assert outcome(ruled) == outcome(among)
+        assert replay(trace_of(ruled)) == len(ruled.rounds)
+        pruned = [node for node in ruled.nodes if node.termination == "pruned"]
+        assert not {node.node_id for node in pruned} & {candidate.node_id for candidate in ruled.candidates}
+        assert all(node.path[0] >= 4 for node in pruned), "the first paths run to their ends"
+        assert ruled.usage.stopped_paths <= sum(node.multiplicity for node in pruned)
+        assert ruled.usage.generated_tokens <= whole.usage.generated_tokens
+        stopped_paths += ruled.usage.stopped_paths
+        if algorithm is AlgorithmName.MAJORITY:
+            ends, unruled = leaves(ruled), leaves(whole)
+            assert {at: end for at, end in ends.items() if end != "pruned"}.items() <= unruled.items()
+    assert stopped_paths > 0, "no path was stopped, so nothing was shown"
+
+
+def test_no_path_is_stopped_by_default_or_where_all_paths_are_first(make_orchestrator: Callable[..., Orchestrator]):
+    plain = run(make_orchestrator("talker", None), PATHS).only
+    assert (plain.usage.stopped_paths, plain.configuration.stop_unsure) == (0, "")
+    ruled = run(make_orchestrator("talker", None), replace(PATHS, stop_unsure="first:12,keep:50,group:6")).only
+    assert (ruled.usage.stopped_paths, ruled.answer) == (0, plain.answer)
+    assert [node.text for node in ruled.nodes] == [node.text for node in plain.nodes]
+
+
+def test_stopped_paths_are_not_scored(make_orchestrator: Callable[..., Orchestrator]):
+    request = replace(PATHS, algorithm=AlgorithmName.BEST_OF_N, vote=Vote.WEIGHTED, stop_unsure=RULE)
+    orchestrator = make_orchestrator("talker")
+    results = run(orchestrator, *(replace(request, seed=seed) for seed in range(3))).results
+    orchestrator.engine.check_drained()
+    pruned = [node for result in results for node in result.nodes if node.termination == "pruned"]
+    assert pruned
+    assert all(node.score is None for node in pruned)
