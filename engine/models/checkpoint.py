@@ -212,6 +212,12 @@ class Checkpoint:
         """
         if shape is None and (shape := self.shape(name)) is None:
             raise self._no_tensor(name)
+        if name in self.tensors and self.folder.suffix == GGUF and torch.device(device).type != "meta":
+            self._require(name, shape)
+            stored = self._read(name)
+            out = stored.to(device, dtype)  # values that were expanded are nobody else's: they need no copy
+            self._finish(name, stored, out)
+            return out
         out = torch.empty(shape, dtype=dtype, device=device)
         self.take_into(name, out)
         return out
@@ -227,10 +233,7 @@ class Checkpoint:
             return
         self._require(name, tuple(out.shape))
         stored = self._read(name)
-        out.copy_(stored)
-        if not math.isfinite(out.sum(dtype=torch.float32)):
-            self._require_finite(name, stored, out)
-        self._count(name)
+        self._finish(name, stored, out.copy_(stored))
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor as it is stored, on the host; its bytes may be the file's, so it must not be written to.
@@ -333,6 +336,12 @@ class Checkpoint:
         if self._packed and name in self._packed.parts:
             return self._packed.read(name)
         return self._file(self.tensors[name].file).read(name)
+
+    def _finish(self, name: str, stored: torch.Tensor, out: torch.Tensor) -> None:
+        """Count a tensor as used, if `out`, its values as they are taken, are numbers."""
+        if not math.isfinite(out.sum(dtype=torch.float32)):
+            self._require_finite(name, stored, out)
+        self._count(name)
 
     def _count(self, name: str) -> None:
         if self._on_bytes and name in self.tensors and name not in self._taken:

@@ -101,7 +101,7 @@ def load_decoder(
     backend = choose_backend_for(checkpoint, dtype, device)
     log.info("%s runs by native code", checkpoint.folder)
     quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
-    weight_bytes = 0
+    weight_bytes, rooms = 0, dict[torch.Size, torch.Tensor]()
     prefix = checkpoint.decoder_prefix
     if "language_model." in prefix:
         _ignore_images(checkpoint)
@@ -117,8 +117,12 @@ def load_decoder(
 
     def fuse(names: Sequence[str], rows: Sequence[int], *columns: int) -> torch.Tensor:
         """Tensors one below the other, of `rows` rows each, or one that holds them all; each is read into its place."""
+        if len(names) == 1:
+            return take(names[0], sum(rows), *columns)
         whole = torch.empty(sum(rows), *columns, dtype=dtype, device=device)
-        for name, part in zip(names, whole.split(list(rows)) if len(names) > 1 else [whole], strict=True):
+        if columns and checkpoint.quantization is not Quantization.NONE:
+            whole = rooms.setdefault(whole.shape, whole)  # quantised before the next one is read
+        for name, part in zip(names, whole.split(list(rows)), strict=True):
             checkpoint.take_into(prefix + name, part)
         return whole
 

@@ -1,8 +1,9 @@
-"""Quantised weights, int8 and int4: torchao quantises layer by layer while a model loads.
+"""Quantised weights, int8 and int4, made layer by layer while a model loads.
 
 A backend with a product of its own reads them by it, so that a request's bits still do not depend on the rest of its
-batch (on CPU). Others use torchao's own products, which promise no such thing: int4 by torch's kernel for
-it, int8 by converting a layer's weight for each product, which saves memory and not time.
+batch (on CPU); weights are rounded as torchao rounds them, int4 by torchao itself. Others use torchao's weights and
+products, which promise no such thing: int4 by torch's kernel for it, int8 by converting a layer's weight for each
+product, which saves memory and not time.
 """
 
 import logging
@@ -22,8 +23,9 @@ from espalier.kernels.linear import QuantizedPacker
 GROUP = 64
 """Inputs that share a scale and a zero in int4."""
 
-_ELEMENTS = 2**21
-"""Values that are rounded at a time: torchao holds several copies of them."""
+_ELEMENTS = 2**16
+"""Values that are rounded at a time: so few that they stay in a core's cache."""
+_LEAST_SCALE = torch.finfo(torch.float32).eps
 
 Quantizer = Callable[[torch.Tensor], torch.Tensor]
 """A weight `[out, in]` to a quantised one that `torch.nn.functional.linear` takes."""
@@ -39,6 +41,9 @@ def make_quantizer(
     """
     if quantization is Quantization.NONE:
         return lambda weight: weight
+    packer = backend.quantized_packer()
+    if packer and quantization is Quantization.INT8:
+        return partial(_pack_int8, packer)
     with quiet_imports():
         try:
             import torchao.quantization  # noqa: F401
@@ -46,8 +51,8 @@ def make_quantizer(
             raise CheckpointError(
                 f"{quantization} weights need torchao: pip install 'espalier-search[quantization]'"
             ) from error
-    if packer := backend.quantized_packer():
-        return partial(_pack_int8 if quantization is Quantization.INT8 else _pack_int4, packer)
+    if packer:
+        return partial(_pack_int4, packer)
     kind = torch.device(device).type
     if quantization is Quantization.INT8:
         return _quantize_int8
@@ -99,13 +104,13 @@ def _group(columns: int) -> int:
 
 
 def _pack_int8(packer: QuantizedPacker, weight: torch.Tensor) -> torch.Tensor:
+    """Round a weight to bytes, with one scale for each output."""
     values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = weight.new_empty(len(weight), 1)
     count = max(1, _ELEMENTS // weight.shape[1])
     for rows, into, scale in zip(*(each.split(count) for each in (weight, values, scales)), strict=True):
-        scaled: Any = _quantize_int8(rows)  # an output has a scale of its own, so parts give what the whole would
-        into.copy_(scaled.qdata)
-        scale.copy_(scaled.scale.view(-1, 1))
+        scale.copy_(rows.abs().amax(1, keepdim=True) / 127.5).clamp_(min=_LEAST_SCALE)
+        into.copy_((rows * (1 / scale)).round_().clamp_(-128, 127))
     return packer(values, scales, torch.zeros_like(scales), 8)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.gguf.blocks import expand
 from espalier.engine.models.gguf.config import LIKE_LLAMA, model_config, sampling
 from espalier.engine.models.gguf.header import Header, StoredTensor
 from espalier.engine.models.gguf.mapped import MappedArchitecture
@@ -43,9 +43,6 @@ _INTERLEAVED = {"attn_q": "head_count", "attn_k": "head_count_kv"}
 _WHOLE = {GGMLQuantizationType[name] for name in ("I8", "I16", "I32", "I64")}
 """Kinds that no weights have."""
 _PLAIN = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
-
-_BYTES = 2**20
-"""Packed bytes that are dequantised at a time."""
 
 
 class GgufFile:
@@ -164,12 +161,8 @@ def _values(stored: StoredTensor, path: Path) -> np.ndarray:
         values = np.array(stored.data).view(dtype)
         stored.let_go()
         return values
-    values = np.empty(stored.shape, np.float32)
-    rows, count = stored.data.reshape(-1, stored.data.shape[-1]), max(1, _BYTES // stored.data.shape[-1])
     try:
-        for start in range(0, len(rows), count):  # the package holds several copies of what it is given
-            part = dequantize(rows[start : start + count], stored.kind)
-            values.reshape(len(rows), -1)[start : start + count] = part
+        values = expand(stored.data, stored.kind, stored.shape)
     except NotImplementedError as error:
         raise CheckpointError(f"{path} has tensors of type {stored.kind.name}, which is not read") from error
     stored.let_go()

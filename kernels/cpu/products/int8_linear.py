@@ -125,10 +125,10 @@ def pack_int8(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         An `Int8Weight`, which stands for a tensor in products.
     """
     out, inner = values.shape
-    raised = values.view(torch.uint8) ^ _OFFSET  # bytes of two's complement: 128 is added by its bit
-    if inner % GROUP or out % PANEL:
-        raised = torch.nn.functional.pad(raised, (0, -inner % GROUP, 0, -out % PANEL), value=_OFFSET)
-    panels = pack(raised.view(torch.int32)).view(torch.uint8).unflatten(-1, (PANEL, _PER_LANE))
+    if inner % GROUP:
+        values = torch.nn.functional.pad(values, (0, -inner % GROUP))
+    panels = pack(values.view(torch.int32)).view(torch.uint8).unflatten(-1, (PANEL, _PER_LANE))
+    panels.bitwise_xor_(_OFFSET)  # bytes of two's complement: 128 is added by its bit
     return cast(torch.Tensor, Int8Weight((out, inner), panels, pack(scales.float().view(-1, 1)).view(-1, PANEL)))
 
 
