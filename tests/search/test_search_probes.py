@@ -16,7 +16,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.experiments.cli.render import show_result
 from espalier.search.request import SearchRequest, Vote, validate
-from espalier.search.result import NodeRecord, SearchResult, StopReason
+from espalier.search.result import Finished, NodeRecord, SearchResult, StopReason
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.probe_scorer import ProbeScorer, probe_score
@@ -24,6 +24,9 @@ from espalier.search.run.probes import _closed
 from espalier.search.run.resolve import Resolver
 from espalier.search.service.grpc_api.convert import result_from_wire, result_to_wire
 from espalier.search.service.http_api.openai.completion import Completion
+from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.openai.responses import ResponseObject, read_response
+from espalier.search.service.http_api.searches import event_json
 from espalier.search.thoughts.stop_rule import StopRule, read_stop_rule
 from espalier.search.trace import read_trace, replay, trace_of, write_trace
 from espalier.search.tree import Node, Probe, Termination
@@ -372,6 +375,16 @@ def test_every_endpoint_says_the_probed_answer(cut_short: Callable[..., SearchRe
     assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
     assert whole["espalier"]["probed"]["share"] == 1.0
     assert whole["usage"]["completion_tokens"] == result.usage.generated_tokens
+    response = ResponseObject("id", read_response({"model": "m", "input": "6+1?"}, ModelNames("m", 0)), 0).whole(result)
+    thought, said = response["output"]
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (thought["content"][0]["text"], said["content"][0]["text"]) == (message["reasoning_content"], "\\boxed{7}")
+    stream = ResponseObject("id", read_response({"model": "m", "input": "6+1?"}, ModelNames("m", 0)), 0)
+    events = stream.events(Finished("id", result))
+    texts = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    assert ("".join(texts), events[-1]["response"]["output"]) == ("\\boxed{7}", response["output"])
+    event = json.loads(event_json(Finished("id", result), {}))["result"]
+    assert (event["answer"], event["probed"]["share"], event["stop_reason"]) == ("7", 1.0, "budget")
     console = Console(record=True, width=200)
     show_result(console, result, None)
     assert "answer  7   (probed: no path has ended; 100% of the probes)" in console.export_text()

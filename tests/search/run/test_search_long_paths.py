@@ -25,10 +25,16 @@ LONG = replace(CHAIN, max_steps=None, max_step_tokens=None, max_tokens=3600)
 
 
 @pytest.fixture
-def talker(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> Model:
+def context() -> int:
+    """Longest context of `talker`."""
+    return 4096
+
+
+@pytest.fixture
+def talker(tiny_checkpoints: dict[str, Path], tmp_path: Path, context: int) -> Model:
     """A generator of a long context that says words at random and never ends."""
     checkpoint = write_thinker(tiny_checkpoints["talker"], tmp_path / "long", SHAPES["opened by the prompt"])
-    edit_json(checkpoint.folder / "config.json", {"max_position_embeddings": 4096})
+    edit_json(checkpoint.folder / "config.json", {"max_position_embeddings": context})
     model = load_generator(Checkpoint(checkpoint.folder), torch.float32, "cpu")
     letters = [i for i, text in enumerate(model.tokenizer.token_bytes) if text.isalpha() and text.isascii()]
     draws = random.Random(1)
@@ -60,18 +66,27 @@ def test_the_hosts_work_for_a_step_does_not_grow_with_its_path(
     orchestrator.close()
 
 
+@pytest.mark.parametrize(
+    ("context", "tokens"),
+    [
+        (4096, 700),
+        pytest.param(9216, 8192, marks=pytest.mark.slow),
+        pytest.param(34_816, 32_768, marks=pytest.mark.slow),
+    ],
+)
 def test_many_long_paths_finish_in_a_tenth_of_the_memory_that_they_need_together(
-    talker: Model, make_orchestrator: Callable[..., Orchestrator]
+    tokens: int, talker: Model, make_orchestrator: Callable[..., Orchestrator]
 ):
-    request = replace(LONG, thinking="300", max_tokens=700, step_rule="tokens:32")
+    request = replace(LONG, thinking=str(tokens * 3 // 7), max_tokens=tokens, step_rule="tokens:32")
     requests = [replace(request, seed=seed) for seed in range(16)]
-    ample = make_orchestrator(talker, None, kv_memory_bytes=2**26, block_size=16)
+    ample = make_orchestrator(talker, None, kv_memory_bytes=2**28, block_size=16)
     blocks = ample.check(request).blocks["generator"]
     memory = 16 * blocks * ample.engine.schedulers["generator"].pools[0].layout.block_bytes
     scarce = make_orchestrator(talker, None, kv_memory_bytes=memory // 10, block_size=16, reserved_share=0.05)
     results = run(scarce, *requests).results
     assert {result.stop_reason for result in results} == {"finished"}
     assert all(result.usage.appended_tokens > 0 for result in results)
+    assert all(result.usage.generated_tokens > tokens // 2 for result in results)
     assert scarce.engine.stats()["generator"].preemptions > 0
     scarce.engine.check_drained()
 

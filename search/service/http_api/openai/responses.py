@@ -57,18 +57,34 @@ class _Item(BaseModel, extra="allow"):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[Annotated[list[_Part], Field(max_length=512)], BeforeValidator(_parts)]
+    thought: InstanceOf[str] = ""
 
     def message(self) -> dict[str, Any]:
-        return {"role": self.role, "content": "\n".join(part.text for part in self.content)}
+        content = "\n".join(part.text for part in self.content)
+        return {"role": self.role, "content": content, "reasoning_content": self.thought}
 
 
 def _items(given: Any) -> Any:
-    """The input as a list of messages; thoughts that a client sends back are not read again."""
+    """The input as a list of messages; a thought that a client sends back is that of the message behind it."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    if isinstance(given, list):
-        return [item for item in given if not (isinstance(item, dict) and item.get("type") == "reasoning")]
-    return given
+    if not isinstance(given, list):
+        return given
+    items, thought = list[Any](), ""
+    for item in given:
+        if isinstance(item, dict) and item.get("type") == "reasoning":
+            thought = _thought(item.get("content"))
+        else:
+            items.append({**item, "thought": thought} if isinstance(item, dict) else item)
+            thought = ""
+    return items
+
+
+def _thought(content: Any) -> str:
+    """The text of a thought that `_reasoning` has written; empty for those of others, which may be encrypted."""
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "reasoning_text"]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 class _Reasoning(BaseModel, extra="allow"):

@@ -76,6 +76,9 @@ def test_parameters_and_messages_reach_the_search(serve, chat, fake):
             {"role": "user", "content": "Hello"},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]},
             {"type": "reasoning", "id": "rs_1", "summary": []},
+            {"role": "user", "content": "6*7?"},
+            {"type": "reasoning", "id": "rs_2", "summary": [], "content": [{"type": "reasoning_text", "text": "Add."}]},
+            {"role": "assistant", "content": "42."},
             {"role": "user", "content": [{"type": "input_text", "text": "solve"}]},
         ],
         max_output_tokens=99,
@@ -94,6 +97,8 @@ def test_parameters_and_messages_reach_the_search(serve, chat, fake):
         ChatMessage(ChatRole.SYSTEM, "Be brief."),
         ChatMessage(ChatRole.USER, "Hello"),
         ChatMessage(ChatRole.ASSISTANT, "Hi"),
+        ChatMessage(ChatRole.USER, "6*7?"),
+        ChatMessage(ChatRole.ASSISTANT, "42.", "Add."),
     )
     assert (response.metadata, response.max_output_tokens, response.instructions) == ({"run": "1"}, 99, "Be brief.")
     assert response.store is False
