@@ -64,7 +64,7 @@ $(TOOLS)/%/.installed: $(VENV)/.tests
 	touch $@
 $(TOOLS)/lm_eval/.installed: TOOL_PACKAGES := 'lm_eval[api]==0.4.13' accelerate
 $(TOOLS)/inspect_ai/.installed: TOOL_PACKAGES := inspect_ai==0.3.285
-$(TOOLS)/its_hub/.installed: TOOL_PACKAGES := 'its_hub[lm]==1.2.0'
+$(TOOLS)/its_hub/.installed: TOOL_PACKAGES := 'its_hub[iaas,lm]==1.2.0' openai
 
 test-tools: $(foreach tool,lm_eval inspect_ai its_hub,$(TOOLS)/$(tool)/.installed)  ## tools of others that call the server, such as lm_eval
 	$(BIN)/python -m pytest -m tools $(HANGS)

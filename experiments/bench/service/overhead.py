@@ -1,5 +1,6 @@
 """Searches in problems/min by many callers of a server, compared with the same searches in one process."""
 
+import json
 import secrets
 import statistics
 import time
@@ -7,7 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import urlsplit
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.bench.report import Show, nothing_shown
@@ -22,6 +25,7 @@ from espalier.search.run.orchestrator import Orchestrator
 _BEAM = SearchRequest("-", beam_width=4, expansion=4)
 WORKLOADS = {"beam N=4 M=4": _BEAM, "beam N=4 M=4, unmerged": replace(_BEAM, merge_duplicates=False)}
 _LOCAL = "one process"
+_STREAMED = ", streamed"
 
 Answers = dict[str, str]
 """The answer to each problem."""
@@ -41,7 +45,7 @@ def run(
     Returns:
         Rows with median problems/min, and processor time in milliseconds a search, of this process (the callers', or
         that of the searches in one process) and of the server; and ratios of the server's ways over one process in
-        problems/min, medians of pairs.
+        problems/min, and of the streamed ones over the others of the same endpoint; medians of pairs.
 
     Raises:
         EspalierError: the answers of two ways differ.
@@ -49,11 +53,16 @@ def run(
     texts = [problem.problem for problem in load_benchmark("demo", problems)]
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
-    with serving() as server, closing(load_orchestrator(RuntimeSettings(max_running=callers))) as orchestrator:
+    with (
+        serving("--http-port", "0") as server,
+        closing(load_orchestrator(RuntimeSettings(max_running=callers))) as orchestrator,
+    ):
         ways: dict[str, Callable[[Sequence[SearchRequest]], Answers]] = {
             _LOCAL: lambda requests: _locally(orchestrator, requests),
             "gRPC": lambda requests: _by_server(server.address, callers, requests, stream=False),
-            "gRPC, streamed": lambda requests: _by_server(server.address, callers, requests, stream=True),
+            f"gRPC{_STREAMED}": lambda requests: _by_server(server.address, callers, requests, stream=True),
+            "chats": lambda requests: _by_chats(server.url or "", callers, requests, stream=False),
+            f"chats{_STREAMED}": lambda requests: _by_chats(server.url or "", callers, requests, stream=True),
         }
         for workload, request in WORKLOADS.items():
             before = len(rows)
@@ -73,9 +82,11 @@ def run(
                 if not turn:
                     continue
                 rows[before:] = [_row(workload, name, rates[name], spent[name], problems) for name in ways]
-                for name in (way for way in ways if way != _LOCAL):
-                    pairs = zip(rates[name], rates[_LOCAL], strict=True)
-                    ratios[f"{name}@{workload}/{_LOCAL}"] = statistics.median(one / other for one, other in pairs)
+                beside = [(way, _LOCAL) for way in ways if way != _LOCAL]
+                beside += [(way, way.removesuffix(_STREAMED)) for way in ways if way.endswith(_STREAMED)]
+                for name, other in beside:
+                    pairs = zip(rates[name], rates[other], strict=True)
+                    ratios[f"{name}@{workload}/{other}"] = statistics.median(one / two for one, two in pairs)
                 show(rows, ratios)
     return rows, ratios
 
@@ -115,4 +126,26 @@ def _by_server(address: str, callers: int, requests: Sequence[SearchRequest], st
         return request.problem, last.result.answer
 
     with SearchClient(address) as client, ThreadPoolExecutor(callers) as pool:
+        return dict(pool.map(ask, requests))
+
+
+def _by_chats(url: str, callers: int, requests: Sequence[SearchRequest], stream: bool) -> Answers:
+    """Ask by chat completions, each on a connection of its own."""
+
+    def ask(request: SearchRequest) -> tuple[str, str]:
+        fields = {name: getattr(request, name) for name in ("beam_width", "expansion", "merge_duplicates")}
+        messages = [{"role": "user", "content": request.problem}]
+        body = {"model": "demo-generator", "messages": messages, "seed": request.seed, "stream": stream}
+        with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
+            text = json.dumps({**body, "espalier": fields})
+            connection.request("POST", "/v1/chat/completions", text, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise EspalierError(f"the server answers {answer.status}: {answer.read(1000).decode()}")
+            if not stream:
+                return request.problem, json.loads(answer.read())["espalier"]["answer"]
+            data = [line[6:] for line in answer if line.startswith(b"data: {")]
+            return request.problem, json.loads(data[-1])["espalier"]["answer"]
+
+    with ThreadPoolExecutor(callers) as pool:
         return dict(pool.map(ask, requests))

@@ -211,15 +211,13 @@ def espalier_of(result: SearchResult, choices: int) -> dict[str, Any]:
 
 
 def metadata_of(result: SearchResult) -> dict[str, Any]:
-    """All candidates by the names that clients of its_hub read, the selected one first."""
-    candidates = candidates_shown(result, len(result.candidates))
-    counts = Counter[str]()
-    for candidate in candidates:
-        counts[candidate.answer] += candidate.multiplicity
+    """All sampled candidates by the names that clients of its_hub read, the selected one first."""
+    shown = candidates_shown(result, len(result.candidates))
+    candidates = [candidate for candidate in shown for _ in range(candidate.multiplicity)]
     return {
         "algorithm": result.configuration.algorithm,
         "all_responses": [{"role": "assistant", "content": candidate.text} for candidate in candidates],
-        "response_counts": counts,
+        "response_counts": Counter(candidate.answer for candidate in candidates),
         "selected_index": 0 if candidates else None,
     }
 

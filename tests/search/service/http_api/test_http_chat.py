@@ -219,7 +219,7 @@ def test_a_client_of_its_hub_sets_the_number_of_paths_and_is_told_of_all_candida
     assert (asked(fake).algorithm, asked(fake).beam_width, asked(fake).max_tokens) == ("best-of-n", 8, 256)
     assert answer["metadata"] == {
         "algorithm": "best-of-n",
-        "all_responses": [{"role": "assistant", "content": TEXT}],
+        "all_responses": 3 * [{"role": "assistant", "content": TEXT}],
         "response_counts": {"42": 3},
         "selected_index": 0,
     }
