@@ -137,7 +137,14 @@ class ScriptedFamily(PrmFamily):
     """A verifier's family whose scores depend on the text alone."""
 
     info = FamilyInfo("scripted", "", (), "", "", "", "", "")
-    model = cast(Any, SimpleNamespace(require_embedded=lambda *_: None, config=SimpleNamespace(max_positions=10**6)))
+    model = cast(
+        Any,
+        SimpleNamespace(
+            require_embedded=lambda *_: None,
+            config=SimpleNamespace(max_positions=10**6),
+            tokenizer=SimpleNamespace(control_tokens=frozenset()),
+        ),
+    )
 
     def prompt_ids(self, problem: str) -> list[int]:
         return [0] * VERIFIER_PROMPT
