@@ -14,6 +14,7 @@ block at once, and an attention weight with all elements of a value.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -60,7 +61,7 @@ class LayerKV:
     group: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KVLayout:
     """Layout of one KV group's blocks inside slabs.
 
@@ -102,7 +103,7 @@ class KVLayout:
         """KV bytes of one block, all layers of the group."""
         return self.bytes_per_token * self.block_size
 
-    @property
+    @cached_property  # asked for at each step and for each block
     def blocks_per_slab(self) -> int:
         """Number of blocks that fit in one slab."""
         return self.slab_bytes // self.block_bytes

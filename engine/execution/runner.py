@@ -11,7 +11,7 @@ from espalier.engine.errors import DeviceError, MisuseError
 from espalier.engine.execution.sampling import Sampler
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import SequenceTable
-from espalier.engine.models.model import Head, Model
+from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.requests import DecodeRows
@@ -49,6 +49,7 @@ class ModelRunner:
         self._drawn = _NOTHING  # by the step that was launched last
         self._warm_up(draws=role == GENERATOR)
 
+    @torch.inference_mode()
     def launch(self, table: SequenceTable, plan: StepPlan) -> WaitForResults:
         """Start a step; returns what waits for its results.
 
@@ -108,7 +109,7 @@ class ModelRunner:
             _, rows, asked = zip(*reads, strict=True)
             read = hidden[self._to_device(np.array(rows))]  # [reads of the head, hidden]
             targets = () if asked[0] is None else (self._to_device(np.array(asked)),)
-            values.append(self._apply(self.model.head_named(name), read, *targets).float())
+            values.append(self.model.head_named(name)(read, *targets).float())
         return values
 
     def _draw(self, plan: StepPlan, hidden: torch.Tensor) -> list[torch.Tensor]:
@@ -123,20 +124,15 @@ class ModelRunner:
             self._sampler = decode, Sampler(decode.samplings, decode.branch_of, hidden.device, self._backend)
         if draws.batch_rows is not None:
             hidden = hidden[self._to_device(draws.batch_rows)]
-        drawn = self._sampler[1].draw(partial(self._apply, self.model.head), hidden, draws.step_positions)
+        drawn = self._sampler[1].draw(self.model.head, hidden, draws.step_positions)
         if not decode.heads:
             return [*drawn]
         branch_of = self._to_device(decode.branch_of)
-        head_outputs = [self._apply(self.model.head_named(name), hidden) for name in decode.heads]  # [branches, k] each
+        head_outputs = [self.model.head_named(name)(hidden) for name in decode.heads]  # [branches, k] each
         return [*drawn, *(values[branch_of].float() for values in head_outputs)]
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return self._backend.to_device(array, self._device)
-
-    @staticmethod
-    @torch.inference_mode()
-    def _apply(head: Head, hidden: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
-        return head(hidden, *targets)
 
 
 def build_batch(

@@ -45,7 +45,6 @@ class Decoder:
         """Element type of the weights and of the KV cache."""
         return self.embedding.dtype
 
-    @torch.inference_mode()
     def forward(self, step: StepBatch, layer_kvs: list[LayerKV]) -> torch.Tensor:
         """Compute a step's tokens, writing their keys and values.
 

@@ -84,9 +84,11 @@ class RunningSamples:
                 branch.sequence = self._table.fork(branch.sequence)
         if draws.opened:
             draws.decode.find_rows()
-        chosen = set(map(id, draws.decode.branches))
-        rest = [branch for branch in self.running if id(branch) not in chosen]
         decode, positions = draws.decode, draws.positions
+        rest: list[RunningRequest] = []
+        if self.running != decode.branches:
+            chosen = set(map(id, decode.branches))
+            rest = [branch for branch in self.running if id(branch) not in chosen]
         branches, parents, firsts = self._fork_diverged(decode, token_ids, positions)
         if len(branches) > len(decode.branches):
             decode = self._decode = DecodeRows(branches)
@@ -156,7 +158,8 @@ class RunningSamples:
                     self._finish(branch, cause, head_outputs[branch.work.head][i] if branch.work.head else None)
                 )
                 stopped.add(i)
-        self.running = [b for i, b in enumerate(decode.branches) if i not in stopped] + rest
+        left = [b for i, b in enumerate(decode.branches) if i not in stopped] if stopped else decode.branches
+        self.running = left + rest if rest else left
         return done
 
     def _stop_cause(self, branch: RunningRequest, token_id: int, length: int, full: bool) -> StopCause | None:

@@ -4,6 +4,7 @@ A forward pass is a row of phases (norm, product, attention, …), each cut into
 The threads share out the items of a phase, and wait for each other at its end.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -62,6 +63,8 @@ _PHASES = 9
 
 Another norm follows the last layer.
 """
+_KEPT_ROWS = 256
+"""Rows of the steps whose buffers are kept for the next one, at most."""
 
 
 class _Buffers(NamedTuple):
@@ -98,6 +101,22 @@ class _Group(NamedTuple):
     writes: tuple[np.ndarray, np.ndarray]
 
 
+class _KVPlaces(NamedTuple):
+    """Where keys and values lie, for all steps on one KV pool.
+
+    Attributes:
+        layer_kvs: the layers' keys and values.
+        flat: the KV pool.
+        places: see `_Step`.
+        geometries: by KV group, in the order of `places`.
+    """
+
+    layer_kvs: Sequence[LayerKV]
+    flat: np.ndarray
+    places: np.ndarray
+    geometries: dict[int, Geometry]
+
+
 class _Step(NamedTuple):
     """One step, as compiled code reads it.
 
@@ -131,6 +150,12 @@ class _Step(NamedTuple):
     buffers: _Buffers
     rotary: tuple[np.ndarray, np.ndarray]
     output: np.ndarray
+
+
+class _LastStep(threading.local):
+    """A thread's last step, all but whose tokens the next one of as many rows has in common with it."""
+
+    step: _Step | None = None
 
 
 @compiled(nogil=True)
@@ -252,6 +277,8 @@ class CpuLayers(Layers):
         """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals."""
         self.outer = outer
         self.tokens_per_item = TOKENS_PER_ITEM
+        self._kv_places: _KVPlaces | None = None  # of the KV pool that the last step was on
+        self._last = _LastStep()
         self._spec = spec
         self._stacked = StackedLayers(count, load, spec)
         self._windows = np.array([spec.window(index) or UNLIMITED for index in range(count)])
@@ -274,37 +301,50 @@ class CpuLayers(Layers):
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
-        rows, (vocabulary, width) = len(step.token_ids), self.outer.embedding.shape
+        vocabulary, width = self.outer.embedding.shape
         ids = step.known_token_ids(self.outer.embedding.device).numpy()
         if ids.view(np.uint64).max() >= vocabulary:  # read so, one below 0 is larger than any other
             raise IndexError(f"token ids are {ids.min()} to {ids.max()}, the embedding has {vocabulary} rows")
-        output = torch.empty(rows, width)
-        first_of = {layer_kv.group: layer_kv for layer_kv in reversed(layer_kvs)}
-        groups = tuple(self._group(first_of[group], step.attention.of(group), rows) for group in sorted(first_of))
-        packed = self._step(Tokens(ids, step.positions.numpy()), layer_kvs, groups, output)
+        if (kv_places := self._kv_places) is None or kv_places.layer_kvs is not layer_kvs:
+            kv_places = self._kv_places = self._places_of(layer_kvs)
+        groups = tuple(
+            self._group(step.attention.of(group), len(ids), geometry)
+            for group, geometry in kv_places.geometries.items()
+        )
+        output = torch.empty(len(ids), width)
+        packed = self._step(Tokens(ids, step.positions.numpy()), kv_places, groups, output.view(-1).numpy())
         parallel_run(_forward, _PHASES * len(self) + 1, packed)
         return output
 
-    def _group(self, layer_kv: LayerKV, batch: AttentionBatch, rows: int) -> _Group:
-        geometry = self._geometry(layer_kv)
-        spans = find_spans(batch, self.tokens_per_item, geometry)
-        return _Group(geometry, spans, _writes(batch, rows, layer_kv.keys.shape[1]))
+    def release(self, layer_kvs: Sequence[LayerKV]) -> None:
+        """See `Layers`."""
+        if self._kv_places is not None and self._kv_places.layer_kvs is layer_kvs:
+            self._kv_places, self._last = None, _LastStep()
 
-    def _geometry(self, layer_kv: LayerKV) -> Geometry:
-        return geometry_of(layer_kv, self._spec.num_heads, -(-self._stacked.arrays.qkv_bias.shape[1] // PANEL) * PANEL)
+    def _places_of(self, layer_kvs: Sequence[LayerKV]) -> _KVPlaces:
+        columns = -(-self._stacked.arrays.qkv_bias.shape[1] // PANEL) * PANEL
+        geometries = {kv.group: geometry_of(kv, self._spec.num_heads, columns) for kv in layer_kvs}
+        order = list(geometries)
+        offsets = [(kv.keys.storage_offset(), kv.values.storage_offset(), order.index(kv.group)) for kv in layer_kvs]
+        return _KVPlaces(layer_kvs, flat_kv_pool(layer_kvs[0]), np.array(offsets), geometries)
 
-    def _step(
-        self,
-        tokens: Tokens,
-        layer_kvs: Sequence[LayerKV],
-        groups: tuple[_Group, ...],
-        output: torch.Tensor,
-    ) -> _Step:
-        s, stacked, (rows, width) = self._spec, self._stacked, output.shape
+    def _group(self, batch: AttentionBatch, rows: int, geometry: Geometry) -> _Group:
+        return _Group(geometry, find_spans(batch, self.tokens_per_item, geometry), _writes(batch, rows, geometry.slots))
+
+    def _step(self, tokens: Tokens, kv_places: _KVPlaces, groups: tuple[_Group, ...], output: np.ndarray) -> _Step:
+        """A step of all but its tokens like this thread's last one, if that had as many rows on the same KV pool."""
+        rows, last = len(tokens.ids), self._last.step
+        if last and last.flat is kv_places.flat and len(last.tokens.ids) == rows and last.threads == num_threads():
+            return last._replace(tokens=tokens, groups=groups, output=output)
+        step = self._new_step(tokens, kv_places, groups, output)
+        self._last.step = step if rows <= _KEPT_ROWS else None
+        return step
+
+    def _new_step(self, tokens: Tokens, kv_places: _KVPlaces, groups: tuple[_Group, ...], output: np.ndarray) -> _Step:
+        s, stacked, rows, width = self._spec, self._stacked, len(tokens.ids), self.outer.embedding.shape[1]
         pairs = self._outer.frequencies.shape[1]
         stride, inner = (-(-n // PANEL) * PANEL for n in (width, stacked.inner))
         wide, query_stride = s.num_heads * s.head_dim, groups[0].geometry.query_stride
-        of = {group: place for place, group in enumerate(sorted({kv.group for kv in layer_kvs}))}
         attn_out = np.empty(rows * wide, np.float32)
         rows_of, packs = (int8_rows, True) if stacked.int8 else (stored_rows, PACKS)
         return _Step(
@@ -315,8 +355,8 @@ class CpuLayers(Layers):
             pairs=self._pairs,
             gelu=s.activation is Activation.GELU_TANH,
             eps=np.float32(s.norm_eps),
-            flat=flat_kv_pool(layer_kvs[0]),
-            places=np.array([(kv.keys.storage_offset(), kv.values.storage_offset(), of[kv.group]) for kv in layer_kvs]),
+            flat=kv_places.flat,
+            places=kv_places.places,
             groups=groups,
             scale=np.float32(s.scale),
             inner=inner,
@@ -333,7 +373,7 @@ class CpuLayers(Layers):
                 gated=rows_of(rows, inner),
             ),
             rotary=(np.empty((rows, pairs), np.float32), np.empty((rows, pairs), np.float32)),
-            output=output.view(-1).numpy(),
+            output=output,
         )
 
     def compilation(self) -> Compilation:
@@ -341,9 +381,9 @@ class CpuLayers(Layers):
         s, int64s, counters = self._spec, np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
         layout = KVLayout(1, s.num_kv_heads, s.head_dim, 1, torch.float32, 8 * s.num_kv_heads * s.head_dim)
         kv = layout.layer_view(torch.empty(layout.slab_bytes, dtype=torch.uint8), 0)
-        tokens, output = Tokens(int64s, int64s), torch.empty(1, self.outer.embedding.shape[1])
-        group = _Group(self._geometry(kv), NO_SPANS, (int64s, int64s))
-        step = self._step(tokens, [kv], (group,) * len(set(self._windows)), output)
+        kv_places, output = self._places_of([kv]), np.empty(self.outer.embedding.shape[1], np.float32)
+        group = _Group(kv_places.geometries[kv.group], NO_SPANS, (int64s, int64s))
+        step = self._new_step(Tokens(int64s, int64s), kv_places, (group,) * len(set(self._windows)), output)
         weights, buffers, flat, floats = step.weights, step.buffers, step.flat, step.output
         head_norms, bias = weights.head_norms[0], weights.qkv_bias[0]
         return compilation(
@@ -361,7 +401,7 @@ class CpuLayers(Layers):
                     rotate_and_store, 0, buffers.qkv, head_norms, step.eps, step.rotary, step.pairs[0], flat, 0, 0,
                     group.geometry, group.writes,
                 ),
-                compilation(embed_rows, 0, tokens, step.outer, 0, buffers.hidden, step.rotary),
+                compilation(embed_rows, 0, step.tokens, step.outer, 0, buffers.hidden, step.rotary),
                 compilation(add_normed_rows, 0, 0, buffers.branch, 0, bias, step.eps, buffers.hidden),
                 compilation(norm_and_store_rows, 0, 0, buffers.hidden, 0, bias, step.eps, buffers.normed),
             ],
@@ -377,7 +417,7 @@ class CpuLayers(Layers):
 
 def _writes(batch: AttentionBatch, rows: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
     """Block id of each row's token, -1 where it is not written, and its position there; int64 `[T]`."""
-    blocks, offsets = (batch.write_slabs * slots + batch.write_slots).numpy(), batch.write_offsets.numpy()
+    blocks, offsets = batch.write_slabs.numpy() * slots + batch.write_slots.numpy(), batch.write_offsets.numpy()
     if batch.write_rows is None:
         return blocks, offsets
     of_rows = np.full((2, rows), -1, dtype=np.int64)

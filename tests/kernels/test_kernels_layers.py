@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -115,7 +116,34 @@ def test_bits_do_not_depend_on_where_arrays_happen_to_lie():
     kvs = [step.layout.layer_view(kv_pool, i) for i in range(LAYERS)]
     for _ in range(500):
         kept = [*kept[-20:], np.empty(sizes.randint(1, 9000)), torch.empty(sizes.randint(1, 20_000))]
-        assert torch.equal(layers.forward(step.given(), kvs), expected)
+        assert torch.equal(layers.forward(step.given(), [*kvs]), expected)  # in other buffers, as on another KV pool
+
+
+def test_steps_of_as_many_rows_read_and_write_their_own_kv_pools_and_a_released_one_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(workers._helpers, "wanted", 0)  # a late helper would hold the arrays of its call
+    hidden, inner, shape, bias = 40, 50, DecoderSpec(4, 2, 12, 1e-6), False
+    layers = CpuLayers(
+        LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape)
+    )
+    step = make_step(SEQUENCES[:4], shape)
+    expected, written = step.run(layers)
+    pools = [step.kv_pool.clone(), torch.zeros_like(step.kv_pool)]
+    both = [[step.layout.layer_view(pool, i) for i in range(LAYERS)] for pool in pools]
+    of_zeros = layers.forward(step.given(), both[1])
+    assert torch.equal(layers.forward(step.given(), both[0]), expected)
+    assert torch.equal(layers.forward(step.given(), both[0]), expected)
+    assert torch.equal(pools[0].view(torch.float32), written)
+    assert torch.equal(layers.forward(step.given(), both[1]), of_zeros)
+    assert not torch.equal(of_zeros, expected)
+    last = weakref.ref(pools[1].untyped_storage())
+    layers.release(both[0])  # which no step is prepared for any more
+    del pools, both[0]
+    assert last() is not None
+    layers.release(both[0])
+    del both
+    assert last() is None
 
 
 @pytest.mark.parametrize("backend", [CpuBackend(), TorchBackend()], ids=["compiled", "torch"])

@@ -85,29 +85,33 @@ def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> S
     """
     tensors = batch.block_tables, batch.query_starts, batch.context_lengths, batch.row_sequences
     tables, starts, contexts, sequences = (tensor.numpy() for tensor in tensors)
-    visible = (contexts - starts[1:] + 1).astype(np.int64)[sequences] + np.arange(len(sequences))
-    fair = -(-len(sequences) * geometry.kv_heads // (_ITEMS_PER_THREAD * num_threads()))
-    tile = min(most_tokens, -(-fair // MR) * MR)
     enough = _ITEMS_PER_THREAD * num_threads()
-    return _find_spans(tables, sequences, visible, tile, enough, max(1, _CHUNK // geometry.block_size), geometry)
+    fair = -(-len(sequences) * geometry.kv_heads // enough)
+    tile, chunk = min(most_tokens, -(-fair // MR) * MR), max(1, _CHUNK // geometry.block_size)
+    return _find_spans(tables, starts, contexts, sequences, tile, enough, chunk, geometry)
 
 
 def spans_compilation() -> Compilation:
     """The compilation of `find_spans`."""
-    tables, sequences, visible = np.zeros((1, 1), np.int32), np.zeros(1, np.int32), np.zeros(1, np.int64)
-    return compilation(_find_spans, tables, sequences, visible, 0, 0, 0, Geometry(0, 0, 0, 0, 0, 0, 0, 0))
+    tables, int32s = np.zeros((1, 1), np.int32), np.zeros(1, np.int32)
+    return compilation(_find_spans, tables, int32s, int32s, int32s, 0, 0, 0, Geometry(0, 0, 0, 0, 0, 0, 0, 0))
 
 
 @compiled()
 def _find_spans(
     tables: np.ndarray,
+    starts: np.ndarray,
+    contexts: np.ndarray,
     sequences: np.ndarray,
-    visible: np.ndarray,
     tile: int,
     enough: int,
     chunk: int,
     geometry: Geometry,
 ) -> Spans:
+    visible = np.empty(len(sequences), np.int64)
+    for row in range(len(visible)):
+        sequence = sequences[row]
+        visible[row] = contexts[sequence] - starts[sequence + 1] + 1 + row
     firsts = np.empty(len(visible) + 1, np.int64)
     parts = 0
     for row in range(len(visible)):

@@ -286,6 +286,7 @@ class CpuLinear(Linear):
         """Pack `weight`, `[out, in]`; `bias` is `[out]` or None."""
         super().__init__(weight, bias)
         self._weight = pack(weight)
+        self._panels = self._weight.view(-1).numpy()
 
     @property
     def weight(self) -> torch.Tensor:
@@ -294,6 +295,7 @@ class CpuLinear(Linear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[rows, in]` to `[rows, out]`."""
-        panels, stored = self._weight, stored_rows(*x.shape) if PACKS else None
-        flat, seconds = panels.view(-1).numpy(), len(x) * panels.numel() / _SPEED
-        return multiply_cpu(x, stored, flat, len(panels), self.out_features, self.bias, seconds)
+        (rows, inner), panels = x.shape, self._panels
+        stored = stored_rows(rows, inner) if PACKS else None
+        seconds = rows * len(panels) / _SPEED
+        return multiply_cpu(x, stored, panels, len(self._weight), self.out_features, self.bias, seconds)
