@@ -212,7 +212,7 @@ class Checkpoint:
         """
         if shape is None and (shape := self.shape(name)) is None:
             raise self._no_tensor(name)
-        if name in self.tensors and self.folder.suffix == GGUF and torch.device(device).type != "meta":
+        if name in self.tensors and self.folder.suffix == GGUF and not torch.empty(0, device=device).is_meta:
             self._require(name, shape)
             stored = self._read(name)
             out = stored.to(device, dtype)  # values that were expanded are nobody else's: they need no copy

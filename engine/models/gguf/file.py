@@ -10,13 +10,13 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.gguf.blocks import expand
 from espalier.engine.models.gguf.config import LIKE_LLAMA, model_config, sampling
 from espalier.engine.models.gguf.header import Header, StoredTensor
 from espalier.engine.models.gguf.mapped import MappedArchitecture
 from espalier.engine.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.weights import TensorInfo, parts_of
+from espalier.kernels.cpu.gguf_blocks import expand
 
 _NAMES = {
     "token_embd": "model.embed_tokens",

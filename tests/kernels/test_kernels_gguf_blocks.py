@@ -5,7 +5,7 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from espalier.engine.models.gguf.blocks import expand
+from espalier.kernels.cpu.gguf_blocks import expand
 
 COMPILED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 BY_THE_PACKAGE = ("BF16", "Q2_K", "IQ4_NL")

@@ -4,16 +4,13 @@ The package goes over each value a dozen times, which takes ten seconds for a mo
 the same values. Layouts: `ggml-common.h` of github.com/ggml-org/ggml.
 """
 
-from pathlib import Path
-
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from espalier.kernels.compilation.compiler import Compiler
+from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.threads import parallel_run, phase_items
 
-_compiled = Compiler(Path(__file__).parent)
 _Kind = GGMLQuantizationType
 _FOUR_BITS = {_Kind.Q4_0: 8, _Kind.Q4_1: 0, _Kind.Q5_0: 16, _Kind.Q5_1: 0}
 """Kinds with blocks of 32 values, and what stands for zero; those of 0 have a least value instead."""
@@ -64,7 +61,7 @@ def expand(packed: np.ndarray, kind: GGMLQuantizationType, shape: tuple[int, ...
     return values
 
 
-@_compiled(nogil=True)
+@compiled(nogil=True)
 def _four_bits(
     counters: np.ndarray,
     blocks: np.ndarray,
@@ -89,7 +86,7 @@ def _four_bits(
                 values[16 + j] = scales[i] * np.float32(other - np.int32(zero)) + least[i]
 
 
-@_compiled(nogil=True)
+@compiled(nogil=True)
 def _k_blocks(
     counters: np.ndarray, blocks: np.ndarray, scales: np.ndarray, steps: np.ndarray, five: bool, out: np.ndarray
 ) -> None:
@@ -116,7 +113,7 @@ def _k_blocks(
                     values[j] = scale * np.float32(value) - start
 
 
-@_compiled(nogil=True)
+@compiled(nogil=True)
 def _six_bits(counters: np.ndarray, blocks: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
     """Expand blocks of 16 x 16 values: [128 bytes of lower four bits, 64 of upper two, 16 factors, scale]."""
     for item in phase_items(counters, 0, (len(blocks) + _BLOCKS - 1) // _BLOCKS):
@@ -134,7 +131,7 @@ def _six_bits(counters: np.ndarray, blocks: np.ndarray, scales: np.ndarray, out:
                     values[j] = scale * np.float32(value - np.int32(32))
 
 
-@_compiled(nogil=True)
+@compiled(nogil=True)
 def _eight_bits(counters: np.ndarray, blocks: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
     """Expand blocks of 32 values: [scale, signed bytes]."""
     for item in phase_items(counters, 0, (len(blocks) + _BLOCKS - 1) // _BLOCKS):
