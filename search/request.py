@@ -20,7 +20,7 @@ from espalier.search.schema import CodeName, from_values, text_violations, viola
 from espalier.search.step_rule import read_step_rule
 from espalier.search.thoughts.mode import read_thinking
 from espalier.search.thoughts.stop_rule import read_stop_rule
-from espalier.search.voting.unsure import read_unsure_rule
+from espalier.search.unsure_rule import read_unsure_rule
 
 EXACT_MATCH = "exact-match"
 """Name of comparing answers by their canonical text alone."""

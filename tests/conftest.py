@@ -25,6 +25,11 @@ settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of a Ray cluster first: of what a worker begins with, others take nothing, and one cluster serves all."""
+    items.sort(key=lambda item: item.path.name != "test_experiments_ray.py")
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of small random checkpoints, by name; see `tiny_models`. Read-only: copy one to damage it."""

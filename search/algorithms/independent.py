@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from espalier.search.algorithms.base import SAMPLING, Expand, Growth, SearchAlgorithm
 from espalier.search.common_fields import CommonFields
 from espalier.search.tree import Node
-from espalier.search.voting.unsure import read_unsure_rule
+from espalier.search.unsure_rule import read_unsure_rule
 
 
 class IndependentPaths(SearchAlgorithm):

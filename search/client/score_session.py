@@ -157,7 +157,8 @@ class AsyncScoreSession:
                 elif event is not None:
                     self.result = event
         except (grpc.RpcError, ValueError) as error:
-            self._failed = typed_error(error, self._endpoint, self._request_id)
+            if self.result is None:  # else a step was written as the session ended
+                self._failed = typed_error(error, self._endpoint, self._request_id)
         except asyncio.CancelledError:  # of the call: by `cancel`, or as the client was closed
             self._failed = cancelled(self._request_id)
         finally:

@@ -24,8 +24,9 @@ from espalier.search.thoughts.budget import CLOSING_SENTENCE, THINK_ON
 from espalier.search.thoughts.reading import CLOSED, IN_ANSWER, OPENED, Phase, Position, ThoughtReader
 from espalier.search.thoughts.stop_rule import read_stop_rule
 from espalier.search.tree import HostText, Node, Probe, Termination
+from espalier.search.unsure_rule import read_unsure_rule
 from espalier.search.voting.decided import make_gate
-from espalier.search.voting.unsure import ConfidenceBar, read_unsure_rule
+from espalier.search.voting.unsure import ConfidenceBar
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 

@@ -1,4 +1,4 @@
-"""Stopping paths that the generator is unsure of: the `stop_unsure` of a request, and the bar learned in its search.
+"""Stopping paths that the generator is unsure of: the bar learned in a search with `stop_unsure`.
 
     first paths ──▶ run to their ends ──▶ bar: a percentile of their least sure groups
     later paths ──▶ stopped at the end of the step in which a group falls below the bar; they cast no vote
@@ -9,43 +9,10 @@ from all paths that have ended by then, so a search gives the same result whatev
 """
 
 import math
-import re
-from dataclasses import dataclass
 
 from espalier.search.tree import Node
-
-DEFAULT_GROUP = 2048
-_FORM = "takes first:K,keep:P or first:K,keep:P,group:T, as in first:16,keep:90"
-_TEXT = re.compile(r"first:(?P<first>\d{1,4}),keep:(?P<keep>\d{1,2})(?:,group:(?P<group>\d{1,5}))?")
-
-
-@dataclass(frozen=True, slots=True)
-class UnsureRule:
-    """The condition for stopping a path.
-
-    Attributes:
-        first: number of paths that run to their ends before there is a bar.
-        keep: the share of them that is above the bar, in percent.
-        group: tokens over which the confidence is averaged; a shorter path is one group once it has ended.
-    """
-
-    first: int
-    keep: int
-    group: int = DEFAULT_GROUP
-
-
-def read_unsure_rule(text: str) -> UnsureRule:
-    """Read a rule like `first:16,keep:90`.
-
-    Raises:
-        ValueError: it is no rule, or a number is out of range.
-    """
-    if not (found := re.fullmatch(_TEXT, text)):
-        raise ValueError(f"{_FORM}; is {text[:40]!r}")
-    rule = UnsureRule(int(found["first"]), int(found["keep"]), int(found["group"] or DEFAULT_GROUP))
-    if not (rule.first >= 2 and rule.keep >= 1 and 1 <= rule.group <= 2**15):
-        raise ValueError(f"first is at least 2, keep from 1 to 99, group from 1 to {2**15}; is {text!r}")
-    return rule
+from espalier.search.unsure_rule import UnsureRule
+from espalier.search.voting.confidence import lowest_group
 
 
 class ConfidenceBar:
@@ -100,6 +67,4 @@ def _last_log_probabilities(node: Node, count: int) -> list[float]:
 
 
 def _least_sure(log_probabilities: list[float], size: int) -> float:
-    from espalier.search.voting.confidence import lowest_group  # here, as a client needs the rule alone
-
     return lowest_group(log_probabilities, size) if log_probabilities else 0.0

@@ -21,20 +21,22 @@ from espalier.search.result import StopReason
 from espalier.search.run.orchestrator import Orchestrator
 
 Make = Callable[..., Orchestrator]
-PAD = "[PAD]"
+PAD, WORD = "[PAD]", "ponies"
+"""A control token, which texts of callers never become, and one that is a word of a text like any other."""
 SPELT = "\\boxed{1}"
 """What the generator often says."""
 HELD = replace(BEAM, problem=f"{BEAM.problem} {PAD} {PAD}")
+HELD_WORD = replace(BEAM, problem=f"{BEAM.problem} {WORD} {WORD}")
 
 
-def add_token(folder: Path, token: str = PAD) -> int:
+def add_token(folder: Path, token: str = PAD, special: bool = True) -> int:
     """Add a token behind all that the embedding has rows for, in place of one of that name; its id."""
     file = folder / "tokenizer.json"
     file.write_text(file.read_text().replace(json.dumps(token), json.dumps("<was another>")))
     tokenizer = Tokenizer.from_file(str(file))
     rows = Checkpoint(folder).config["vocab_size"]
     filler = [AddedToken(f"<filler{i}>", special=True) for i in range(rows - tokenizer.get_vocab_size())]
-    tokenizer.add_tokens([*filler, AddedToken(token, special=True, normalized=False)])
+    tokenizer.add_tokens([*filler, AddedToken(token, special=special, normalized=False)])
     tokenizer.save(str(file))
     found = tokenizer.token_to_id(token)
     assert found is not None
@@ -46,9 +48,9 @@ def add_token(folder: Path, token: str = PAD) -> int:
 def padded(copy_of: Callable[[str], Path]) -> Callable[..., tuple[Path, int]]:
     """A checkpoint with such a token, by name, and the token's id."""
 
-    def make(name: str) -> tuple[Path, int]:
+    def make(name: str, token: str = PAD) -> tuple[Path, int]:
         folder = copy_of(name)
-        return folder, add_token(folder)
+        return folder, add_token(folder, token, special=token == PAD)
 
     return make
 
@@ -83,27 +85,32 @@ def test_a_problem_that_looks_like_such_a_token_of_the_generator_is_text(padded:
     assert run(orchestrator, HELD).only.stop_reason is StopReason.FINISHED
 
 
+def test_a_problem_that_looks_like_a_control_token_of_the_verifier_is_text(padded: Callable, make_orchestrator: Make):
+    orchestrator = make_orchestrator(verifier=padded("classifier")[0])
+    assert run(orchestrator, HELD).only.stop_reason is StopReason.FINISHED
+
+
 def test_a_problem_that_holds_such_a_token_is_refused_by_name(padded: Callable, make_orchestrator: Make):
-    folder, token_id = padded("classifier")
+    folder, token_id = padded("classifier", WORD)
     orchestrator = make_orchestrator(verifier=folder)
     with pytest.raises(NoEmbeddingError) as caught:
-        orchestrator.submit(HELD)
+        orchestrator.submit(HELD_WORD)
     assert isinstance(caught.value, InvalidRequestError)
-    assert caught.value.tokens == {token_id: PAD}
+    assert caught.value.tokens == {token_id: WORD}
     (violation,) = caught.value.violations
     assert violation.field == "problem"
-    assert f"'[PAD]' (id {token_id}), for which the verifier has no embedding" in violation.description
+    assert f"'ponies' (id {token_id}), for which the verifier has no embedding" in violation.description
     assert not orchestrator.busy
     assert run(orchestrator, BEAM).only.stop_reason is StopReason.FINISHED
 
 
 def test_many_such_tokens_are_named_in_part(padded: Callable, make_orchestrator: Make):
-    folder, _ = padded("classifier")
+    folder, _ = padded("classifier", WORD)
     for i in range(20):
-        add_token(folder, f"[ADDED{i}]")
+        add_token(folder, f"added{i}!", special=False)
     orchestrator = make_orchestrator(verifier=folder)
-    with pytest.raises(NoEmbeddingError, match=r"\[ADDED7\].* and 12 more"):
-        orchestrator.submit(replace(BEAM, problem="".join(f"[ADDED{i}]" for i in range(20))))
+    with pytest.raises(NoEmbeddingError, match=r"added7!.* and 12 more"):
+        orchestrator.submit(replace(BEAM, problem="".join(f"added{i}!" for i in range(20))))
 
 
 @pytest.mark.parametrize("name", ["beam", "best-of-n", "dvts", "lookahead", "rebase", "mcts"])
@@ -112,7 +119,7 @@ def test_a_step_that_spells_such_a_token_has_no_score_and_other_paths_go_on(
     name: str, budget: int | None, copy_of: Callable[[str], Path], make_orchestrator: Make
 ):
     folder = copy_of("classifier")
-    add_token(folder, SPELT)
+    add_token(folder, SPELT, special=False)
     request = replace(ALL[name], verifier_budget=budget)
     requests = [replace(request, seed=seed) for seed in range(8)]
     results = run(make_orchestrator(verifier=folder), *requests).results
@@ -131,13 +138,13 @@ def test_a_step_that_spells_such_a_token_has_no_score_and_other_paths_go_on(
 
 
 def test_a_crowd_with_such_steps_and_problems_loses_nobody(padded: Callable, make_orchestrator: Make):
-    orchestrator = make_orchestrator(verifier=padded("classifier")[0])
+    orchestrator = make_orchestrator(verifier=padded("classifier", WORD)[0])
     plain = make_orchestrator()
     requests = replace(BEAM, max_steps=2, max_step_tokens=None, max_tokens=100), GREEDY
     for request in requests:
         orchestrator.submit(request)
         with pytest.raises(InvalidRequestError):
-            orchestrator.submit(HELD)
+            orchestrator.submit(HELD_WORD)
     ended = []
     while orchestrator.busy:
         ended += orchestrator.step()

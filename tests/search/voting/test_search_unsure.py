@@ -12,7 +12,8 @@ from espalier.search.result import SearchResult
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.trace import replay, trace_of
 from espalier.search.tree import Node, Termination
-from espalier.search.voting.unsure import ConfidenceBar, UnsureRule, read_unsure_rule
+from espalier.search.unsure_rule import UnsureRule, read_unsure_rule
+from espalier.search.voting.unsure import ConfidenceBar
 
 PATHS = replace(
     MAJORITY,

@@ -64,7 +64,7 @@ def test_a_search_may_have_a_history_and_a_priority(serve, http, fake):
     history = [{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": "42."}]
     asked = {"problem": "solve", "history": history, "priority": 3, "stream": False}
     response = http(serve(max_priority=3)).post("/v1/searches", json=asked)
-    assert response.json()["configuration"]["history"] == history
+    assert response.json()["configuration"]["history"] == [{**message, "reasoning_content": ""} for message in history]
     assert [options.priority for options in fake.options.values()] == [3]
 
 
