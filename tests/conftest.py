@@ -26,7 +26,7 @@ settings.load_profile("steady")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of a Ray cluster first: of what a worker begins with, others take nothing, and one cluster serves all."""
+    """Put the tests on Ray first: no other worker takes any of what one begins with, so that one cluster serves all."""
     items.sort(key=lambda item: item.path.name != "test_experiments_ray.py")
 
 
