@@ -397,18 +397,25 @@ def test_a_server_that_drains_is_not_ready_and_ends_what_runs(serve, http, chat,
     drained.result(PATIENCE)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_dead_engine_fails_its_searches_and_turns_others_away(streaming: bool, serve, http, fake, pool):
-    server = serve()
-    client = http(server)
-    held = pool.submit(client.post, CHAT, json=body("hold", stream=streaming))
+def test_a_dead_engine_fails_its_searches_and_turns_others_away(serve, http, fake, pool):
+    client = http(serve())
+    held = pool.submit(client.post, CHAT, json=body("hold"))
     fake.submitted.get(timeout=PATIENCE)
-    if streaming:
-        wait_until(lambda: fake.started.is_set())
     assert client.post(CHAT, json=body("die")).status_code == 503
     response = held.result(PATIENCE)
     assert "the engine has stopped" in response.text
-    assert response.status_code == (200 if streaming else 503)
+    assert response.status_code == 503
+    assert ready(client) == (200, 503)
+    assert SECRET not in response.text
+
+
+def test_a_stream_says_that_the_engine_has_died(serve, http):
+    client = http(serve())
+    with client.stream("POST", CHAT, json=body("hold", stream=True)) as response:
+        assert client.post(CHAT, json=body("die")).status_code == 503
+        response.read()
+    assert response.status_code == 200
+    assert "the engine has stopped" in response.text
     assert ready(client) == (200, 503)
     assert SECRET not in response.text
 
