@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 DEFAULT_GROUP = 2048
+"""Tokens of a group, and of the tail of a path, over which confidence is averaged."""
 _FORM = "takes first:K,keep:P or first:K,keep:P,group:T, as in first:16,keep:90"
 _TEXT = re.compile(r"first:(?P<first>\d{1,4}),keep:(?P<keep>\d{1,2})(?:,group:(?P<group>\d{1,5}))?")
 

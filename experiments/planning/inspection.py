@@ -156,10 +156,9 @@ def inspect_checkpoint(
 
 
 def _answering(outline: Outline, tokenizer: TextTokenizer) -> Mapping[str, float]:
-    found = sampling_for(outline.optional_json("generation_config.json"), thinks=False)
-    return (
-        found if found and find_marks(tokenizer) and has_thinking_switch(tokenizer, system_prompt_of(outline)) else {}
-    )
+    if not find_marks(tokenizer) or not has_thinking_switch(tokenizer, system_prompt_of(outline)):
+        return {}
+    return sampling_for(outline.optional_json("generation_config.json"), thinks=False)
 
 
 def verifier_checkpoint(verifier: str, generator: str, hub: HubSettings | None = None) -> str:

@@ -79,13 +79,10 @@ def render_prompt(
     before = f"{system_prompt}\n\n" if system_prompt else ""
     if not tokenizer.has_chat_template:
         return f"{tokenizer.begin}{before}{conversation_text(problem, history)}\n\n"
-    messages = [
-        {"role": str(message.role), "content": message.content}
-        | dict.fromkeys(
-            ("reasoning_content", "thinking") if message.reasoning_content else (), message.reasoning_content
-        )
-        for message in history
-    ]
+    messages = [{"role": str(message.role), "content": message.content} for message in history]
+    for rendered, message in zip(messages, history, strict=True):
+        if thought := message.reasoning_content:
+            rendered.update(reasoning_content=thought, thinking=thought)  # templates read either
     messages.append({"role": "user", "content": problem})
     if system_prompt:
         try:

@@ -16,9 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from espalier.search.common_fields import Vote
-
-GROUP = 2048
-"""Tokens of the tail, and of a group."""
+from espalier.search.unsure_rule import DEFAULT_GROUP
 
 
 def lowest_group(log_probabilities: Sequence[float], size: int) -> float:
@@ -33,7 +31,7 @@ def path_confidence(log_probabilities: Sequence[float], vote: Vote) -> float:
     count = len(log_probabilities)
     if not count:
         return 0.0
-    size = min(GROUP, -(-count // 4))
+    size = min(DEFAULT_GROUP, -(-count // 4))
     match vote:
         case Vote.TAIL_CONFIDENCE:
             mean = math.fsum(log_probabilities[-size:]) / size

@@ -10,7 +10,8 @@ from search_runs import BEAM, MAJORITY, outcome, run
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote, validate
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.voting.confidence import GROUP, path_confidence
+from espalier.search.unsure_rule import DEFAULT_GROUP
+from espalier.search.voting.confidence import path_confidence
 
 BY_CONFIDENCE = [vote for vote in Vote if vote.reads_confidence]
 
@@ -23,8 +24,8 @@ def test_confidences_are_of_the_whole_path_of_its_tail_and_of_its_least_sure_gro
 
 
 def test_groups_of_long_paths_have_their_published_size():
-    doubt = [-3.0] * GROUP
-    tokens = [-0.1] * 4 * GROUP + doubt + [-0.2] * GROUP
+    doubt = [-3.0] * DEFAULT_GROUP
+    tokens = [-0.1] * 4 * DEFAULT_GROUP + doubt + [-0.2] * DEFAULT_GROUP
     assert path_confidence(tokens, Vote.LOWEST_CONFIDENCE) == pytest.approx(math.exp(-3.0))
     assert path_confidence(tokens, Vote.TAIL_CONFIDENCE) == pytest.approx(math.exp(-0.2))
 
