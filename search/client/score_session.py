@@ -140,11 +140,11 @@ class AsyncScoreSession:
                 except (grpc.RpcError, asyncio.InvalidStateError):  # it has ended, which the reader tells
                     pass
         await self._reading
-        if self._failed:
-            raise self._failed
+        self._end_waiting()  # steps are told so by their scores
         if self.result and not turn.steps:
             raise MisuseError(f"the session has ended: {self.result.stop_reason}; open a new one")
-        self._end_waiting()
+        if self._failed and not turn.steps:
+            raise self._failed
 
     async def _read(self) -> None:
         """Hand out scores until the call ends."""
@@ -157,8 +157,7 @@ class AsyncScoreSession:
                 elif event is not None:
                     self.result = event
         except (grpc.RpcError, ValueError) as error:
-            if self.result is None:  # else a step was written as the session ended
-                self._failed = typed_error(error, self._endpoint, self._request_id)
+            self._failed = typed_error(error, self._endpoint, self._request_id)
         except asyncio.CancelledError:  # of the call: by `cancel`, or as the client was closed
             self._failed = cancelled(self._request_id)
         finally:

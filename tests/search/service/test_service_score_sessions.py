@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +16,7 @@ from server_thread import PATIENCE, ServerThread, wait_until
 
 from espalier.engine.errors import InvalidRequestError, MisuseError
 from espalier.search.client import NO_RETRIES, AsyncSearchClient, SearchClient, ServiceError
+from espalier.search.client.score_session import AsyncScoreSession
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.result import StopReason
 from espalier.search.run.orchestrator import Orchestrator
@@ -26,7 +27,7 @@ from espalier.search.score_session import (
     SessionTurn,
     StepsScored,
 )
-from espalier.search.scores import ScoreResult
+from espalier.search.scores import ScoreResult, ScoresFinished
 from espalier.search.service.grpc_api import convert, interceptor
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
@@ -163,6 +164,48 @@ def test_a_session_that_has_ended_says_why(client: SearchClient) -> None:
     with pytest.raises(MisuseError, match="the session has ended: deadline"):
         session.release(1)
     assert session.close().stop_reason is StopReason.DEADLINE
+
+
+class EndedCall:
+    """A call that gives a session's result, and then fails, as gRPC says where a step was written at that moment."""
+
+    def __init__(self, result: ScoreResult) -> None:
+        self.result = result
+        self.cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[pb.ScoreStepsResponse]:
+        yield convert.session_event_to_wire(ScoresFinished("id", self.result))
+        await asyncio.sleep(0)
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core")
+
+    async def write(self, _: pb.ScoreStepsRequest) -> None:
+        raise asyncio.InvalidStateError
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def test_a_step_that_is_written_as_its_session_ends_is_told_why_there_is_no_score(client: SearchClient) -> None:
+    with client.score_session(PROBLEM, PATIENCE, **SMALL) as session:
+        pass
+    assert session.result
+
+    async def run(call: EndedCall) -> NodeScore:
+        async def open_call() -> EndedCall:
+            return call
+
+        late = AsyncScoreSession(open_call, REQUEST, "server", "id")
+        await late.open()
+        scored = await late.score(SECOND)
+        with pytest.raises(MisuseError, match="the session has ended"):
+            await late.release(1)
+        return scored
+
+    ended = EndedCall(session.result)
+    scored = asyncio.run(run(ended))
+    assert (scored.score, scored.reason) == (None, f"the session has ended: {session.result.stop_reason}")
+    assert ended.cancelled
 
 
 def test_what_is_wrong_with_a_session_is_said_as_it_is_opened(client: SearchClient) -> None:
