@@ -13,6 +13,7 @@ from espalier.kernels.calls import Call, PrepareStep, TorchStepCalls
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
 from espalier.kernels.layout import KVLayout, LayerKV
 from espalier.kernels.linear import GroupedLinear, Linear, QuantizedPacker
+from espalier.kernels.recurrent import causal_convolution, gated_delta_rule, selective_scan, state_space_scan
 from espalier.kernels.sampling import draw_tokens, filter_logits
 
 
@@ -30,11 +31,16 @@ class TorchBackend:
         copy_blocks: see `kernels.cache.copy_blocks`.
         filter_logits: see `kernels.sampling.filter_logits`.
         draw_tokens: see `kernels.sampling.draw_tokens`.
+        causal_convolution: see `kernels.recurrent`, as of the three others there.
     """
 
     layout: type[KVLayout] = KVLayout
     rows_are_independent = False
     write_kv = staticmethod(write_kv)
+    causal_convolution = staticmethod(causal_convolution)
+    gated_delta_rule = staticmethod(gated_delta_rule)
+    state_space_scan = staticmethod(state_space_scan)
+    selective_scan = staticmethod(selective_scan)
     copy_blocks = staticmethod(copy_blocks)
     filter_logits = staticmethod(filter_logits)
     draw_tokens = staticmethod(draw_tokens)

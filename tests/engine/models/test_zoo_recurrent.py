@@ -1,0 +1,172 @@
+"""Recurrent modules of transformers over a flat batch, states in one memory: equal to their own plain forward."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from espalier.engine.models.zoo.attention import Terms, running
+from espalier.engine.models.zoo.exchange import exchange
+from espalier.engine.models.zoo.layers import hidden_states
+from espalier.engine.models.zoo.probe import random_model, use_paged_attention
+from espalier.engine.models.zoo.recurrent import (
+    RecurrentTracer,
+    exchange_recurrent,
+    filled_rows,
+    running_recurrent,
+)
+from espalier.engine.models.zoo.registration import register
+from espalier.engine.models.zoo.small import make_small
+from espalier.kernels.recurrent import StateRows
+from espalier.kernels.torch_backend import TorchBackend
+
+PASSES = ((5, 1, 0), (6, 9, 7), (1, 3, 6), (2, 1, 1))
+"""New tokens of each sequence in each step: prompts, pieces of prompts and single tokens side by side."""
+_SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 61, "pad_token_id": None}
+_DELTA = {
+    "linear_num_value_heads": 8,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+_MAMBA_2 = _SMALL | {
+    "num_key_value_heads": 2,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+    "num_hidden_layers": 3,
+}
+_ZAMBA = _SMALL | {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 5,
+    "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA,
+    "qwen3_next": _DELTA,
+    "olmo_hybrid": _DELTA | {"linear_num_key_heads": 8},
+    "kimi_linear": {},
+    "bailing_hybrid": {},
+    "nemotron_h": {},
+    "granitemoehybrid": _MAMBA_2 | {"layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 4},
+    "bamba": _MAMBA_2 | {"attn_layer_indices": [1]},
+    "falcon_h1": _MAMBA_2 | {"mamba_d_ssm": 64, "head_dim": 8},
+    "mamba2": _SMALL | {"num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2},
+    "zamba2": _ZAMBA | {"n_mamba_heads": 8, "mamba_d_state": 16, "mamba_ngroups": 2, "chunk_size": 8},
+    "zamba": _ZAMBA | {"n_mamba_heads": 2, "mamba_dt_rank": 8},
+    "mamba": {},
+    "falcon_mamba": {},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3},
+    "lfm3": {},
+}
+"""Model types, and what makes a small model of them beside what `make_small` does."""
+
+
+def small_model(model_type: str) -> Any:
+    """A random model of this type with a head over the vocabulary."""
+    register()
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config_class, given = CONFIG_MAPPING[model_type], CONFIGS[model_type]
+    own = given.keys() >= {"hidden_size"}
+    config = config_class(**given) if own else make_small(config_class(**given))
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+    return random_model(model_class, config)
+
+
+class Steps:
+    """Steps of a few sequences: attention over keys kept in lists, states in one memory, each in a place of its own."""
+
+    config_windows = True
+
+    def __init__(self, sequences: int) -> None:
+        self.memory = torch.full((1 << 20,), float("nan"))
+        self._kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._places: dict[tuple[int, int], int] = {}
+        self._used = 0
+        self.done = [0] * sequences
+
+    def begin(self, sequences: list[int], counts: list[int]) -> None:
+        """The step that `counts` new tokens of `sequences` are computed in."""
+        self._rows, self._spans = sequences, torch.tensor([0, *counts]).cumsum(0)
+        self._attended = self._recurred = 0
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
+    ) -> torch.Tensor:
+        output = query.new_zeros(*query.shape[:2], value.shape[-1])
+        for row, start, end in zip(self._rows, self._spans, self._spans[1:], strict=False):
+            place = (self._attended, row)
+            before = self._kept.get(place, (key[:0], value[:0]))
+            k, v = torch.cat((before[0], key[start:end])), torch.cat((before[1], value[start:end]))
+            self._kept[place] = k, v
+            count, total = int(end - start), len(k)
+            distance = torch.arange(total - count, total)[:, None] - torch.arange(total)
+            seen = (distance >= 0) & (distance < (terms.window or total))
+            q, k, v = (each.transpose(0, 1)[None] for each in (query[start:end], k, v))
+            scaled = F.scaled_dot_product_attention(q, k, v, seen, scale=terms.scale, enable_gqa=True)
+            output[start:end] = scaled[0].transpose(0, 1)
+        self._attended += 1
+        return output
+
+    def rows(self, *shape: int) -> StateRows:
+        sources, targets = [], []
+        for row in self._rows:
+            place = (self._recurred, row)
+            sources.append(self._places.get(place, -1))
+            if place not in self._places:
+                self._places[place], self._used = self._used, self._used + torch.Size(shape).numel()
+            targets.append(self._places[place])
+        self._recurred += 1
+        return StateRows(self.memory, self._spans, torch.tensor(sources), torch.tensor(targets))
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_texts_in_pieces_side_by_side_equal_the_plain_forward_of_each(model_type: str):
+    model = small_model(model_type)
+    random = torch.Generator().manual_seed(0)
+    texts = [torch.randint(4, 61, (sum(counts),), generator=random) for counts in zip(*PASSES, strict=True)]
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        expected = torch.cat([model.base_model(text[None], use_cache=False)[0][0] for text in texts])
+    use_paged_attention(model)
+    backend = TorchBackend()
+    exchange(model, backend, lambda weight, _: weight, lambda weight, _: weight)
+    exchange_recurrent(model, backend)
+    steps, found = Steps(len(texts)), [[] for _ in texts]
+    for counts in PASSES:
+        rows = [row for row, count in enumerate(counts) if count]
+        positions = [torch.arange(steps.done[row], steps.done[row] + counts[row]) for row in rows]
+        ids = [texts[row][which] for row, which in zip(rows, positions, strict=True)]
+        ids, positions = (F.pad(torch.cat(each), (0, 2)) for each in (ids, positions))
+        steps.begin(rows, [counts[row] for row in rows])
+        with torch.inference_mode(), running(steps), running_recurrent(steps):
+            hidden = hidden_states(model.base_model, ids, positions)
+        for row, part in zip(rows, hidden[:-2].split([counts[row] for row in rows]), strict=True):
+            found[row].append(part)
+            steps.done[row] += counts[row]
+    error = (torch.cat([part for parts in found for part in parts]) - expected).abs().max()
+    assert float(error / expected.abs().max()) < 1e-4
+
+
+def test_tracing_finds_the_states_of_a_model_without_memory():
+    model = small_model("qwen3_next").to("meta")
+    use_paged_attention(model)
+    exchange_recurrent(model, TorchBackend())
+    tracer = RecurrentTracer()
+    steps = Steps(1)
+    steps.begin([], [])
+    ids = torch.arange(3, device="meta")
+    with torch.inference_mode(), running(steps), running_recurrent(tracer):
+        hidden_states(model.base_model, ids, ids)
+    channels = 2 * 4 * 16 + 8 * 16
+    assert tracer.shapes == [(3, channels), (8, 16, 16)] * 3
+    assert filled_rows(tracer.shapes) == 4
+    assert filled_rows([(3, 90), (30, 16, 16), (24, 8, 8)]) == 16
+    assert filled_rows([(2, 64)]) == 1
