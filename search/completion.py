@@ -226,14 +226,6 @@ class TextSampled:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionFinished:
-    """The last event of a completion; carries its result."""
-
-    search_id: str
-    result: CompletionResult
-
-
 def _text_of(prompt: Prompt) -> str:
     if isinstance(prompt, ChatPrompt):
         return "\n".join(message["content"] for message in prompt.messages)

@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from html import escape
 from itertools import dropwhile
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from espalier.search.algorithms.base import Expand
 from espalier.search.request import SearchRequest
 from espalier.search.tree import NodeRecord as NodeRecord
 
 Path = tuple[int, ...]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,14 +322,14 @@ class CandidateDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """The last event of a search; carries its result."""
+class Finished(Generic[R]):
+    """The last event of a search, a completion or a request for scores; carries its result."""
 
     search_id: str
-    result: SearchResult
+    result: R
 
 
-Event = Started | StepDone | CandidateDone | Finished
+Event = Started | StepDone | CandidateDone | Finished[SearchResult]
 
 
 _SHOWN_ANSWERS = 8

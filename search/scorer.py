@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from espalier.engine.errors import EspalierError, MisuseError
 from espalier.search.request import SubmitOptions
+from espalier.search.result import Finished
 from espalier.search.run.executor import AnyEvent
 from espalier.search.run.load import RuntimeSettings, SolverSettings, load_scoring_orchestrator
 from espalier.search.schema import from_values
@@ -20,7 +21,7 @@ from espalier.search.score_session import (
     StepsScored,
     unscored,
 )
-from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, make_score_request
+from espalier.search.scores import ScoreRequest, ScoreResult, make_score_request
 
 if TYPE_CHECKING:
     from espalier.search.run.orchestrator import Orchestrator
@@ -171,8 +172,8 @@ class LocalScoreSession:
     def _on_event(self, event: AnyEvent) -> None:
         if isinstance(event, StepsScored):
             self._scores |= {each.node: each for each in event.scores}
-        else:
-            assert isinstance(event, ScoresFinished)
+        elif isinstance(event, Finished):
+            assert isinstance(event.result, ScoreResult)
             self.result = event.result
 
 

@@ -128,14 +128,6 @@ class ScoreResult:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ScoresFinished:
-    """The last event of a request for scores, and the only one but for sessions; carries its result."""
-
-    search_id: str
-    result: ScoreResult
-
-
 def _solution_violations(solutions: Sequence[Sequence[str]]) -> list[Violation]:
     if not 1 <= len(solutions) <= MAX_SOLUTIONS:
         return [Violation("solutions", f"must be between 1 and {MAX_SOLUTIONS}, are {len(solutions)}")]

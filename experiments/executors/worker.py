@@ -23,8 +23,8 @@ from espalier.experiments.executors.transport import (
     Tell,
 )
 from espalier.experiments.runs.provenance import hardware
-from espalier.search.result import Finished
-from espalier.search.run.executor import AnyEvent, AnyRequest, LastEvent, Rejected, Resolved
+from espalier.search.result import Finished, SearchResult
+from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, Resolved
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.run.failure import reason_of
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
@@ -144,9 +144,8 @@ class Worker:
 
         def on_event(event: AnyEvent) -> None:
             if isinstance(event, Finished):
-                self._running.discard(name)
-                self._events.append(Finished(name, replace(event.result, rounds=())))
-            elif isinstance(event, LastEvent):
+                if isinstance(event.result, SearchResult):
+                    event = Finished(name, replace(event.result, rounds=()))
                 self._running.discard(name)
                 self._early_turns.pop(name, None)
                 del self._next_turns[name]

@@ -28,13 +28,11 @@ from espalier.experiments.executors.transport import (
     Tell,
     Transport,
 )
-from espalier.search.completion import CompletionFinished
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
 from espalier.search.result import Finished, StopReason
-from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, last_event, result_without
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, result_without
 from espalier.search.run.load import RuntimeSettings, model_names
 from espalier.search.score_session import SessionTurn
-from espalier.search.scores import ScoresFinished
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.service.errors import NotReadyError
 from espalier.search.tokenization import Tokenization, TokenizationRequest
@@ -353,7 +351,7 @@ class WorkerExecutor:
                     search.on_event(event)
                     search.on_event = None
                 self._end_without(search, StopReason.FAILED, str(error))
-            case Finished(_, result) | CompletionFinished(_, result) | ScoresFinished(_, result):
+            case Finished(_, result):
                 del worker.running[search.search_id]
                 self._end(search, result)
             case _ if (new := search.without_repeated(event)) is not None:
@@ -364,7 +362,7 @@ class WorkerExecutor:
         del self._searches[search.search_id]
         self._finished.append(result)
         if search.on_event:
-            search.on_event(last_event(result))
+            search.on_event(Finished(result.search_id, result))
 
     def _end_without(self, search: Search, reason: StopReason, why: str = "") -> None:
         """End a search for which no worker has a result."""

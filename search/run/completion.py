@@ -22,13 +22,12 @@ from espalier.engine.work import (
 )
 from espalier.search.completion import (
     Choice,
-    CompletionFinished,
     CompletionResult,
     ReadPrompt,
     TextSampled,
     TokenLogprob,
 )
-from espalier.search.result import StopReason
+from espalier.search.result import Finished, StopReason
 from espalier.search.run.executor import ResolvedCompletion
 from espalier.search.run.running import Running, Submission
 from espalier.search.run.sampled_text import SampledText
@@ -270,7 +269,7 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
             configuration=resolved.request,
             error=error,
         )
-        self._on_event(CompletionFinished(self.search_id, self.result))
+        self._on_event(Finished(self.search_id, self.result))
 
     def _not_begun(self) -> tuple[Choice, ...]:
         """The choices of prompts that were not read before the end; no choice is ever left out."""

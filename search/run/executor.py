@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from espalier.prm.limits import UNLIMITED, PathLimits
 from espalier.search.algorithms import with_defaults
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS
-from espalier.search.completion import CompletionFinished, CompletionRequest, CompletionResult, TextSampled
+from espalier.search.completion import CompletionRequest, CompletionResult, TextSampled
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
 from espalier.search.score_session import ScoreSessionRequest, SessionTurn, StepsScored
-from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
+from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.server_info import Occupancy
 from espalier.search.thoughts.mode import ThinkingMode, read_thinking
 from espalier.search.tokenization import Tokenization, TokenizationRequest
@@ -28,17 +28,7 @@ if TYPE_CHECKING:
 
 AnyRequest = SearchRequest | CompletionRequest | ScoreRequest | ScoreSessionRequest
 AnyResult = SearchResult | CompletionResult | ScoreResult
-AnyEvent = Event | TextSampled | StepsScored | CompletionFinished | ScoresFinished
-LastEvent = Finished | CompletionFinished | ScoresFinished
-
-
-def last_event(result: AnyResult) -> LastEvent:
-    """The event that carries a result."""
-    if isinstance(result, SearchResult):
-        return Finished(result.search_id, result)
-    if isinstance(result, ScoreResult):
-        return ScoresFinished(result.search_id, result)
-    return CompletionFinished(result.search_id, result)
+AnyEvent = Event | TextSampled | StepsScored | Finished[CompletionResult] | Finished[ScoreResult]
 
 
 def result_without(search_id: str, request: AnyRequest, reason: StopReason, why: str = "") -> AnyResult:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from espalier.engine.work import Done
 from espalier.prm.limits import UNLIMITED
 from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepScore
-from espalier.search.result import StopReason
+from espalier.search.result import Finished, StopReason
 from espalier.search.run.executor import ResolvedScores
 from espalier.search.run.running import Running, Submission
 from espalier.search.run.search import digests
-from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
+from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.tree import Node, aggregate
 
 OVER_BUDGET = "verifier_budget is used up"
@@ -110,7 +110,7 @@ class RunningScoring(Running[ResolvedScores, ScoreResult]):
             digests=digests(self._engine, self._scorer),
             error=error,
         )
-        self._on_event(ScoresFinished(self.search_id, self.result))
+        self._on_event(Finished(self.search_id, self.result))
 
     def _solutions(self) -> tuple[SolutionScores, ...]:
         """The scores of the solutions of a request that has any."""

@@ -20,13 +20,12 @@ from typing import NamedTuple
 
 from espalier.engine.errors import FatalError
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
-from espalier.search.result import StepDone
+from espalier.search.result import Finished, StepDone
 from espalier.search.run.executor import (
     AnyEvent,
     AnyRequest,
     AnyResult,
     Executor,
-    LastEvent,
     Rejected,
     Resolved,
     request_of,
@@ -93,7 +92,7 @@ class Search:
         if isinstance(end, Rejected):
             self.fail(end.error)
             return
-        if isinstance(end, LastEvent):
+        if isinstance(end, Finished):
             self.result = end.result
             self.events.push(end)
         self.events.wake()
@@ -203,7 +202,7 @@ class EngineThread:
         def on_event(event: AnyEvent | Rejected) -> None:
             if isinstance(event, StepDone) and not event.partial:
                 search.rounds.append(RoundEnd(time.monotonic(), event.depth, event.scored))
-            if isinstance(event, LastEvent | Rejected):
+            if isinstance(event, Finished | Rejected):
                 self._told[search] = event
             elif progress:
                 search.events.push(event)

@@ -20,7 +20,7 @@ from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
 from espalier.search.completion import ChatPrompt
 from espalier.search.request import MAX_PRIORITY, SubmitOptions
 from espalier.search.result import Event, Finished, StepDone, StopReason
-from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, LastEvent, Resolved
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved
 from espalier.search.score_session import MAX_TURN_STEPS, OpenNodes, SessionTurn, StepsScored
 from espalier.search.server_info import ServerInfo
 from espalier.search.service.access.callers import Caller, Quotas, Salts
@@ -250,7 +250,7 @@ class Session:
         limit = self._settings.search_seconds
         latest = clock() + limit + _GRACE
         last: AnyEvent | None = None
-        while not isinstance(last, LastEvent):
+        while not isinstance(last, Finished):
             events = list[AnyEvent]()
             try:  # the time of the search alone: a client may read as slowly as it likes
                 async with asyncio.timeout_at(min(latest, clock() + QUIET_SECONDS)):
@@ -262,7 +262,7 @@ class Session:
                         f"the search did not end at the server's limit of {limit:g} s; lower beam_width, expansion, "
                         "max_steps, max_step_tokens or max_tokens"
                     ) from None
-            if isinstance(last, LastEvent):
+            if isinstance(last, Finished):
                 call.result = last.result
                 if (error := _failure_of(last.result)) is not None:
                     yield events[:-1]
@@ -330,7 +330,7 @@ class Session:
 async def finished(search: AsyncIterator[Sequence[E]]) -> E:
     """Follow a search or a completion to its last event."""
     async for events in search:
-        if events and isinstance(events[-1], LastEvent):
+        if events and isinstance(events[-1], Finished):
             return events[-1]
     raise AssertionError("the events end with a result")
 

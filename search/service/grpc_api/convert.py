@@ -35,7 +35,7 @@ from espalier.search.result import (
 )
 from espalier.search.schema import MAX_ITEMS
 from espalier.search.score_session import NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
-from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished, SolutionScores
+from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.server_info import KvBlocks, Occupancy, ServerInfo
 from espalier.search.tree import Probe
 from espalier.v1 import search_pb2 as pb
@@ -178,9 +178,9 @@ def turn_from_wire(message: pb.ScoreStepsRequest) -> SessionTurn:
 # ---- the result
 
 
-def session_event_to_wire(event: StepsScored | ScoresFinished) -> pb.ScoreStepsResponse:
+def session_event_to_wire(event: StepsScored | Finished[ScoreResult]) -> pb.ScoreStepsResponse:
     """Convert what a session reports to a message."""
-    if isinstance(event, ScoresFinished):
+    if isinstance(event, Finished):
         return pb.ScoreStepsResponse(result=scores_to_wire(event.result))
     return pb.ScoreStepsResponse(scored=_to_message(event, pb.StepsScored))
 

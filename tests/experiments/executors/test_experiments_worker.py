@@ -33,7 +33,6 @@ from espalier.search.run.executor import Rejected
 from espalier.search.run.load import RuntimeSettings
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.score_session import ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
-from espalier.search.scores import ScoresFinished
 
 PATIENCE = 60.0
 LONG = replace(MAJORITY, beam_width=64, max_steps=20, max_tokens=200, temperature=2.0)
@@ -248,7 +247,7 @@ def test_the_turns_of_a_session_are_taken_in_their_order_also_if_they_come_befor
             if isinstance(event, StepsScored):
                 assert all(each.score is not None for each in event.scores)
                 scored += [each.node for each in event.scores]
-            elif isinstance(event, ScoresFinished):
+            elif isinstance(event, Finished):
                 assert event.result.stop_reason is StopReason.FINISHED
                 assert scored == [1, 2]
                 return

@@ -13,13 +13,12 @@ from search_runs import BEAM, MAJORITY, crowd, outcome, outcome_alone
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
 from espalier.search.completion import (
     ChatPrompt,
-    CompletionFinished,
     CompletionRequest,
     CompletionResult,
     TextSampled,
 )
 from espalier.search.request import SearchRequest, SubmitOptions
-from espalier.search.result import StopReason
+from espalier.search.result import Finished, StopReason
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.sampled_text import SampledText
 
@@ -42,7 +41,7 @@ def complete(
     while orchestrator.busy:
         results |= {result.search_id: result for result in orchestrator.step()}
         orchestrator.engine.check_integrity()
-    assert events[-1] == CompletionFinished(name, results[name])
+    assert events[-1] == Finished(name, results[name])
     return results[name], [event for event in events if isinstance(event, TextSampled)]
 
 

@@ -12,9 +12,9 @@ from espalier.engine.errors import InvalidRequestError
 from espalier.prm.scorers.confidence import Confidence
 from espalier.search.common_fields import Aggregation
 from espalier.search.conversation import ChatMessage, ChatRole
-from espalier.search.result import StopReason
+from espalier.search.result import Finished, StopReason
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.scores import ScoreRequest, ScoreResult, ScoresFinished
+from espalier.search.scores import ScoreRequest, ScoreResult
 
 Make = Callable[..., Orchestrator]
 PROBLEM = "Tom starts with 38 coins. He finds 47 more."
@@ -31,7 +31,7 @@ def score(orchestrator: Orchestrator, request: ScoreRequest, *beside: object) ->
     while orchestrator.busy:
         results |= {result.search_id: result for result in orchestrator.step()}
         orchestrator.engine.check_integrity()
-    assert events == [ScoresFinished(name, results[name])]
+    assert events == [Finished(name, results[name])]
     return results[name]
 
 

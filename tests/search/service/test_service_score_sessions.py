@@ -18,7 +18,7 @@ from espalier.engine.errors import InvalidRequestError, MisuseError
 from espalier.search.client import NO_RETRIES, AsyncSearchClient, SearchClient, ServiceError
 from espalier.search.client.score_session import AsyncScoreSession
 from espalier.search.conversation import ChatMessage, ChatRole
-from espalier.search.result import StopReason
+from espalier.search.result import Finished, StopReason
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.score_session import (
     NodeScore,
@@ -27,7 +27,7 @@ from espalier.search.score_session import (
     SessionTurn,
     StepsScored,
 )
-from espalier.search.scores import ScoreResult, ScoresFinished
+from espalier.search.scores import ScoreResult
 from espalier.search.service.grpc_api import convert, interceptor
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
@@ -174,7 +174,7 @@ class EndedCall:
         self.cancelled = False
 
     async def __aiter__(self) -> AsyncIterator[pb.ScoreStepsResponse]:
-        yield convert.session_event_to_wire(ScoresFinished("id", self.result))
+        yield convert.session_event_to_wire(Finished("id", self.result))
         await asyncio.sleep(0)
         nothing = grpc.aio.Metadata()
         raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core")

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.completion import CompletionFinished, TextSampled
-from espalier.search.result import Event, Finished, Started, StepDone
+from espalier.search.completion import CompletionResult, TextSampled
+from espalier.search.result import Event, Finished, SearchResult, Started, StepDone
 from espalier.search.run.executor import AnyEvent
 from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.body import read_json
@@ -60,7 +60,7 @@ class OpenAiEndpoints:
         asked = await read_json(request, self._session, lambda body: read_response(body, self._names))
         created, response = int(time.time()), None
 
-        async def whole(end: Finished | CompletionFinished) -> dict[str, Any]:
+        async def whole(end: Finished[Any]) -> dict[str, Any]:
             return ResponseObject(end.search_id, asked, created).whole(end.result)
 
         async def parts(event: AnyEvent) -> list[ServerSentEvent]:
@@ -75,7 +75,7 @@ class OpenAiEndpoints:
         created = int(time.time())
         shown = chat.include_usage, chat.choices, chat.stop, chat.include_stop, chat.metadata
 
-        async def whole(end: Finished) -> dict[str, Any]:
+        async def whole(end: Finished[SearchResult]) -> dict[str, Any]:
             return Completion(end.search_id, chat.model, created, *shown).whole(end.result)
 
         async def parts(event: Event) -> list[ServerSentEvent]:
@@ -88,10 +88,10 @@ class OpenAiEndpoints:
     async def _sample(self, call: Call, asked: PlainCall, chat: bool) -> Response | ASGIApp:
         created, completion = int(time.time()), None
 
-        async def whole(end: CompletionFinished) -> dict[str, Any]:
+        async def whole(end: Finished[CompletionResult]) -> dict[str, Any]:
             return PlainCompletion(end.search_id, asked, created, chat).whole(end.result)
 
-        async def parts(event: TextSampled | CompletionFinished) -> list[ServerSentEvent]:
+        async def parts(event: TextSampled | Finished[CompletionResult]) -> list[ServerSentEvent]:
             nonlocal completion
             completion = completion or PlainCompletion(event.search_id, asked, created, chat)
             sampled = isinstance(event, TextSampled)
@@ -113,7 +113,7 @@ class OpenAiEndpoints:
 
 
 def _events(chunks: list[dict[str, Any]], event: AnyEvent) -> list[ServerSentEvent]:
-    done = [b"[DONE]"] if isinstance(event, Finished | CompletionFinished) else []
+    done = [b"[DONE]"] if isinstance(event, Finished) else []
     return [(data, None) for data in (*map(to_json, chunks), *done)]
 
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, Strict, Stri
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.completion import CompletionResult, TextSampled
-from espalier.search.result import SearchResult
-from espalier.search.run.executor import AnyEvent, LastEvent
+from espalier.search.result import Finished, SearchResult
+from espalier.search.run.executor import AnyEvent
 from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import completion, plain_completion
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
@@ -196,7 +196,7 @@ class ResponseObject:
             made += [self._event(f"response.{name}", response=self._object([])) for name in ("created", "in_progress")]
         if isinstance(event, TextSampled) and event.text:
             made += self._delta(event.text)
-        elif isinstance(event, LastEvent):
+        elif isinstance(event, Finished):
             result: Any = event.result
             made += self._last(result)
         return made
