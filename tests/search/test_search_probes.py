@@ -23,6 +23,7 @@ from espalier.search.run.probe_scorer import ProbeScorer, probe_score
 from espalier.search.run.probes import _closed
 from espalier.search.run.resolve import Resolver
 from espalier.search.service.grpc_api.convert import result_from_wire, result_to_wire
+from espalier.search.service.http_api.openai.chat_request import read_chat
 from espalier.search.service.http_api.openai.completion import Completion
 from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.openai.responses import ResponseObject, read_response
@@ -366,7 +367,8 @@ def test_every_endpoint_says_the_probed_answer(cut_short: Callable[..., SearchRe
     received = result_from_wire(result_to_wire(result))
     assert (received.answer, received.probed, received.best) == ("7", result.probed, None)
     assert probes_of(received) == probes_of(result)
-    completion = Completion("id", "model", 0)
+    asked = {"model": "m", "messages": [{"role": "user", "content": "6+1?"}]}
+    completion = Completion("id", read_chat(asked, ModelNames("m", 0)), 0)
     whole, chunks = completion.whole(result), completion.last_chunks(result)
     message = whole["choices"][0]["message"]
     assert (message["content"], whole["choices"][0]["finish_reason"]) == ("\\boxed{7}", "length")

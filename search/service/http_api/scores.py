@@ -5,7 +5,7 @@ pair of probabilities a step. All three read the same bodies.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel, StrictStr
@@ -19,7 +19,7 @@ from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.service.http_api.body import read_json, validated
 from espalier.search.service.http_api.openai.chat_request import Conversation, conversation
 from espalier.search.service.http_api.openai.model_names import ModelNames, short_name
-from espalier.search.service.http_api.openai.parameters import IGNORED, in_body
+from espalier.search.service.http_api.openai.parameters import BodyCall, in_body, not_honoured, set_own, take_priority
 from espalier.search.service.http_api.status import json_response
 from espalier.search.service.session import SearchCall, Session, finished
 
@@ -28,20 +28,21 @@ _PROBLEM = ("problem", "query", "queries", "text_1", "data_1")
 _SOLUTIONS = ("steps", "documents", "items", "text_2", "data_2")
 _OWN = ("priority", "time_limit", "seed", "verifier_budget", "aggregation")
 """Fields of `espalier`."""
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "use_activation": (True,),
-    "softmax": (True,),
-    "activation": (True,),
-    "apply_softmax": (True, False),
-    "item_first": (False,),
-    "label_token_ids": ([],),
-    "add_special_tokens": (True,),
-    "truncate_prompt_tokens": (-1,),
-    "encoding_format": ("float",),
-    "task": ("token_classify", "classify", "score"),
-    "dimensions": (),
+_WHY_NOT = "is not offered: a score is a probability of the verifier's"
+_NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "use_activation": (_WHY_NOT, (True,)),
+    "softmax": (_WHY_NOT, (True,)),
+    "activation": (_WHY_NOT, (True,)),
+    "apply_softmax": (_WHY_NOT, (True, False)),
+    "item_first": (_WHY_NOT, (False,)),
+    "label_token_ids": (_WHY_NOT, ([],)),
+    "add_special_tokens": (_WHY_NOT, (True,)),
+    "truncate_prompt_tokens": (_WHY_NOT, (-1,)),
+    "encoding_format": (_WHY_NOT, ("float",)),
+    "task": (_WHY_NOT, ("token_classify", "classify", "score")),
+    "dimensions": (_WHY_NOT, ()),
 }
-"""Parameters of other servers, and their values that change nothing here: a score is a probability already."""
+"""Parameters of other servers: why they are refused, and their values that change nothing here."""
 
 
 class ScoreBody(BaseModel, extra="allow"):
@@ -54,13 +55,7 @@ class ScoreBody(BaseModel, extra="allow"):
     espalier: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreCall:
-    """Scores that a body asks for: the name of the model, the call, and the places of its fields."""
-
-    model: str
-    search: SearchCall
-    places: Mapping[str, str]
+_KNOWN = {*ScoreBody.model_fields, *_PROBLEM, *_SOLUTIONS, *Conversation.model_fields}
 
 
 class ScoreEndpoints:
@@ -95,37 +90,27 @@ class ScoreEndpoints:
         ]
         return json_response({**_head("pool", asked, result), "data": data})
 
-    async def _run(self, request: Request) -> tuple[ScoreCall, ScoreResult]:
+    async def _run(self, request: Request) -> tuple[BodyCall, ScoreResult]:
         asked = await read_json(request, self._session, self._read)
-        try:
-            async with self._session.search(asked.search, request.state.call) as events:
-                return asked, (await finished(events)).result
-        except InvalidRequestError as error:
-            raise InvalidRequestError(in_body(error.violations, asked.places)) from None
+        async with asked.run(self._session, request.state.call) as events:
+            return asked, (await finished(events)).result
 
-    def _read(self, body: dict[str, Any]) -> ScoreCall:
+    def _read(self, body: dict[str, Any]) -> BodyCall:
         its, found = validated(ScoreBody, body), list[Violation]()
         model = its.model or self._names.listed()[0]["id"]
         verifier = self._session.model_names.get(VERIFIER)
         if not verifier or model not in (verifier, short_name(verifier)):
             self._names.search_fields(model)
-        found += _not_offered(body)
+        found += not_honoured(body, _KNOWN, refused=_NOT_OFFERED)
         values, places = self._solutions(its, body, found)
-        for name, value in (its.espalier or {}).items():
-            if name in _OWN:
-                values[name], places[name] = value, f"espalier.{name}"
-            else:
-                found.append(Violation(f"espalier.{name[:80]}", "is a field of searches, and this is none"))
-        priority = values.pop("priority", None) or 0
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            found.append(Violation("espalier.priority", "must be a whole number"))
-            priority = 0
+        set_own(its.espalier, _OWN, values, places, found)
+        priority = take_priority(values, found)
         try:
             request = from_values(ScoreRequest, values)
         except InvalidRequestError as error:
             raise InvalidRequestError([*found, *in_body(error.violations, places)]) from None
         call = SearchCall(request, priority, violations=found)
-        return ScoreCall(model, call, {"priority": "espalier.priority", **places})
+        return BodyCall(model, call, {"priority": "espalier.priority", **places})
 
     def _solutions(
         self, its: ScoreBody, body: Mapping[str, Any], found: list[Violation]
@@ -168,17 +153,6 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(step for step in text.split(_STEP_BREAK) if step.strip())
 
 
-def _not_offered(body: Mapping[str, Any]) -> list[Violation]:
-    known = {*ScoreBody.model_fields, *_PROBLEM, *_SOLUTIONS, *Conversation.model_fields, *IGNORED}
-    found: list[Violation] = []
-    for name, value in body.items():
-        if name in known or value is None or value in _HARMLESS.get(name, ()):
-            continue
-        why = "is not offered: a score is a probability of the verifier's" if name in _HARMLESS else "is unknown"
-        found.append(Violation(name[:80], why))
-    return found[:16]
-
-
 def _pair(score: float | None) -> list[float] | None:
     return None if score is None else [1 - score, score]
 
@@ -189,7 +163,7 @@ def _classes(solution: SolutionScores) -> dict[str, Any]:
     return {"label": label, "probs": probabilities or [], "num_classes": len(probabilities or [])}
 
 
-def _head(name: str, asked: ScoreCall, result: ScoreResult) -> dict[str, Any]:
+def _head(name: str, asked: BodyCall, result: ScoreResult) -> dict[str, Any]:
     read, request = result.usage.verifier_tree_tokens, result.configuration
     assert isinstance(request, ScoreRequest)
     return {

@@ -16,13 +16,14 @@ from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.openai.parameters import (
     PLAIN_PARAMETERS,
     SEED_BITS,
+    BodyCall,
     PlainCall,
     StreamOptions,
     in_body,
-    neutral,
     not_honoured,
     plain_call,
     plain_fields,
+    set_parameters,
     stop_texts,
 )
 from espalier.search.service.session import SearchCall
@@ -106,24 +107,16 @@ _PLAIN_ALONE = ("logprobs", "return_token_ids", "return_tokens_as_token_ids", "c
 
 
 @dataclass(frozen=True, slots=True)
-class ChatCall:
+class ChatCall(BodyCall):
     """A chat completion that is asked for.
 
     Attributes:
-        model: the name that the client used.
-        search: the search; with progress if chunks are wanted.
-        include_usage: whether the last chunk tells the usage.
-        places: fields of the request by the places of the body that set them.
         choices: candidates to return, the selected one first.
         stop: texts at which what is shown of a candidate is cut.
         include_stop: whether they are shown.
         metadata: whether all candidates are told as its_hub tells them.
     """
 
-    model: str
-    search: SearchCall
-    include_usage: bool
-    places: dict[str, str]
     choices: int = 1
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -157,11 +150,7 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
     if names.is_plain(chat.model) or (chat.continue_final_message and not values):
         return _read_plain(chat, body)
     places = dict.fromkeys(values, "model") | {"problem": "messages", "history": "messages"}
-    for name, field in _PARAMETERS.items():
-        if (value := neutral(name, body.get(name))) is not None:
-            if field == "max_tokens" and isinstance(value, int) and isinstance(values.get(field), int):
-                value = min(value, values[field])
-            values[field], places[field] = value, name
+    set_parameters(body, _PARAMETERS, values, places)
     violations = [*not_honoured(body, _KNOWN, _FIELDS), *_wrong_messages(chat.messages), *_not_of_search(chat)]
     stop = stop_texts(body.get("stop"), violations)
     if thinking := _thinking(chat):
@@ -181,8 +170,8 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
         violations.append(Violation("n", f"must be at most {most}, the candidates of this search"))
     include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
     call = SearchCall(search.request, search.priority or 0, bool(chat.stream), violations=violations)
-    shown = chat.n or 1, stop, bool(chat.include_stop_str_in_output), chat.return_response_only is False
-    return ChatCall(chat.model, call, include_usage, {"priority": "espalier.priority", **places}, *shown)
+    shown = include_usage, chat.n or 1, stop, bool(chat.include_stop_str_in_output), chat.return_response_only is False
+    return ChatCall(chat.model, call, {"priority": "espalier.priority", **places}, *shown)
 
 
 def _read_plain(chat: ChatBody, body: dict[str, Any]) -> PlainCall:

@@ -5,7 +5,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from espalier.search.result import Candidate, NodeRecord, SearchResult, StepDone, content_of, thought_of
+from espalier.search.result import (
+    Candidate,
+    Event,
+    Finished,
+    NodeRecord,
+    SearchResult,
+    Started,
+    StepDone,
+    content_of,
+    thought_of,
+)
+from espalier.search.service.http_api.openai.chat_request import ChatCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +116,13 @@ class Completion:
 
     Attributes:
         search_id: the server's name for the search.
-        model: the name that the client used.
+        call: what was asked for.
         created: when it began, in seconds since 1970.
-        include_usage: whether chunks have the usage, null in all but the last.
-        choices: candidates that are shown, the selected one first.
-        stop: texts at which each of them is cut.
-        include_stop: whether they are shown.
-        metadata: whether all candidates are told as its_hub tells them.
     """
 
     search_id: str
-    model: str
+    call: ChatCall
     created: int
-    include_usage: bool = False
-    choices: int = 1
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    metadata: bool = False
 
     def whole(self, result: SearchResult) -> dict[str, Any]:
         """The completion of a search that has ended."""
@@ -139,24 +140,32 @@ class Completion:
             **self._head("chat.completion"),
             "choices": choices,
             "usage": usage_of(result, paths),
-            "espalier": espalier_of(result, self.choices),
-            **({"metadata": metadata_of(result)} if self.metadata else {}),
+            "espalier": espalier_of(result, self.call.choices),
+            **({"metadata": metadata_of(result)} if self.call.metadata else {}),
         }
 
     def _paths(self, result: SearchResult) -> list[Shown]:
-        return [path.stopped(self.stop, self.include_stop) for path in shown_paths(result, self.choices)]
+        its = self.call
+        return [path.stopped(its.stop, its.include_stop) for path in shown_paths(result, its.choices)]
 
-    def chunk(
+    def events(self, event: Event) -> list[dict[str, Any]]:
+        """The chunks of an event. Nothing but the selected path is ever content, as it could not be taken back."""
+        match event:
+            case Started():
+                return [self._chunk({"role": "assistant", "content": ""})]
+            case StepDone():
+                return [self._chunk({}, espalier={"progress": progress_line(event)})]
+            case Finished():
+                return self.last_chunks(event.result)
+            case _:
+                return []
+
+    def _chunk(
         self, delta: dict[str, Any], finish_reason: str | None = None, index: int = 0, **more: Any
     ) -> dict[str, Any]:
-        """A chunk with something new."""
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        usage = {"usage": None} if self.include_usage else {}
+        usage = {"usage": None} if self.call.include_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **more}
-
-    def progress(self, text: str) -> dict[str, Any]:
-        """A chunk about the search, which is no part of the message."""
-        return self.chunk({}, espalier={"progress": text})
 
     def last_chunks(self, result: SearchResult) -> list[dict[str, Any]]:
         """The chunks of a search that has ended: the selected path, how it ended, and the usage if wanted."""
@@ -164,18 +173,18 @@ class Completion:
         chunks: list[dict[str, Any]] = []
         for index, path in enumerate(paths):
             if index:
-                chunks.append(self.chunk({"role": "assistant", "content": ""}, index=index))
+                chunks.append(self._chunk({"role": "assistant", "content": ""}, index=index))
             if path.thought:
-                chunks.append(self.chunk(dict(path.reasoning), index=index))
-            chunks += [self.chunk({"content": step}, index=index) for step in path.steps]
-            own = {} if index else {"espalier": espalier_of(result, self.choices)}
-            chunks.append(self.chunk({}, path.finish_reason, index, **own))
-        if self.include_usage:
+                chunks.append(self._chunk(dict(path.reasoning), index=index))
+            chunks += [self._chunk({"content": step}, index=index) for step in path.steps]
+            own = {} if index else {"espalier": espalier_of(result, self.call.choices)}
+            chunks.append(self._chunk({}, path.finish_reason, index, **own))
+        if self.call.include_usage:
             chunks.append({**self._head("chat.completion.chunk"), "choices": [], "usage": usage_of(result, paths)})
         return chunks
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": f"chatcmpl-{self.search_id}", "object": kind, "created": self.created, "model": self.model}
+        return {"id": f"chatcmpl-{self.search_id}", "object": kind, "created": self.created, "model": self.call.model}
 
 
 def usage_of(result: SearchResult, paths: Sequence[Shown]) -> dict[str, Any]:

@@ -1,16 +1,18 @@
 """Parameters of OpenAI's and vLLM's bodies that are the same for chats and for completions: ignored, set or refused."""
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, StrictBool
 
-from espalier.engine.errors import Violation
+from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.completion import CompletionRequest
 from espalier.search.schema import few
-from espalier.search.service.session import SearchCall
+from espalier.search.service.access.calls import Call
+from espalier.search.service.session import SearchCall, Session
 
 SEED_BITS = 53
 """Of a seed that the client leaves open: what every JSON parser reads exactly."""
@@ -64,22 +66,40 @@ class StreamOptions(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainCall:
-    """Sampling without a search that a body asks for.
+class BodyCall:
+    """What a body asks for.
 
     Attributes:
         model: the name that the client used.
-        search: the completion; with progress if chunks are wanted.
-        include_usage: whether the last chunk tells the usage.
+        search: the search, completion or request for scores; with progress if chunks are wanted.
         places: fields of the request by the places of the body that set them.
-        return_token_ids: whether choices have their tokens' ids.
-        tokens_as_ids: whether tokens of log-probabilities are written `token_id:N`.
+        include_usage: whether the last chunk tells the usage.
     """
 
     model: str
     search: SearchCall
-    include_usage: bool
-    places: dict[str, str]
+    places: Mapping[str, str]
+    include_usage: bool = False
+
+    @asynccontextmanager
+    async def run(self, session: Session, call: Call) -> AsyncIterator[AsyncIterator[Sequence[Any]]]:
+        """The session's events; violations of fields are named by the places of the body that set them."""
+        try:
+            async with session.search(self.search, call) as events:
+                yield events
+        except InvalidRequestError as error:
+            raise InvalidRequestError(in_body(error.violations, self.places)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCall(BodyCall):
+    """Sampling without a search that a body asks for.
+
+    Attributes:
+        return_token_ids: whether choices have their tokens' ids.
+        tokens_as_ids: whether tokens of log-probabilities are written `token_id:N`.
+    """
+
     return_token_ids: bool = False
     tokens_as_ids: bool = False
 
@@ -107,44 +127,59 @@ def plain_fields(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     values: dict[str, Any] = {"seed": secrets.randbits(SEED_BITS)}
     places: dict[str, str] = {}
     found: list[Violation] = []
-    for name, field in PLAIN_PARAMETERS.items():
-        if (value := neutral(name, body.get(name))) is not None:
+    set_parameters(body, PLAIN_PARAMETERS, values, places)
+    values["stop"], places["stop"] = stop_texts(body.get("stop"), found), "stop"
+    set_own(body.get("espalier"), _OF_PLAIN, values, places, found)
+    return values, places, found
+
+
+def set_parameters(
+    body: Mapping[str, Any], fields: Mapping[str, str], values: dict[str, Any], places: dict[str, str]
+) -> None:
+    """Set `fields` of a request to the parameters of a body that are there; of two limits the lower one holds."""
+    for name, field in fields.items():
+        value = 0 if name == "top_k" and body.get(name) == -1 else body.get(name)  # vLLM's -1 is 0, all tokens
+        if value is not None:
             if field == "max_tokens" and isinstance(value, int) and isinstance(values.get(field), int):
                 value = min(value, values[field])
             values[field], places[field] = value, name
-    values["stop"], places["stop"] = stop_texts(body.get("stop"), found), "stop"
-    own = body.get("espalier")
+
+
+def set_own(
+    own: Any, names: Iterable[str], values: dict[str, Any], places: dict[str, str], found: list[Violation]
+) -> None:
+    """Set those of the fields `names` that a body's `espalier` has, where nothing is searched."""
     for name, value in (own if isinstance(own, dict) else {}).items():
-        if name in _OF_PLAIN:
+        if name in names:
             values[name], places[name] = value, f"espalier.{name}"
         else:
             found.append(Violation(f"espalier.{name[:80]}", "is a field of searches, and this is none"))
-    return values, places, found
+
+
+def take_priority(values: dict[str, Any], found: list[Violation]) -> int:
+    """Take the priority, which is the call's, out of the fields of a request."""
+    priority = values.pop(PRIORITY, None)
+    if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
+        found.append(Violation("espalier.priority", "must be a whole number"))
+        return 0
+    return priority or 0
 
 
 def plain_call(
     model: str, body: Mapping[str, Any], values: dict[str, Any], places: dict[str, str], found: list[Violation]
 ) -> PlainCall:
     """The call of a completion whose fields are `values`."""
-    priority = values.pop(PRIORITY, None)
-    if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
-        found.append(Violation("espalier.priority", "must be a whole number"))
-        priority = None
+    priority = take_priority(values, found)
     stream, options = bool(body.get("stream")), body.get("stream_options") or {}
-    call = SearchCall(CompletionRequest(**values), priority or 0, stream, violations=in_body(found, places))
+    call = SearchCall(CompletionRequest(**values), priority, stream, violations=in_body(found, places))
     return PlainCall(
         model,
         call,
-        bool(options.get("include_usage")),
         {PRIORITY: "espalier.priority", **places},
+        bool(options.get("include_usage")),
         bool(body.get("return_token_ids")),
         bool(body.get("return_tokens_as_token_ids")),
     )
-
-
-def neutral(name: str, value: Any) -> Any:
-    """A value as fields have it: vLLM's `top_k` of -1 is 0, all tokens."""
-    return 0 if name == "top_k" and value == -1 else value
 
 
 def stop_texts(value: Any, found: list[Violation]) -> tuple[str, ...]:
@@ -156,13 +191,19 @@ def stop_texts(value: Any, found: list[Violation]) -> tuple[str, ...]:
     return tuple(text for text in given or () if text)
 
 
-def not_honoured(body: Mapping[str, Any], known: Iterable[str], of_search: Iterable[str] = ()) -> Iterator[Violation]:
+def not_honoured(
+    body: Mapping[str, Any],
+    known: Iterable[str],
+    of_search: Iterable[str] = (),
+    refused: Mapping[str, tuple[str, tuple[Any, ...]]] = NOT_OFFERED,
+) -> Iterator[Violation]:
     """What a body asks for that is not offered; what it is silent about, or asks for by no effect, is left out.
 
     Args:
         body: all parameters.
         known: parameters that are read elsewhere.
         of_search: fields of a search, which belong into `espalier`.
+        refused: parameters with why they are refused, and their values besides null that ask for nothing.
     """
     unknown: list[Violation] = []
     known = {*known, *IGNORED}
@@ -171,8 +212,8 @@ def not_honoured(body: Mapping[str, Any], known: Iterable[str], of_search: Itera
             continue
         if name == "extra_body" and isinstance(value, dict) and all(body.get(k) == v for k, v in value.items()):
             continue  # as its_hub sends it: a copy of what stands beside it
-        if name in NOT_OFFERED:
-            why, harmless = NOT_OFFERED[name]
+        if name in refused:
+            why, harmless = refused[name]
             if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless):
                 yield Violation(name, why)
         elif name in of_search:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from espalier.search.completion import Choice, CompletionResult, ReadPrompt, TextSampled, TokenLogprob
+from espalier.search.result import Finished
 from espalier.search.service.http_api.openai.parameters import PlainCall
 
 
@@ -38,7 +39,11 @@ class PlainCompletion:
             body["prompt_token_ids"] = result.prompts[0].token_ids
         return body
 
-    def chunks(self, event: TextSampled) -> list[dict[str, Any]]:
+    def events(self, event: TextSampled | Finished[CompletionResult]) -> list[dict[str, Any]]:
+        """The chunks of an event."""
+        return self._last_chunk(event.result) if isinstance(event, Finished) else self._chunks(event)
+
+    def _chunks(self, event: TextSampled) -> list[dict[str, Any]]:
         """The chunks of new text: of a chat one with the role first."""
         reason = _finish_reason(event.finish_reason)
         ids = {"token_ids": event.token_ids} if self.call.return_token_ids else {}
@@ -58,7 +63,7 @@ class PlainCompletion:
         told = self._text_logprobs(logprobs, offset)
         return [self._chunk({"index": event.index, "text": text, "logprobs": told, "finish_reason": reason, **ids})]
 
-    def last_chunk(self, result: CompletionResult) -> list[dict[str, Any]]:
+    def _last_chunk(self, result: CompletionResult) -> list[dict[str, Any]]:
         """The chunk after the last text: the usage, if it is wanted."""
         if not self.call.include_usage:
             return []

@@ -3,7 +3,7 @@
 Nothing is stored, so a conversation is sent whole each time; what needs a stored response or a tool is refused by name.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import completion, plain_completion
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
 from espalier.search.service.http_api.openai.model_names import ModelNames
-from espalier.search.service.http_api.openai.parameters import IGNORED, PlainCall, in_body
+from espalier.search.service.http_api.openai.parameters import PlainCall, in_body, not_honoured
 
 _PLACES = {
     "messages": "input",
@@ -132,7 +132,9 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
         InvalidRequestError: lists everything that is wrong and what cannot be honoured.
     """
     its = validated(ResponsesBody, body)
-    found = list(_not_honoured(its, body))
+    found = list(not_honoured(body, {*ResponsesBody.model_fields, *_SAME}, refused=_NOT_OFFERED))
+    if its.text and its.text.format not in (None, {"type": "text"}):
+        found.append(Violation("text.format", "only text is offered: guided decoding is not offered"))
     messages = [item.message() for item in its.input]
     if its.instructions is not None:
         messages.insert(0, {"role": "system", "content": its.instructions})
@@ -155,20 +157,6 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
         "top_p": body.get("top_p"),
     }
     return ResponseCall(replace(call, search=search, places=places), echoed)
-
-
-def _not_honoured(its: ResponsesBody, body: Mapping[str, Any]) -> Iterator[Violation]:
-    known = {*ResponsesBody.model_fields, *_SAME, *IGNORED}
-    for name, value in body.items():
-        if value is None or name in known:
-            continue
-        why, harmless = _NOT_OFFERED.get(name, ("is unknown", ()))
-        if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless):
-            yield Violation(name[:80], why)
-    if its.text and its.text.format not in (None, {"type": "text"}):
-        yield Violation("text.format", "only text is offered: guided decoding is not offered")
-    if its.stream_options and not its.stream:
-        yield Violation("stream_options", "needs `stream`")
 
 
 class ResponseObject:

@@ -17,6 +17,7 @@ from espalier.search.client import SearchClient, ServiceError
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import Candidate, Finished, NodeRecord, ScoredStep, SearchResult, StopReason
+from espalier.search.service.http_api.openai.chat_request import read_chat
 from espalier.search.service.http_api.openai.completion import Completion, shown
 from espalier.search.service.http_api.openai.model_names import ModelNames
 
@@ -451,7 +452,14 @@ def test_both_doors_are_served_by_one_queue(serve, chat, fake):
 # ---- thoughts
 
 
-THINKER = Completion("s", "espalier", 0, include_usage=True, choices=2)
+ASKED = {
+    "model": "espalier",
+    "messages": [{"role": "user", "content": "6*7?"}],
+    "n": 2,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+THINKER = Completion("s", read_chat(ASKED, ModelNames("espalier", 0)), 0)
 THOUGHTS = (
     ScoredStep("Is it 7?\n\n", 0.1, 10),
     ScoredStep("\\boxed{7}", 0.1, 9, "Considering the limited time"),
