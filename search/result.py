@@ -13,7 +13,7 @@ from espalier.search.request import SearchRequest
 from espalier.search.tree import NodeRecord as NodeRecord
 
 Path = tuple[int, ...]
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 AnyRequest = SearchRequest | CompletionRequest | ScoreRequest | ScoreSessionRequest
 AnyResult = SearchResult | CompletionResult | ScoreResult
-AnyEvent = Event | TextSampled | StepsScored | Finished[CompletionResult] | Finished[ScoreResult]
+AnyEvent = Event | TextSampled | StepsScored | Finished[AnyResult]
 
 
 def result_without(search_id: str, request: AnyRequest, reason: StopReason, why: str = "") -> AnyResult:
