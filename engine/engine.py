@@ -45,9 +45,10 @@ class EngineSettings:
         max_batch_tokens: tokens computed in one step at most; longer prompts are prefilled in chunks.
         prefix_cache: keep the KV of prompts seen before and use it again, instead of computing it again; results are
             identical.
-        reserved_share: the share of a search's worst case that is reserved when it starts. With 1 blocks never run out;
-            with less, more searches run at once, and when blocks run out the last searches are preempted: their KV is
-            freed, and computed again once there is room.
+        reserved_share: the share of a search's worst case that is reserved when it starts. With 1 blocks never run out,
+            but for searches of whole paths that are larger than the pool; with less, more searches run at once, and
+            when blocks run out the last searches are preempted: their KV is freed, and computed again once there is
+            room.
         launch_ahead: whether the next batch, of either model, is launched before the results of the last one are waited
             for, so that a GPU computes while the host takes results in. Results then come one step late, and are the
             same; a branch that stops has computed a token too many by then, which is dropped. On a CPU nothing is
@@ -329,7 +330,7 @@ class Engine:
             return True
         if exhausted is None:
             return False
-        if self._preemption.compact():
+        if not self._in_flight and (self._preemption.compact() or self._preemption.take_turns()):
             return self._launch_of(loads, fair)
         raise exhausted
 

@@ -1,6 +1,6 @@
 """Sequences: token ids and block tables of one model, as rows of arrays so that a whole batch is read at once."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,8 +119,12 @@ class SequenceTable:
         return row in self._unhashed or row in self._preempted
 
     def drop_kv(self, owner: Hashable) -> None:
-        """Free all KV of an owner's sequences, which keep their tokens, so that it can be computed again."""
-        for sequence in self._of_owner.get(owner, ()):
+        """Free all KV of an owner's sequences; see `drop_kv_of`."""
+        self.drop_kv_of(self._of_owner.get(owner, ()))
+
+    def drop_kv_of(self, sequences: Iterable[KVSequence]) -> None:
+        """Free all KV of sequences, which keep their tokens, so that it can be computed again."""
+        for sequence in sequences:
             self._free_all(sequence)
             self._clear_blocks(sequence.row)
             self._unhashed.pop(sequence.row, None)

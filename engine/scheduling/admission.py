@@ -48,6 +48,10 @@ class Admission:
         if slabs > self.kv_pool.num_slabs:
             raise PoolTooSmallError(slabs * self.kv_pool.slab_bytes, self.kv_pool.num_bytes)
 
+    def is_admitted(self, owner: Hashable) -> bool:
+        """True if an owner has a reservation."""
+        return owner in self._ranks
+
     def rank(self, owner: Hashable) -> tuple[float, float]:
         """A sort key by which owners are ordered, smaller first; owners without a reservation come last."""
         return self._ranks.get(owner, (math.inf, math.inf))

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from espalier.engine.errors import PoolExhaustedError
-from espalier.engine.memory.sequences import SequenceTable
+from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
 from espalier.engine.scheduling.running_samples import Draws
 
@@ -29,7 +29,7 @@ class BlockedWork:
     blocks: np.ndarray
 
 
-Target = TypeVar("Target", WaitingRequest, RunningRequest)
+Target = TypeVar("Target", bound=WaitingRequest | RunningRequest)
 
 
 @dataclass(slots=True, eq=False)
@@ -108,19 +108,21 @@ class BatchPlanner:
 
     Attributes:
         paused: owners whose work is left out until they resume, for their KV was freed.
+        held_back: other work that is left out until there is room, for its sequence's KV was freed.
         throttled: owners whose work is left out of the next step, for their accounts are ahead; see `FairSharing`.
         blocked: the first piece of work that found no blocks in the last step.
     """
 
     def __init__(self, table: SequenceTable, make_room: MakeRoom) -> None:
         self.paused: set[Hashable] = set()
+        self.held_back: list[WaitingRequest | RunningRequest] = []
         self.throttled: frozenset[Hashable] = frozenset()
         self.blocked: BlockedWork | None = None
         self._table = table
         self._make_room = make_room
 
     def active(self, targets: list[Target]) -> list[Target]:
-        """Those of `targets` whose owners are neither paused nor held back."""
+        """Those of `targets` whose owners are neither paused nor throttled."""
         if not self.paused and not self.throttled:
             return targets
         left_out = self.paused | self.throttled
@@ -130,6 +132,19 @@ class BatchPlanner:
         """Make no more room for `owner`'s blocked work, if it has any."""
         if self.blocked and self.blocked.owner == owner:
             self.blocked = None
+
+    def hold_back_one(self, targets: list[WaitingRequest | RunningRequest]) -> KVSequence | None:
+        """Hold back the shortest of several sequences with work that hold KV; returns it, whose KV is then to be freed.
+
+        The longest is the next to end and to free all that it holds, and would take longest to compute again.
+        """
+        going_on = [target for target in targets if target not in self.held_back]
+        holding = [target for target in going_on if self._table.num_blocks[target.row]]
+        if len(holding) < 2:
+            return None
+        shortest = min(holding, key=lambda target: self._table.lengths[target.row])
+        self.held_back.append(shortest)
+        return shortest.work.sequence if isinstance(shortest, WaitingRequest) else shortest.sequence
 
     def plan(
         self,
@@ -163,6 +178,7 @@ class BatchPlanner:
             if not self._make_room({self.blocked.owner}):
                 break
         self.blocked = None
+        self._take_back(running, waiting)
         exhausted: PoolExhaustedError | None = None
         while True:
             branches, chunks = self._choose(running, waiting, max_tokens)
@@ -182,6 +198,22 @@ class BatchPlanner:
                 without = error.owners if branches else {c.target.work.owner for c in self._without_blocks(chunks)}
                 running = [branch for branch in running if branch.work.owner not in without]
                 waiting = [item for item in waiting if item.work.owner not in without]
+
+    def _take_back(self, running: list[RunningRequest], waiting: list[WaitingRequest]) -> None:
+        """Let the longest sequence whose work is held back go on, if there is room for twice its KV, or none does.
+
+        With room to grow as long again, no more is computed again than is sampled.
+        """
+        if not self.held_back:
+            return
+        targets = self.active([*running, *waiting])
+        self.held_back = [target for target in self.held_back if target in targets]
+        if not self.held_back:
+            return
+        longest = max(self.held_back, key=lambda target: self._table.lengths[target.row])
+        needed = self._table.blocks_needed(np.array([longest.row]), np.array([self._table.missing(longest.row)]))
+        if len(self.held_back) == len(targets) or self._table.has_room(2 * needed):
+            self.held_back.remove(longest)
 
     def _place(self, branches: list[RunningRequest], chunks: list[Chunk]) -> StepPlan:
         """Take blocks for all branches, and for the chunks that find some.
@@ -214,6 +246,9 @@ class BatchPlanner:
     ) -> tuple[list[RunningRequest], list[Chunk]]:
         """Branches and chunks of at most `budget` tokens together, before any look at memory."""
         running, waiting = self.active(running), self.active(waiting)
+        if self.held_back:
+            running = [branch for branch in running if branch not in self.held_back]
+            waiting = [item for item in waiting if item not in self.held_back]
         rows = np.array([b.sequence.row for b in running], dtype=np.int64)
         dropped = np.flatnonzero(self._table.lengths[rows] - self._table.computed[rows] != 1).tolist()
         targets: list[WaitingRequest | RunningRequest] = [*(running[i] for i in dropped), *waiting]

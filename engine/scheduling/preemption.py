@@ -96,6 +96,24 @@ class Preemption:
                 return True
         return False
 
+    def take_turns(self) -> bool:
+        """Drop KV of the first owner, whose sequences do not fit the KV pool together: they go on one after another.
+
+        Only where no work goes on, no owner can be preempted, and `compact` finds nothing.
+
+        Returns:
+            Whether KV was dropped.
+        """
+        first = min(self._active(), key=self._admission.rank, default=None)
+        if first is None or not self._admission.is_admitted(first):
+            return False
+        for working in (False, True):
+            for role, scheduler in self._schedulers.items():
+                if scheduler.drop_some_kv(first, working):
+                    self.counts[role] += 1
+                    return True
+        return False
+
     def resume(self) -> None:
         """Resume preempted owners in order of rank while there is room for what they held; at least one if none runs.
 

@@ -168,6 +168,28 @@ class Scheduler:
             if item.work.owner == owner:
                 item.values.clear()
 
+    def drop_some_kv(self, owner: Hashable, working: bool) -> bool:
+        """Free the KV of an owner's sequences without work, or of the shortest of several that are `working`.
+
+        None of its work may be in flight.
+
+        Returns:
+            Whether there was any.
+        """
+        targets = [t for t in (*self._waiting, *self._branches.running) if t.work.owner == owner]
+        if working:
+            shortest = self.planner.hold_back_one(targets)
+            dropped = [shortest] if shortest else []
+        else:
+            rows = {target.row for target in targets}
+            idle = [sequence for sequence in self.table.of_owner(owner) if sequence.row not in rows]
+            dropped = [sequence for sequence in idle if self.table.num_blocks[sequence.row]]
+        self.table.drop_kv_of(dropped)
+        for item in self._waiting:
+            if item.work.sequence in dropped:
+                item.values.clear()
+        return bool(dropped)
+
     def drop_all_kv(self) -> None:
         """Free all KV of this model, for what its blocks hold is not certain; all of it is computed again.
 

@@ -148,6 +148,11 @@ def has_independent_paths(request: CommonFields) -> bool:
     return its.growth is Growth.INDEPENDENT and "beam_width" in its.uses and not request.stop_unsure
 
 
+def samples_whole_paths(request: CommonFields) -> bool:
+    """True if the search samples nothing but whole paths."""
+    return algorithm_of(request).whole_paths
+
+
 def memory_estimate(request: CommonFields) -> tuple[MemoryEstimate, ...]:
     """Upper bounds on what the search holds of either model, one for each of its peaks."""
     return algorithm_of(request).memory(with_defaults(request))

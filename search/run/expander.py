@@ -400,8 +400,10 @@ class TreeExpander:
     def _release_inner_node(self, node: Node) -> None:
         """Release the sequences of an inner node of independent paths once no child needs them."""
         state = self._states[node]
-        if not state.to_end or state.expected or node in self._waiting:
-            return
+        if state.to_end and not state.expected and node not in self._waiting:
+            self._release_sequences(node, state)
+
+    def _release_sequences(self, node: Node, state: NodeState) -> None:
         if state.generator is not None:
             self._engine.release(state.generator)
             state.generator = None
@@ -507,13 +509,12 @@ class TreeExpander:
             self._bar.end(node)
         if self._gate and node.termination is not None:
             self._gate.end(node, candidate)
+        if state.to_end and not node.open:
+            self._release_sequences(node, state)
 
     def _release(self, node: Node) -> None:
-        if (state := self._states.pop(node, None)) is None:
-            return
-        if state.generator is not None:
-            self._engine.release(state.generator)
-        self._session.release(node)
+        if state := self._states.pop(node, None):
+            self._release_sequences(node, state)
 
 
 def _ends_boxed(node: Node) -> bool:

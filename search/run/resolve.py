@@ -14,6 +14,7 @@ from espalier.search.algorithms import (
     answers_suffice,
     memory_estimate,
     needs_verifier,
+    samples_whole_paths,
     verifier_advice,
 )
 from espalier.search.algorithms.base import MemoryEstimate
@@ -105,7 +106,6 @@ class Resolver:
             steps = min(effective.max_steps or max(DEFAULT_MAX_STEPS, path_tokens // _STEP_TOKENS), path_tokens)
             verifier_limits = scorer.bounds(len(verifier_prompt), limits, steps, tokenizer)
         blocks = self._worst_case(effective, limits, verifier_limits)
-        self._engine.admission.require_fits_alone(blocks)
         if self._expected_tokens:
             expected = self._expected(limits, self._expected_tokens)
             of_verifier = verifier_limits and self._expected(verifier_limits, self._expected_tokens)
@@ -237,15 +237,34 @@ class Resolver:
         return replace(limits, path_tokens=tokens, step_tokens=min(limits.step_tokens, tokens))
 
     def _worst_case(self, request: SearchRequest, generator: PathLimits, verifier: PathLimits | None) -> dict[str, int]:
-        """Maximum number of blocks that a search can hold, by KV group."""
+        """Maximum number of blocks that a search can hold, by KV group.
+
+        Whole paths need not go on together: of those that the KV pool does not hold together, some are computed again.
+
+        Raises:
+            PoolTooSmallError: the pool does not hold the search alone, or not one of its whole paths.
+        """
         estimates = memory_estimate(request)
-        checked = tuple(replace(estimate, paths=estimate.paths + 1) for estimate in estimates)  # with the path checked
         rescored = self._scorer.rescored if self._scorer else ""
-        limits = {GENERATOR: generator} | ({VERIFIER: verifier} if verifier else {})
-        blocks: dict[str, int] = {}
-        for role, its in limits.items():
-            blocks |= worst_case(self._engine, role, checked if role == rescored else estimates, its)
-        return blocks
+        of_verifier = self._blocks_of(VERIFIER, estimates, verifier, rescored) if verifier else {}
+        while True:
+            blocks = self._blocks_of(GENERATOR, estimates, generator, rescored) | of_verifier
+            try:
+                self._engine.admission.require_fits_alone(blocks)
+                return blocks
+            except PoolTooSmallError:
+                if not samples_whole_paths(request) or all(estimate.paths == 1 for estimate in estimates):
+                    raise
+            halves = [(estimate.paths + 1) // 2 for estimate in estimates]
+            estimates = tuple(MemoryEstimate(paths, partial_blocks=paths - 1) for paths in halves)
+
+    def _blocks_of(
+        self, role: str, estimates: Sequence[MemoryEstimate], limits: PathLimits, rescored: str
+    ) -> dict[str, int]:
+        """The same for one role; with the path that is checked, where its scores are computed again."""
+        if role == rescored:
+            estimates = [replace(estimate, paths=estimate.paths + 1) for estimate in estimates]
+        return worst_case(self._engine, role, estimates, limits)
 
 
 def worst_case(engine: Engine, role: str, estimates: Sequence[MemoryEstimate], limits: PathLimits) -> dict[str, int]:

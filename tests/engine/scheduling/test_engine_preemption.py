@@ -253,3 +253,20 @@ def test_preempted_owners_resume_in_order_while_there_is_room_and_none_before_a_
     for owner in owners:
         engine.cancel(owner)
     finish(engine, sequences, reservations)
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_sequences_of_one_owner_that_do_not_fit_together_take_turns(make: Make, idle: bool):
+    def sampled(slabs: int) -> list[list[int]]:
+        engine = make(slabs)
+        reservation = admit(engine, "a", 8, 0)
+        held = prefill(engine, GENERATOR, "a", 40) if idle else None
+        drain(engine)
+        sequences = [decode(engine, GENERATOR, "a", 5 + place, 40) for place in range(4)]
+        drain(engine)
+        assert (engine.stats()[GENERATOR].preemptions > 0) == (slabs < 40)
+        found = [engine.token_ids(sequence) for sequence in sequences]
+        finish(engine, sequences + ([held] if held else []), [reservation])
+        return found
+
+    assert sampled(8) == sampled(48)

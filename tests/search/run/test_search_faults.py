@@ -316,16 +316,29 @@ def test_what_was_complete_before_a_fault_is_in_the_result(faulty: Callable, alo
 
 @pytest.mark.parametrize("room", [0, 1, 4, 6])
 @pytest.mark.parametrize("name", VICTIMS)
-def test_a_search_that_finds_no_blocks_ends_alone(name: str, room: int, make_orchestrator: Make, alone: Alone):
-    """Most blocks are lost; a greedy search behind has all that it needs by then, or finds it once the first ends."""
+def test_a_search_that_finds_few_blocks_finds_the_same(name: str, room: int, make_orchestrator: Make, alone: Alone):
+    """Most blocks are lost; a greedy search before it ends first, and then its own paths take turns."""
     orchestrator, greedy = make_orchestrator(reserved_share=0.1), replace(GREEDY, problem="Other: 3+4?")
-    ids, ended = [orchestrator.submit(request) for request in (greedy, VICTIMS[name])], dict[str, SearchResult]()
+    ids = [orchestrator.submit(request) for request in (greedy, VICTIMS[name])]
     for _ in range(2):
         orchestrator.step()
     pool = orchestrator.engine.schedulers[GENERATOR].pools[0]
     lost = [pool.allocate() for _ in range(pool.allocatable_blocks - room)]
+    ended = {result.search_id: result for result in finish_all(orchestrator)}
+    pool.free(lost)
+    assert [outcome(ended[search_id]) for search_id in ids] == [alone(greedy), alone(VICTIMS[name])]
+    orchestrator.engine.check_drained()
+
+
+@pytest.mark.parametrize("name", VICTIMS)
+def test_a_search_that_finds_no_blocks_ends_alone(name: str, make_orchestrator: Make, alone: Alone):
+    """All blocks but those of a greedy search are lost, as soon as they are free."""
+    orchestrator, greedy = make_orchestrator(reserved_share=0.1), replace(GREEDY, problem="Other: 3+4?")
+    ids, ended = [orchestrator.submit(request) for request in (greedy, VICTIMS[name])], dict[str, SearchResult]()
+    pool, lost = orchestrator.engine.schedulers[GENERATOR].pools[0], list[int]()
     while orchestrator.busy:
         ended |= {result.search_id: result for result in orchestrator.step()}
+        lost += [pool.allocate() for _ in range(pool.allocatable_blocks if ids[0] in ended else 0)]
     pool.free(lost)
     first, failed = (ended[search_id] for search_id in ids)
     assert failed.stop_reason is StopReason.FAILED
@@ -336,9 +349,11 @@ def test_a_search_that_finds_no_blocks_ends_alone(name: str, room: int, make_orc
     assert outcome(run(orchestrator, VICTIMS[name]).only) == alone(VICTIMS[name])
 
 
-def finish_all(orchestrator: Orchestrator) -> None:
+def finish_all(orchestrator: Orchestrator) -> list[SearchResult]:
+    results: list[SearchResult] = []
     while orchestrator.busy:
-        orchestrator.step()
+        results += orchestrator.step()
+    return results
 
 
 @pytest.mark.parametrize("launch_ahead", [False, True])

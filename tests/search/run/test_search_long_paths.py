@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tiny_models import edit_json
 from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
+from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.resolve import Resolver
 
@@ -74,11 +76,13 @@ def test_the_hosts_work_for_a_step_does_not_grow_with_its_path(
         pytest.param(34_816, 32_768, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.parametrize("searches", [16, 1])
 def test_many_long_paths_finish_in_a_tenth_of_the_memory_that_they_need_together(
-    tokens: int, talker: Model, make_orchestrator: Callable[..., Orchestrator]
+    searches: int, tokens: int, talker: Model, make_orchestrator: Callable[..., Orchestrator]
 ):
     request = replace(LONG, thinking=str(tokens * 3 // 7), max_tokens=tokens, step_rule="tokens:32")
-    requests = [replace(request, seed=seed) for seed in range(16)]
+    several = replace(request, algorithm=AlgorithmName.MAJORITY, beam_width=16 // searches, merge_duplicates=False)
+    requests = [replace(several, seed=seed) for seed in range(searches)]
     ample = make_orchestrator(talker, None, kv_memory_bytes=2**28, block_size=16)
     blocks = ample.check(request).blocks["generator"]
     memory = 16 * blocks * ample.engine.schedulers["generator"].pools[0].layout.block_bytes
@@ -86,8 +90,39 @@ def test_many_long_paths_finish_in_a_tenth_of_the_memory_that_they_need_together
     results = run(scarce, *requests).results
     assert {result.stop_reason for result in results} == {"finished"}
     assert all(result.usage.appended_tokens > 0 for result in results)
-    assert all(result.usage.generated_tokens > tokens // 2 for result in results)
+    assert sum(result.usage.generated_tokens for result in results) > 16 * tokens // 2
     assert scarce.engine.stats()["generator"].preemptions > 0
+    scarce.engine.check_drained()
+
+
+@pytest.mark.parametrize(
+    ("request_", "verifier", "share"),
+    [
+        (replace(MAJORITY, beam_width=16), None, 6),
+        (replace(MAJORITY, beam_width=16, step_rule="tokens:32", merge_duplicates=False), None, 6),
+        (replace(MAJORITY, algorithm=AlgorithmName.BEST_OF_N, beam_width=8), "classifier", 1.7),
+    ],
+)
+@pytest.mark.parametrize("launch_ahead", [False, True])
+def test_a_search_whose_paths_do_not_fit_the_pool_together_finds_the_same(
+    request_: SearchRequest,
+    verifier: str | None,
+    share: float,
+    launch_ahead: bool,
+    make_orchestrator: Callable[..., Orchestrator],
+):
+    def make(memory: int, **options: Any) -> Orchestrator:
+        return make_orchestrator("qwen2-untied", verifier, kv_memory_bytes=memory, **options)
+
+    requests = [replace(request_, max_tokens=900, max_steps=None, seed=seed) for seed in (1, 2)]
+    ample = make(2**26)
+    expected = list(map(outcome, run(ample, *requests).results))
+    blocks = ample.check(requests[0]).blocks
+    memory = sum(count * ample.engine.admission.pools[name].layout.block_bytes for name, count in blocks.items())
+    scarce = make(int(memory / share), reserved_share=0.9, launch_ahead=launch_ahead)
+    assert scarce.check(requests[0]).blocks["generator"] < blocks["generator"]
+    assert list(map(outcome, run(scarce, *requests).results)) == expected
+    assert verifier or scarce.engine.stats()["generator"].preemptions > 0
     scarce.engine.check_drained()
 
 
@@ -119,4 +154,4 @@ def test_a_search_that_could_not_finish_alone_is_refused_whatever_is_expected(
 ):
     small = expecting(make_orchestrator(kv_memory_bytes=2**19), 10)
     with pytest.raises(PoolTooSmallError):
-        small.submit(replace(MAJORITY, max_tokens=400, max_steps=None, beam_width=64))
+        small.submit(replace(MAJORITY, max_tokens=4000, max_steps=None, beam_width=1))
