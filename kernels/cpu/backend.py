@@ -16,6 +16,8 @@ from espalier.kernels.cpu.layer_weights import run_in_one_call
 from espalier.kernels.cpu.products.int8_linear import pack_int8
 from espalier.kernels.cpu.products.linear import CpuLinear
 from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_quantized
+from espalier.kernels.cpu.recurrent.convolution import causal_convolution_cpu
+from espalier.kernels.cpu.recurrent.recurrence import gated_delta_rule_cpu, state_space_scan_cpu
 from espalier.kernels.cpu.sampling import draw_compilation, draw_tokens_cpu, filter_logits_cpu
 from espalier.kernels.cpu.threads import set_threads, usable_cores
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
@@ -31,6 +33,9 @@ class CpuBackend(TorchBackend):
     copy_blocks = staticmethod(copy_blocks_cpu)
     filter_logits = staticmethod(filter_logits_cpu)
     draw_tokens = staticmethod(draw_tokens_cpu)
+    causal_convolution = staticmethod(causal_convolution_cpu)
+    gated_delta_rule = staticmethod(gated_delta_rule_cpu)
+    state_space_scan = staticmethod(state_space_scan_cpu)
 
     def prepare_layers(
         self, count: int, load: Callable[[int], LayerWeights], spec: DecoderSpec, outer: EmbeddingAndNorm

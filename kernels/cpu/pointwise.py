@@ -102,7 +102,7 @@ _ROUNDER = 1.5 * 2.0**23
 """Added to a float32 of less than 2**22 it leaves the nearest integer in the lowest bits."""
 
 
-def _write_exp(builder: ir.IRBuilder, x: Any) -> Any:
+def write_exp(builder: ir.IRBuilder, x: Any) -> Any:
     """The exponential of a vector's elements, cut to +-87: a polynomial, and integer arithmetic on the exponent."""
     whole = ir.VectorType(INT, LANES)
     t = builder.fmul(x, _constant(math.log2(math.e)))
@@ -122,12 +122,12 @@ def _write_exp_in_place(builder: ir.IRBuilder, args: Any) -> Any:
     shifts = to_all_lanes(builder, shift, LANES)
 
     def exp(place: Any, total: Any) -> Any:
-        value = _write_exp(builder, builder.fsub(load(builder, place, _VECTOR), shifts))
+        value = write_exp(builder, builder.fsub(load(builder, place, _VECTOR), shifts))
         store(builder, [value], [place])
         return builder.fadd(total, value)
 
     def exp_rest(place: Any, mask: Any, total: Any) -> Any:
-        value = _write_exp(builder, builder.fsub(masked_load(builder, place, mask, _constant(0.0)), shifts))
+        value = write_exp(builder, builder.fsub(masked_load(builder, place, mask, _constant(0.0)), shifts))
         masked_store(builder, value, place, mask)
         return builder.fadd(total, builder.select(mask, value, _constant(0.0)))
 
@@ -167,7 +167,7 @@ def _write_gated(exponent: Callable[[ir.IRBuilder, Any], Any], builder: ir.IRBui
 
     def multiply(n: Any, nothing: list[Any]) -> list[Any]:
         g, u = (load(builder, _vector_of(builder, x, n), _VECTOR) for x in (gate, up))
-        e = _write_exp(builder, exponent(builder, g))
+        e = write_exp(builder, exponent(builder, g))
         value = builder.fdiv(builder.fmul(g, u), builder.fadd(_constant(1.0), e))
         store(builder, [value], [_vector_of(builder, gate, n)])
         return nothing
