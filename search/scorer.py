@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -10,6 +9,7 @@ from espalier.engine.errors import EspalierError, MisuseError
 from espalier.search.request import SubmitOptions
 from espalier.search.result import Finished
 from espalier.search.run.executor import AnyEvent
+from espalier.search.run.executor_loop import SharedExecutor
 from espalier.search.run.load import RuntimeSettings, SolverSettings, load_scoring_orchestrator
 from espalier.search.schema import from_values
 from espalier.search.score_session import (
@@ -61,7 +61,7 @@ class Scorer:
         named = {name: value for name, value in given.items() if value is not None}
         runtime = from_values(RuntimeSettings, {**named, "max_running": max_running, **settings})
         orchestrator, self.verifier = load_scoring_orchestrator(runtime, on_bytes)
-        self._running = _Running(orchestrator)
+        self._shared = SharedExecutor(orchestrator, "scorer")
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +81,14 @@ class Scorer:
             RequestTooLargeError: the solutions cannot fit into the verifier's context or the KV pool.
             EspalierError: the verifier failed; the message says why.
         """
-        return self._running.result_of(make_score_request(request, steps))
+        ended: list[Any] = []
+        with self._shared.held() as orchestrator:
+            orchestrator.submit(make_score_request(request, steps), ended.append)
+            self._shared.step_until(lambda: bool(ended))
+        result: ScoreResult = ended[0].result
+        if result.error:
+            raise EspalierError(result.error)
+        return result
 
     def session(self, request: ScoreSessionRequest | str, **fields: Any) -> LocalScoreSession:
         """Open a session, to which steps come one after another.
@@ -95,11 +102,11 @@ class Scorer:
         """
         if isinstance(request, str):
             request = from_values(ScoreSessionRequest, {"problem": request, **fields})
-        return LocalScoreSession(self._running, request)
+        return LocalScoreSession(self._shared, request)
 
     def close(self) -> None:
         """End open sessions and release the model; closing twice is allowed."""
-        self._running.close()
+        self._shared.close()
 
 
 class LocalScoreSession:
@@ -111,12 +118,13 @@ class LocalScoreSession:
         result: what the session has cost; None until it has ended.
     """
 
-    def __init__(self, running: _Running, request: ScoreSessionRequest) -> None:
+    def __init__(self, shared: SharedExecutor[Orchestrator], request: ScoreSessionRequest) -> None:
         self.result: ScoreResult | None = None
-        self._running = running
+        self._shared = shared
         self._nodes = OpenNodes()
         self._scores: dict[int, NodeScore] = {}
-        self._name = running.submit(request, self._on_event)
+        with shared.held() as orchestrator:
+            self._name = orchestrator.submit(request, self._on_event, SubmitOptions(report_nodes=True))
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +161,7 @@ class LocalScoreSession:
     def close(self) -> ScoreResult:
         """End the session and return what it has cost; closing twice is allowed."""
         if self.result is None:
-            self._running.tell(self._name, SessionTurn(last=True), lambda: self.result is not None)
+            self._run(SessionTurn(last=True), lambda: self.result is not None)
         assert self.result
         return self.result
 
@@ -161,13 +169,16 @@ class LocalScoreSession:
         if self.result is not None:
             raise MisuseError(f"the session has ended: {self.result.stop_reason}; open a new one")
         names = [step.node for step in turn.steps]
-        self._running.tell(
-            self._name, turn, lambda: self.result is not None or all(name in self._scores for name in names)
-        )
+        self._run(turn, lambda: self.result is not None or all(name in self._scores for name in names))
         if (result := self.result) is not None:
             if result.error:
                 raise EspalierError(result.error)
             self._scores |= {name: unscored(name, result.stop_reason) for name in names if name not in self._scores}
+
+    def _run(self, turn: SessionTurn, until: Callable[[], bool]) -> None:
+        with self._shared.held() as orchestrator:
+            orchestrator.tell(self._name, turn)
+            self._shared.step_until(until)
 
     def _on_event(self, event: AnyEvent) -> None:
         if isinstance(event, StepsScored):
@@ -175,50 +186,3 @@ class LocalScoreSession:
         elif isinstance(event, Finished):
             assert isinstance(event.result, ScoreResult)
             self.result = event.result
-
-
-class _Running:
-    """An orchestrator that runs while something is waited for, by one thread at a time."""
-
-    def __init__(self, orchestrator: Orchestrator) -> None:
-        self._orchestrator: Orchestrator | None = orchestrator
-        self._lock = threading.RLock()
-
-    def submit(self, request: ScoreRequest | ScoreSessionRequest, on_event: Callable[[AnyEvent], None]) -> str:
-        with self._lock:
-            return self._open().submit(request, on_event, SubmitOptions(report_nodes=True))
-
-    def result_of(self, request: ScoreRequest) -> ScoreResult:
-        ended: list[Any] = []
-        with self._lock:
-            self.submit(request, ended.append)
-            self._step_until(lambda: bool(ended))
-        result: ScoreResult = ended[0].result
-        if result.error:
-            raise EspalierError(result.error)
-        return result
-
-    def tell(self, name: str, turn: SessionTurn, until: Callable[[], bool]) -> None:
-        with self._lock:
-            self._open().tell(name, turn)
-            self._step_until(until)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._orchestrator:
-                self._orchestrator.close()
-                self._orchestrator = None
-
-    def _open(self) -> Orchestrator:
-        if not self._orchestrator:
-            raise MisuseError("the scorer is closed; create a new one")
-        return self._orchestrator
-
-    def _step_until(self, done: Callable[[], bool]) -> None:
-        orchestrator = self._open()
-        try:
-            while not done():
-                orchestrator.step()
-        except BaseException:
-            orchestrator.close()  # ends all sessions; new ones can be opened afterwards
-            raise

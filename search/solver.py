@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from espalier.engine.errors import EspalierError, MisuseError
+from espalier.engine.errors import EspalierError
 from espalier.search.request import SearchFields, SearchRequest, SubmitOptions, make_request, several, with_own_code
 from espalier.search.result import Event, SearchResult
+from espalier.search.run.executor_loop import SharedExecutor
 from espalier.search.run.load import RuntimeSettings, SolverSettings, load_orchestrator
 from espalier.search.schema import from_values
 
@@ -73,9 +73,7 @@ class Solver:
         given = {"generator": generator, "verifier": name, "device": device, "dtype": dtype, "kv_memory": kv_memory}
         named = {name: value for name, value in given.items() if value is not None}
         runtime = from_values(RuntimeSettings, {**named, "max_running": max_running, **settings})
-        self._orchestrator = load_orchestrator(runtime, on_bytes, own)
-        self._lock = threading.Lock()
-        self._closed = False
+        self._shared = SharedExecutor(load_orchestrator(runtime, on_bytes, own), "solver")
 
     def __enter__(self) -> Self:
         return self
@@ -137,11 +135,7 @@ class Solver:
 
     def close(self) -> None:
         """Cancel running searches and release the models; closing twice is allowed."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._orchestrator.close()
-                del self._orchestrator
+        self._shared.close()
 
     def _run(
         self,
@@ -149,31 +143,25 @@ class Solver:
         on_event: Callable[[Event], None] | None,
         on_progress: OnProgress | None,
     ) -> list[SearchResult]:
-        with self._lock:
-            if self._closed:
-                raise MisuseError("the solver is closed; create a new one")
-            ended: dict[str, SearchResult] = {}
-            faults: list[Exception] = []
+        ended: dict[str, SearchResult] = {}
+        faults: list[Exception] = []
 
-            def tell(event: Any) -> None:  # an `Event`, as all these are searches
-                try:
-                    if on_event:
-                        on_event(event)
-                except Exception as error:  # of the caller's callback: raised below, the search itself is fine
-                    faults.append(error)
-
+        def tell(event: Any) -> None:  # an `Event`, as all these are searches
             try:
-                options = SubmitOptions(timed_from_start=True)
-                order = [self._orchestrator.submit(request, tell, options) for request in requests]
-                while len(ended) < len(order):
-                    for result in self._orchestrator.step():
-                        assert isinstance(result, SearchResult)
-                        ended[result.search_id] = result
-                        if on_progress:
-                            on_progress(len(ended), len(order), result)
-                    if faults:
-                        raise faults[0]
-            except BaseException:
-                self._orchestrator.close()  # cancels all searches; new ones can be submitted afterwards
-                raise
+                if on_event:
+                    on_event(event)
+            except Exception as error:  # of the caller's callback: raised below, the search itself is fine
+                faults.append(error)
+
+        with self._shared.stepped() as orchestrator:
+            options = SubmitOptions(timed_from_start=True)
+            order = [orchestrator.submit(request, tell, options) for request in requests]
+            while len(ended) < len(order):
+                for result in orchestrator.step():
+                    assert isinstance(result, SearchResult)
+                    ended[result.search_id] = result
+                    if on_progress:
+                        on_progress(len(ended), len(order), result)
+                if faults:
+                    raise faults[0]
             return [ended[search_id] for search_id in order]

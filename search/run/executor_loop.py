@@ -1,10 +1,12 @@
-"""The loop of a thread that owns an executor: steps it, and between steps does what other threads ask."""
+"""How an executor is stepped: in the loop of a thread that owns it, or by whoever waits for a result of it."""
 
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from espalier.engine.errors import MisuseError
 from espalier.search.run.executor import Executor
 
 E = TypeVar("E", bound=Executor)
@@ -45,3 +47,48 @@ class ExecutorLoop(Generic[E]):
             if executor.busy and not self._stopped:
                 executor.step()
             after_turn(executor)
+
+
+class SharedExecutor(Generic[E]):
+    """An executor that runs while somebody waits for it: one thread at a time."""
+
+    def __init__(self, executor: E, owner: str) -> None:
+        """Share `executor`; `owner` names what it belongs to, for messages."""
+        self._executor: E | None = executor
+        self._owner = owner
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def held(self) -> Iterator[E]:
+        """The executor, for this thread alone.
+
+        Raises:
+            MisuseError: it is closed.
+        """
+        with self._lock:
+            if self._executor is None:
+                raise MisuseError(f"the {self._owner} is closed; create a new one")
+            yield self._executor
+
+    @contextmanager
+    def stepped(self) -> Iterator[E]:
+        """The same; an exception ends all that runs on it, and new work can be submitted afterwards."""
+        with self.held() as executor:
+            try:
+                yield executor
+            except BaseException:
+                executor.close()
+                raise
+
+    def step_until(self, done: Callable[[], bool]) -> None:
+        """Run until something is `done`."""
+        with self.stepped() as executor:
+            while not done():
+                executor.step()
+
+    def close(self) -> None:
+        """Close the executor; closing twice is allowed."""
+        with self._lock:
+            if self._executor is not None:
+                self._executor.close()
+                self._executor = None

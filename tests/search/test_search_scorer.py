@@ -23,9 +23,9 @@ def scorer() -> Iterator[Scorer]:
 @pytest.fixture(autouse=True)
 def drained(scorer: Scorer) -> Iterator[None]:
     yield
-    orchestrator = scorer._running._open()
-    assert not orchestrator.busy
-    orchestrator.engine.check_drained()
+    with scorer._shared.held() as orchestrator:
+        assert not orchestrator.busy
+        orchestrator.engine.check_drained()
 
 
 def test_one_solution_or_several_are_scored(scorer: Scorer) -> None:

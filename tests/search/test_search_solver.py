@@ -29,8 +29,9 @@ def solver() -> Iterator[Solver]:
 @pytest.fixture(autouse=True)
 def drained(solver: Solver) -> Iterator[None]:
     yield
-    assert not solver._orchestrator.busy
-    solver._orchestrator.engine.check_drained()
+    with solver._shared.held() as orchestrator:
+        assert not orchestrator.busy
+        orchestrator.engine.check_drained()
 
 
 def test_one_problem_is_solved_by_the_bundled_pair(solver: Solver) -> None:
