@@ -41,6 +41,7 @@ class RayTransport:
         self.workers = settings.workers
         self._ray = import_ray()
         self._actors: list[Any] = []
+        self._sent = [0] * self.workers  # orders, by worker
         self._calls: dict[Any, tuple[int, str]] = {}  # the worker and the method of each that has not ended
         self._started_ray = not self._ray.is_initialized()
         if self._started_ray:
@@ -53,7 +54,8 @@ class RayTransport:
 
     def send(self, worker: int, order: Order) -> None:
         """Send an order."""
-        self._calls[self._actors[worker].tell.remote(order)] = worker, "tell"
+        self._calls[self._actors[worker].tell.remote(self._sent[worker], order)] = worker, "tell"
+        self._sent[worker] += 1
 
     def check(self, worker: int, request: AnyRequest | TokenizationRequest, seconds: float) -> Any:
         """Have a worker resolve a request."""
@@ -155,7 +157,8 @@ class RayTransport:
             return self._lose(number, FatalError(first_line(error)))
         del self._calls[ready]
         if method == "load":
-            self._calls[self._actors[number].reports.options(num_returns="streaming").remote()] = number, "reports"
+            reports = self._actors[number].reports.options(num_returns="streaming")
+            self._calls[reports.remote(self._sent[number])] = number, "reports"
         return []
 
     def _lose(self, number: int, error: Exception) -> list[tuple[int, Report]]:

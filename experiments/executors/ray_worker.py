@@ -22,6 +22,8 @@ class RayWorker:
         self._loaded: asyncio.Future[Loaded] | None = None
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
         self._failed = False
+        self._early: dict[int, Order] = {}  # by number: Ray may take calls of an asynchronous actor in another order
+        self._next = 0
 
     async def load(self) -> None:
         """Load the models, if that was not done before.
@@ -37,23 +39,30 @@ class RayWorker:
             os._exit(1)
         await asyncio.shield(self._loaded)
 
-    async def reports(self) -> AsyncIterator[Report]:
+    async def reports(self, first: int) -> AsyncIterator[Report]:
         """Yield what it is, and then its reports, to an executor that takes it for new.
+
+        Args:
+            first: number of the first order that it is to carry out.
 
         Raises:
             EspalierError: its engine has failed.
         """
         assert self._loaded
         self._worker.forget()
+        self._early, self._next = {}, first
         self._reports = reports = asyncio.Queue()  # an earlier caller gets no more
         yield self._loaded.result()
         while not isinstance(report := await reports.get(), Lost):
             yield report
         raise report.error
 
-    async def tell(self, order: Order) -> None:
-        """Take an order."""
-        self._worker.tell(order)
+    async def tell(self, number: int, order: Order) -> None:
+        """Take an order, which is carried out after those of smaller numbers."""
+        self._early[number] = order
+        while due := self._early.pop(self._next, None):
+            self._next += 1
+            self._worker.tell(due)
 
     async def check(self, request: AnyRequest | TokenizationRequest) -> Resolved | Tokenization:
         """Resolve a request; see `Worker.check`."""

@@ -37,10 +37,9 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Order to go on with a session of scores; turns are taken in the order of their numbers, from 0."""
+    """Order to go on with a session of scores."""
 
     search_id: str
-    number: int
     turn: SessionTurn
 
 
@@ -96,7 +95,10 @@ class Transport(Protocol):
     workers: int
 
     def send(self, worker: int, order: Order) -> None:
-        """Send an order to a worker that `poll` last told to be loaded; it is lost with the worker."""
+        """Send an order to a worker that `poll` last told to be loaded; it is lost with the worker.
+
+        A worker is given its orders one after another, as they were sent.
+        """
         ...
 
     def check(self, worker: int, request: AnyRequest | TokenizationRequest, seconds: float) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,6 @@ from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, Resolve
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.run.failure import reason_of
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
-from espalier.search.score_session import SessionTurn
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 if TYPE_CHECKING:
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
 
 _REPORT_SECONDS = 0.25
 """Seconds after which a busy worker reports what it holds, if no search has had an event."""
-_EARLY = 256
-"""Cancellations, and sessions with turns, that are kept for searches which have not arrived."""
 
 
 class Worker:
@@ -61,9 +57,6 @@ class Worker:
         self._orchestrator: Orchestrator | None = None
         # Used on the thread of `run` only:
         self._running: set[str] = set()  # ids of searches
-        self._cancelled_early: deque[str] = deque(maxlen=_EARLY)  # orders may arrive out of order
-        self._early_turns: OrderedDict[str, dict[int, SessionTurn]] = OrderedDict()  # of sessions, as those
-        self._next_turns: Counter[str] = Counter()  # numbers, by session
         self._events: list[AnyEvent | Rejected] = []
         self._report_due = 0.0
         self._was_busy = False
@@ -97,10 +90,10 @@ class Worker:
         match order:
             case Run():
                 self._loop.call(partial(self._start, order=order))
-            case Cancel():
-                self._loop.call(partial(self._cancel, name=order.search_id))
-            case Tell():
-                self._loop.call(partial(self._go_on, order=order))
+            case Cancel(name):
+                self._loop.call(lambda orchestrator: orchestrator.cancel(name))
+            case Tell(name, turn):
+                self._loop.call(lambda orchestrator: orchestrator.tell(name, turn))
 
     def forget(self) -> None:
         """Drop all searches, for an executor that has taken this worker for lost."""
@@ -147,49 +140,19 @@ class Worker:
                 if isinstance(event.result, SearchResult):
                     event = Finished(name, replace(event.result, rounds=()))
                 self._running.discard(name)
-                self._early_turns.pop(name, None)
-                del self._next_turns[name]
-                self._events.append(event)
-            elif order.progress:
-                self._events.append(event)
+            elif not order.progress:
+                return
+            self._events.append(event)
 
         try:
             orchestrator.submit(order.request, on_event, order.options, name)
             self._running.add(name)
         except Exception as error:
             self._events.append(Rejected(name, _public(error)))
-            return
-        if name in self._cancelled_early:
-            self._cancelled_early.remove(name)
-            orchestrator.cancel(name)
-        self._take_turns(orchestrator, name)
-
-    def _go_on(self, orchestrator: Orchestrator, order: Tell) -> None:
-        self._early_turns.setdefault(order.search_id, {})[order.number] = order.turn
-        self._take_turns(orchestrator, order.search_id)
-        while len(self._early_turns) > _EARLY:
-            self._early_turns.popitem(last=False)
-
-    def _take_turns(self, orchestrator: Orchestrator, name: str) -> None:
-        """Tell a running session the turns that come next."""
-        turns = self._early_turns.get(name, {})
-        while name in self._running and (turn := turns.pop(self._next_turns[name], None)):
-            self._next_turns[name] += 1
-            orchestrator.tell(name, turn)
-        if not turns:
-            self._early_turns.pop(name, None)
-
-    def _cancel(self, orchestrator: Orchestrator, name: str) -> None:
-        if name in self._running:
-            orchestrator.cancel(name)
-        else:
-            self._cancelled_early.append(name)
 
     def _forget(self, orchestrator: Orchestrator) -> None:
         orchestrator.drop(list(self._running))
         self._running.clear()
-        self._early_turns.clear()
-        self._next_turns.clear()
         self._events.clear()
 
 

@@ -178,7 +178,7 @@ class WorkerExecutor:
             search.turns.append(turn)
             for worker in self._workers:
                 if search_id in worker.running:
-                    self._transport.send(worker.number, Tell(search_id, len(search.turns) - 1, turn))
+                    self._transport.send(worker.number, Tell(search_id, turn))
 
     def cancel(self, search_id: str) -> None:
         """Stop a search, which ends with its best answer so far. Unknown and finished ids are ignored."""
@@ -337,8 +337,8 @@ class WorkerExecutor:
             worker.give(search)
             order = Run(search.search_id, search.checked, options, progress=search.on_event is not None)
             self._transport.send(worker.number, order)
-            for number, turn in enumerate(search.turns):
-                self._transport.send(worker.number, Tell(search.search_id, number, turn))
+            for turn in search.turns:
+                self._transport.send(worker.number, Tell(search.search_id, turn))
 
     def _take(self, worker: WorkerState, event: AnyEvent | Rejected) -> None:
         """Pass an event on, unless its search was dropped, or given to another worker meanwhile."""

@@ -4,12 +4,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from espalier.engine.errors import MisuseError
-from espalier.search.run.executor import Executor
 
-E = TypeVar("E", bound=Executor)
+if TYPE_CHECKING:
+    from espalier.search.run.executor import Executor
+
+E = TypeVar("E", bound="Executor")
 
 _IDLE_SECONDS = 1.0
 """Seconds that an executor whose searches all wait for their callers is left alone; time limits are met so late."""

@@ -253,10 +253,10 @@ def test_clusters_that_are_missing_or_too_small_are_named(make_executor, cluster
 class Fragile(RayWorker):
     """Its process ends at a problem that says so."""
 
-    async def tell(self, order):
+    async def tell(self, number, order):
         if isinstance(order, Run) and "poison" in request_of(order.request).problem:
             os._exit(9)
-        return await super().tell(order)
+        return await super().tell(number, order)
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """The inside of a worker, over tiny checkpoints: orders in, reports out."""
 
+import asyncio
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,11 +17,13 @@ from espalier.engine.errors import (
     RequestTooLargeError,
 )
 from espalier.experiments.executors import worker as worker_module
+from espalier.experiments.executors.ray_worker import RayWorker
 from espalier.experiments.executors.transport import (
     Cancel,
     Loaded,
     Lost,
     NoAnswerError,
+    Order,
     Report,
     Run,
     Stepped,
@@ -149,12 +152,6 @@ def test_an_order_that_is_given_twice_runs_once(running):
     assert sorted(ended) == ["a", "b"]
 
 
-def test_a_cancellation_that_comes_before_its_search_counts(running):
-    running.worker.tell(Cancel("long"))
-    running.run("long", LONG)
-    assert running.result("long").stop_reason is StopReason.CANCELLED
-
-
 def test_a_worker_that_is_told_to_forget_drops_all_and_serves_on(running, orchestrator):
     running.run("long", LONG, progress=True)
     assert running.next().held.kv_blocks["generator"].live
@@ -228,16 +225,9 @@ def test_a_worker_that_cannot_load_reports_why_and_answers_nothing(monkeypatch: 
         running.worker.check(GREEDY)
 
 
-def test_the_turns_of_a_session_are_taken_in_their_order_also_if_they_come_before_it(running: Running):
-    first = SessionTurn((SessionStep(1, 0, "38+47=85"),))
-    second = SessionTurn((SessionStep(2, 1, "85-12=73"),), release=(1,))
-    orders = [Tell("a", 1, second), Tell("a", 0, first), Tell("a", 2, SessionTurn(last=True))]
-    for order in orders[:2]:
+def test_the_turns_of_a_session_are_taken_one_after_another(running: Running):
+    for order in session_orders("a"):
         running.worker.tell(order)
-    options = replace(DEFAULT_OPTIONS, report_nodes=True)
-    request = ScoreSessionRequest("Tom starts with 38 coins.", max_nodes=8, max_tokens=256)
-    running.worker.tell(Run("a", request, options, progress=True))
-    running.worker.tell(orders[2])
     scored: list[int] = []
     while True:
         report = running.next()
@@ -251,3 +241,46 @@ def test_the_turns_of_a_session_are_taken_in_their_order_also_if_they_come_befor
                 assert event.result.stop_reason is StopReason.FINISHED
                 assert scored == [1, 2]
                 return
+
+
+def session_orders(name: str) -> list[Order]:
+    """A session in which the second turn needs the first one."""
+    options = replace(DEFAULT_OPTIONS, report_nodes=True)
+    request = ScoreSessionRequest("Tom starts with 38 coins.", max_nodes=8, max_tokens=256)
+    first = SessionTurn((SessionStep(1, 0, "38+47=85"),))
+    second = SessionTurn((SessionStep(2, 1, "85-12=73"),), release=(1,))
+    told = [Tell(name, turn) for turn in (first, second, SessionTurn(last=True))]
+    return [Run(name, request, options, progress=True), *told]
+
+
+def test_a_ray_worker_carries_orders_out_by_their_numbers_however_they_arrive(orchestrator: Orchestrator):
+    """Ray does not promise an asynchronous actor the order of its calls."""
+    worker = RayWorker(RuntimeSettings())
+    orders = [*session_orders("a"), Run("long", LONG, DEFAULT_OPTIONS, progress=False), Cancel("long")]
+
+    async def serve(first: int, arriving: Iterable[int]) -> dict[str, StopReason]:
+        """Take the orders in the order of `arriving`; returns how their work has ended."""
+        reports = worker.reports(first)
+        assert isinstance(await anext(reports), Loaded)
+        for place in arriving:
+            await worker.tell(first + place, orders[place])
+        ended: dict[str, StopReason] = {}
+        while len(ended) < 2:
+            report = await anext(reports)
+            assert isinstance(report, Stepped)
+            for event in report.events:
+                assert not isinstance(event, Rejected), event.error
+                if isinstance(event, Finished):
+                    ended[event.search_id] = event.result.stop_reason
+        return ended
+
+    async def serve_two() -> None:
+        await worker.load()
+        for first, arriving in ((0, range(len(orders))), (9, reversed(range(len(orders)))), (17, (3, 0, 5, 2, 1, 4))):
+            async with asyncio.timeout(PATIENCE):
+                assert await serve(first, arriving) == {"a": StopReason.FINISHED, "long": StopReason.CANCELLED}
+            await worker.tell(first + len(orders) + 1, Cancel("a"))  # the one before it is lost with its executor
+
+    asyncio.run(serve_two())
+    assert not orchestrator.busy
+    worker._worker.stop()
