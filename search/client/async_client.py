@@ -29,9 +29,7 @@ from espalier.search.service.grpc_api.convert import (
     info_from_wire,
     request_to_wire,
     result_from_wire,
-    score_request_to_wire,
     scores_from_wire,
-    session_to_wire,
 )
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
@@ -287,7 +285,7 @@ class AsyncSearchClient:
             ServiceError: the call failed for any other reason.
         """
         request = make_score_request(request, steps)
-        message = score_request_to_wire(request, priority)
+        message = request_to_wire(request, pb.ScoreSolutionRequest, priority=priority)
         read = partial(scores_from_wire, request=request)
         return await _only(self._responses(self._stub.ScoreSolution, message, read, timeout, request_id))
 
@@ -314,7 +312,8 @@ class AsyncSearchClient:
         """
         if isinstance(request, str):
             request = from_values(ScoreSessionRequest, {"problem": request, **fields})
-        used, message = _request_id_to_send(request_id), session_to_wire(request, priority)
+        opening = request_to_wire(request, pb.ScoreSession, priority=priority)
+        used, message = _request_id_to_send(request_id), pb.ScoreStepsRequest(open=opening)
         return AsyncScoreSession(partial(self._open_session, message, timeout, used), request, self.endpoint, used)
 
     async def _open_session(self, message: pb.ScoreStepsRequest, timeout: float | None, request_id: str) -> Any:
@@ -445,7 +444,7 @@ def _solve_message(
     """
     if fields or not isinstance(request, SearchRequest):  # a whole one is checked by the server, with its limits
         request = make_request(request, fields)
-    return request_to_wire(request, include_nodes, priority)
+    return request_to_wire(request, include_nodes=include_nodes, priority=priority)
 
 
 def _result_of(response: pb.SolveProblemResponse) -> SearchResult:

@@ -110,25 +110,23 @@ class _WireField(NamedTuple):
 
 
 def request_to_wire(
-    request: SearchRequest, include_nodes: bool | None = None, priority: int | None = None
-) -> pb.SolveProblemRequest:
-    """Convert `request` to a message, with the options of the call.
+    request: SearchRequest | ScoreRequest | ScoreSessionRequest, kind: Any = pb.SolveProblemRequest, **options: Any
+) -> Any:
+    """Convert `request` to a message of its kind, with the options of the call, such as `priority`.
 
     Raises:
         InvalidRequestError: lists all values that the message cannot represent, such as integers over 32 bits.
     """
-    options: dict[str, Any] = {"include_nodes": include_nodes, "priority": priority}
-    return _with_fields(pb.SolveProblemRequest(**options), request)
-
-
-def score_request_to_wire(request: ScoreRequest, priority: int | None = None) -> pb.ScoreSolutionRequest:
-    """Convert a request for scores to a message; raises as `request_to_wire`."""
-    return _with_fields(pb.ScoreSolutionRequest(priority=priority), request)
-
-
-def session_to_wire(request: ScoreSessionRequest, priority: int | None = None) -> pb.ScoreStepsRequest:
-    """Convert the request of a session to the message that opens it; raises as `request_to_wire`."""
-    return pb.ScoreStepsRequest(open=_with_fields(pb.ScoreSession(priority=priority), request))
+    message = kind(**options)
+    violations: list[Violation] = []
+    for field in _wire_fields(message.DESCRIPTOR, type(request)):
+        try:
+            message.MergeFrom(_to_message(request, kind, (field,)))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            violations.append(Violation(field.wire.name, "cannot be sent: wrong type, unknown, or out of range"))
+    if violations:
+        raise InvalidRequestError(violations)
+    return message
 
 
 def turn_to_wire(turn: SessionTurn) -> pb.ScoreStepsRequest:
@@ -137,37 +135,11 @@ def turn_to_wire(turn: SessionTurn) -> pb.ScoreStepsRequest:
     return pb.ScoreStepsRequest(steps=steps, release=turn.release)
 
 
-def _with_fields(message: Any, request: SearchRequest | ScoreRequest | ScoreSessionRequest) -> Any:
-    """The message with the fields of a request."""
-    violations: list[Violation] = []
-    for field in _wire_fields(message.DESCRIPTOR, type(request)):
-        try:
-            message.MergeFrom(_to_message(request, type(message), (field,)))
-        except (KeyError, TypeError, ValueError, OverflowError):
-            violations.append(Violation(field.wire.name, "cannot be sent: wrong type, unknown, or out of range"))
-    if violations:
-        raise InvalidRequestError(violations)
-    return message
-
-
-def request_from_wire(message: pb.SolveProblemRequest) -> tuple[SearchRequest, list[Violation]]:
-    """Convert a message to a request with defaults for absent fields; returns unknown enum values as violations."""
+def request_from_wire(message: Any) -> tuple[Any, list[Violation]]:
+    """Convert a message to its request with defaults for absent fields; returns unknown enum values as violations."""
     violations: list[Violation] = []
     kind = _DATACLASSES[message.DESCRIPTOR.name]
     return kind(**_values(message, kind, violations)), violations
-
-
-def score_request_from_wire(message: pb.ScoreSolutionRequest) -> tuple[ScoreRequest, list[Violation]]:
-    """Convert a message to a request for scores; as `request_from_wire`."""
-    violations: list[Violation] = []
-    values = {"solutions": (), **_values(message, ScoreRequest, violations)}
-    return ScoreRequest(**values), violations
-
-
-def session_from_wire(message: pb.ScoreSession) -> tuple[ScoreSessionRequest, list[Violation]]:
-    """Convert a message to the request of a session; as `request_from_wire`."""
-    violations: list[Violation] = []
-    return ScoreSessionRequest(**_values(message, ScoreSessionRequest, violations)), violations
 
 
 def turn_from_wire(message: pb.ScoreStepsRequest) -> SessionTurn:
@@ -299,7 +271,7 @@ def _values(message: Any, kind: Any, violations: list[Violation] | None = None) 
         item = getattr(message, name)
         if violations is not None and _is_repeated(field.wire) and len(item) > MAX_ITEMS:
             violations.append(Violation(name, f"must be at most {MAX_ITEMS} items, is {len(item)}"))
-            continue
+            item = ()
         absent = field.wire.has_presence and not message.HasField(name)
         if not field.required and (absent or (is_enum and item == 0)):  # an enum without presence is absent if 0
             continue

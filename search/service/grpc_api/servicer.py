@@ -14,10 +14,8 @@ from espalier.search.service.grpc_api.convert import (
     event_to_wire,
     info_to_wire,
     request_from_wire,
-    score_request_from_wire,
     scores_to_wire,
     session_event_to_wire,
-    session_from_wire,
     turn_from_wire,
 )
 from espalier.search.service.grpc_api.interceptor import CALL
@@ -54,9 +52,7 @@ class SolveServicer(SearchServiceServicer):
     async def ScoreSolution(self, request: pb.ScoreSolutionRequest, context: Any) -> pb.ScoreSolutionResponse:  # noqa: N802 (the contract's)
         """Score the steps of given solutions."""
         call = CALL.get()
-        asked, violations = await self._session.read(
-            call, request.ByteSize(), partial(score_request_from_wire, request)
-        )
+        asked, violations = await self._session.read(call, request.ByteSize(), partial(request_from_wire, request))
         async with self._session.search(SearchCall(asked, request.priority, violations=violations), call) as events:
             end = await finished(events)
         return scores_to_wire(end.result)
@@ -67,7 +63,7 @@ class SolveServicer(SearchServiceServicer):
         opening = await anext(aiter(request_iterator), pb.ScoreStepsRequest())
         if not opening.HasField("open"):
             raise InvalidRequestError([Violation("open", "is required in the first message")])
-        asked, violations = await self._session.read(call, opening.ByteSize(), partial(session_from_wire, opening.open))
+        asked, violations = await self._session.read(call, opening.ByteSize(), partial(request_from_wire, opening.open))
         turns = _turns(opening, request_iterator)
         asked = SearchCall(asked, opening.open.priority, True, True, violations, turns)
         async with self._session.search(asked, call) as session:

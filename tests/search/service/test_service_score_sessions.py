@@ -87,8 +87,8 @@ def raw(server: ServerThread, messages: Any) -> tuple[str, list[pb.ScoreStepsRes
 
 
 def test_every_field_of_a_session_comes_through() -> None:
-    message = convert.session_to_wire(REQUEST, priority=3).open
-    assert convert.session_from_wire(message) == (REQUEST, [])
+    message = convert.request_to_wire(REQUEST, pb.ScoreSession, priority=3)
+    assert convert.request_from_wire(message) == (REQUEST, [])
     assert message.priority == 3
     assert {field.name for field in message.DESCRIPTOR.fields} == {field.name for field in fields(REQUEST)} | {
         "priority"

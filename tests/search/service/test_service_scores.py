@@ -15,7 +15,7 @@ from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.result import StopReason
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.scores import ScoreRequest
-from espalier.search.service.grpc_api.convert import score_request_from_wire, score_request_to_wire
+from espalier.search.service.grpc_api.convert import request_from_wire, request_to_wire
 from espalier.v1 import search_pb2 as pb
 
 PROBLEM = "Tom starts with 38 coins. He finds 47 more."
@@ -44,8 +44,8 @@ def client(server: ServerThread) -> Iterator[SearchClient]:
 
 
 def test_every_field_of_a_request_comes_through() -> None:
-    message = score_request_to_wire(REQUEST, priority=3)
-    assert score_request_from_wire(message) == (REQUEST, [])
+    message = request_to_wire(REQUEST, pb.ScoreSolutionRequest, priority=3)
+    assert request_from_wire(message) == (REQUEST, [])
     assert message.priority == 3
     assert {field.name for field in message.DESCRIPTOR.fields} == {field.name for field in fields(REQUEST)} | {
         "priority"
@@ -94,7 +94,7 @@ def test_wrong_solutions_are_refused_by_name(solutions: Any, client: SearchClien
 
 def test_an_unknown_enum_value_is_refused_by_name() -> None:
     message = pb.ScoreSolutionRequest(problem=PROBLEM, aggregation=99)  # type: ignore[arg-type]
-    _, violations = score_request_from_wire(message)
+    _, violations = request_from_wire(message)
     assert [violation.field for violation in violations] == ["aggregation"]
 
 
