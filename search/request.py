@@ -181,25 +181,20 @@ def validate(request: SearchRequest) -> None:
     Raises:
         InvalidRequestError: lists all violations.
     """
-    found: list[Violation] = []
-
-    def require(ok: bool, field: str, description: str) -> None:
-        if not ok:
-            found.append(Violation(field, description))
-
-    of_fields = violations_with_problem(request)
+    found = violations_with_problem(request)
+    wrong = {violation.field for violation in found}
     readers = {"step_rule": read_step_rule, "thinking": read_thinking}
     readers |= {"stop_when": read_stop_rule} if request.stop_when else {}
     readers |= {"stop_unsure": read_unsure_rule} if request.stop_unsure else {}
     for name, read in readers.items():
-        if name not in {violation.field for violation in of_fields}:
+        if name not in wrong:
             try:
                 read(getattr(request, name))
             except ValueError as error:
-                of_fields.append(Violation(name, str(error)))
-    require(not request.stop_when or bool(request.probe_every), "stop_when", "needs probe_every: the rule reads probes")
-    found += of_fields
-    if "algorithm" not in {violation.field for violation in of_fields}:
+                found.append(Violation(name, str(error)))
+    if request.stop_when and not request.probe_every:
+        found.append(Violation("stop_when", "needs probe_every: the rule reads probes"))
+    if "algorithm" not in wrong:
         its = algorithm_of(request)
         own = violations(its.parameters(request)) if isinstance(request.algorithm, CodeName) else []
         found += [*own, *its.violations(request)]

@@ -1,7 +1,7 @@
 """The search tree: one node per step, functions on nodes, and which of them have changed."""
 
 import math
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -76,6 +76,16 @@ class NodeRecord:
     def depth(self) -> int:
         """Steps from the root."""
         return len(self.path)
+
+
+def path_to(nodes: Mapping[int, NodeRecord], node_id: int | None) -> list[NodeRecord]:
+    """The path's nodes, of `nodes` by id, from the first step to one, without the root; empty for None."""
+    path: list[NodeRecord] = []
+    node = None if node_id is None else nodes.get(node_id)
+    while node is not None and node.parent_id is not None:
+        path.append(node)
+        node = nodes.get(node.parent_id)
+    return path[::-1]
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,6 @@
 """Options shared by several commands that no dataclass declares, and parsers of option values."""
 
 import random
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,6 @@ from espalier.search.schema import Option
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 """File formats of plots."""
-
-_LARGEST_PORT = 65535
 
 
 class OptionError(EspalierError):
@@ -163,9 +160,11 @@ def _try_to_write(path: Path, makes_folder: bool) -> None:
 
 def check_endpoint(text: str | None) -> str | None:
     """Callback of an option that names a server: fails unless it is HOST:PORT."""
-    match = re.fullmatch(r"(?:\[[^\s\[\]]+\]|[^\s:/\[\]]+):(\d{1,5})", text or "", re.ASCII)
-    if text is not None and not (match and 1 <= int(match[1]) <= _LARGEST_PORT):
-        raise OptionError(f"--endpoint must be HOST:PORT, is {text!r}")
+    if text is not None:
+        from espalier.search.client.connection import host_of
+
+        if host_of(text) is None:
+            raise OptionError(f"--endpoint must be HOST:PORT, is {text!r}")
     return text
 
 

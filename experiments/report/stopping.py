@@ -13,7 +13,7 @@ from statistics import fmean, quantiles
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.report.runs import Run
-from espalier.experiments.report.trees import load_trees
+from espalier.experiments.report.trees import COMPLETE, load_trees
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import paired_interval
 from espalier.experiments.runs.table import Table
@@ -22,10 +22,9 @@ from espalier.search.grading.answers import exact_match_key, extract_answer
 from espalier.search.request import Vote
 from espalier.search.result import Candidate, NodeRecord
 from espalier.search.thoughts.stop_rule import StopRule
-from espalier.search.tree import Probe
+from espalier.search.tree import Probe, path_to
 from espalier.search.voting.vote import select
 
-_COMPLETE = ("eos", "boxed")
 _AGREE, _CERTAINTY = (2, 3, 4), (0.0, 0.8, 0.95)
 
 
@@ -153,7 +152,7 @@ def _replay(sample: Sample, paths: Sequence[Sequence[NodeRecord]], rule: StopRul
             answering += leaf.multiplicity * sum(node.tokens for node in path if len(node.text) > node.thought_chars)
             ended += leaf.multiplicity
             candidates.append(Candidate(leaf.node_id, answer.answer, None, leaf.multiplicity, ()))
-        elif leaf.termination in _COMPLETE:
+        elif leaf.termination in COMPLETE:
             text = "".join(node.text[node.thought_chars :] for node in path)
             candidates.append(Candidate(leaf.node_id, extract_answer(text), None, leaf.multiplicity, ()))
     tokens = answering + sum(node.multiplicity * node.tokens for node in seen.values())
@@ -180,13 +179,5 @@ def _end(path: Sequence[NodeRecord], rule: StopRule) -> int:
 def _paths(nodes: Sequence[NodeRecord]) -> list[list[NodeRecord]]:
     """The paths of a search from their first steps to their ends."""
     by_id, parents = {node.node_id: node for node in nodes}, {node.parent_id for node in nodes}
-    paths: list[list[NodeRecord]] = []
-    for leaf in nodes:
-        if leaf.node_id in parents or leaf.parent_id is None:
-            continue
-        path, node = list[NodeRecord](), leaf
-        while node.parent_id is not None:
-            path.append(node)
-            node = by_id[node.parent_id]
-        paths.append(path[::-1])
-    return paths
+    leaves = [node for node in nodes if node.node_id not in parents and node.parent_id is not None]
+    return [path_to(by_id, leaf.node_id) for leaf in leaves]

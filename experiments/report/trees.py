@@ -9,11 +9,12 @@ from espalier.experiments.report.runs import Run
 from espalier.experiments.runs.folder import TREES
 from espalier.experiments.runs.jsonl import damage_named, read_lines
 from espalier.search.result import NodeRecord
-from espalier.search.tree import Probe
+from espalier.search.tree import Probe, path_to
 
 _MAX_PRUNED = 3
 """Leaves without an answer shown at each fork; the others are counted."""
-_COMPLETE = ("eos", "boxed")
+COMPLETE = ("eos", "boxed")
+"""Ends of complete paths."""
 _DUPLICATE = "duplicate"
 _ENDED = {
     "eos": "✓ complete",
@@ -80,7 +81,8 @@ def tree_lines(nodes: Sequence[NodeRecord], selected: Collection[int]) -> list[L
     children: dict[int | None, list[NodeRecord]] = defaultdict(list)
     for node in by_id.values():
         children[node.parent_id].append(node)
-    complete = {at for node in by_id.values() if node.termination in _COMPLETE for at in _lineage(by_id, node)}
+    ends = [node.node_id for node in by_id.values() if node.termination in COMPLETE]
+    complete = {node.node_id for end in ends for node in path_to(by_id, end)}
     lines: list[Line] = []
 
     def draw(parent: int, depth: int) -> None:
@@ -107,16 +109,7 @@ def selected_nodes(nodes: Sequence[NodeRecord], text: str) -> list[int]:
     """Nodes on the complete path that reads as `text`; empty if there is none."""
     by_id = {node.node_id: node for node in nodes if node.termination != _DUPLICATE}
     for node in by_id.values():
-        path = _lineage(by_id, node) if node.termination in _COMPLETE else []
-        if path and "".join(by_id[at].text for at in reversed(path)) == text:
-            return path
+        path = path_to(by_id, node.node_id) if node.termination in COMPLETE else []
+        if path and "".join(step.text for step in path) == text:
+            return [step.node_id for step in path]
     return []
-
-
-def _lineage(by_id: dict[int, NodeRecord], node: NodeRecord) -> list[int]:
-    """Ids of a node and the steps above it, without the root."""
-    path: list[int] = []
-    while node.parent_id is not None:
-        path.append(node.node_id)
-        node = by_id[node.parent_id]
-    return path

@@ -28,10 +28,10 @@ _log = logging.getLogger("espalier.runs")
 
 
 class _Held(threading.local):
-    """Locks that this thread holds, with how often: a command locks its folder, and what it calls does so again."""
+    """Locks that this thread holds: a command locks its folder, and what it calls does so again."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
+        self.keys: set[str] = set()
 
 
 _held = _Held()
@@ -78,19 +78,15 @@ def _make(folder: Path) -> None:
 def _lock(path: Path, place: Path) -> Iterator[None]:
     """Hold the lock file `path` of the output `place`."""
     key = os.path.realpath(path)
-    if key in _held.counts:
-        _held.counts[key] += 1
-        try:
-            yield
-        finally:
-            _held.counts[key] -= 1
+    if key in _held.keys:
+        yield
         return
     descriptor = _acquired(path, place)
-    _held.counts[key] = 1
+    _held.keys.add(key)
     try:
         yield
     finally:
-        del _held.counts[key]
+        _held.keys.remove(key)
         if descriptor is not None:
             path.unlink(missing_ok=True)  # before the lock ends, so that nobody else's file is removed
             os.close(descriptor)

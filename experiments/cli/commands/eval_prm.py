@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import writing_to
+from espalier.experiments.cli.runs import EXIT_PARTIAL, writing_to
 from espalier.experiments.cli.schema_options import Only, Without, with_schema
 from espalier.experiments.prm_evaluation.solutions import Format
 from espalier.search.run.load import RuntimeSettings
 
-EXIT_PARTIAL = 3
 _UNUSED = ("system_prompt", "answer_equivalence", "grader_memory", "reserved_share", "expected_tokens")
 """Settings of what samples steps, votes or admits searches."""
 

@@ -17,6 +17,7 @@ from espalier.search.result import (
     thought_of,
 )
 from espalier.search.service.http_api.openai.chat_request import ChatCall
+from espalier.search.tree import path_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,15 @@ def shown(result: SearchResult) -> Shown:
 def shown_paths(result: SearchResult, count: int) -> list[Shown]:
     """Return the path to show first, then complete paths by their scores, `count` at most."""
     candidates, probed = candidates_shown(result, count), result.probed
+    nodes = {node.node_id: node for node in result.nodes}
     if probed or not candidates:
         furthest = max(result.nodes, key=lambda node: (len(node.path), _score(node)), default=None)
-        path = _path_to(result, probed.node_id if probed else furthest.node_id if furthest else None)
+        path = path_to(nodes, probed.node_id if probed else furthest.node_id if furthest else None)
         thinking = sum(step.tokens for step in path if step.thought_chars)
         answer = (f"\\boxed{{{probed.answer}}}",) if probed else ()
         return [Shown((*content_of(path), *answer), _tokens(path), "length", thought_of(path), thinking)]
     return [
-        Shown(content_of(c.steps), _tokens(_path_to(result, c.node_id)), "stop", c.thought, c.thought_tokens)
+        Shown(content_of(c.steps), _tokens(path_to(nodes, c.node_id)), "stop", c.thought, c.thought_tokens)
         for c in candidates
     ]
 
@@ -90,16 +92,6 @@ def candidates_shown(result: SearchResult, count: int) -> list[Candidate]:
         return []
     others = (each for each in result.candidates if each.node_id != best.node_id)
     return [best, *sorted(others, key=_score, reverse=True)][:count]
-
-
-def _path_to(result: SearchResult, node_id: int | None) -> list[NodeRecord]:
-    nodes = {node.node_id: node for node in result.nodes}
-    node = nodes.get(node_id) if node_id is not None else None
-    path: list[NodeRecord] = []
-    while node is not None and node.parent_id is not None:
-        path.insert(0, node)
-        node = nodes.get(node.parent_id)
-    return path
 
 
 def progress_line(event: StepDone) -> str:
