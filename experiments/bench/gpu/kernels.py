@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 from espalier.experiments.planning.known_models import MODELS, ModelShape
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
-from espalier.kernels.triton import attention, cache, filters, linear, pointwise, sampling
+from espalier.kernels.triton import attention, cache, filters, linear, pointwise, recurrent, sampling
 from espalier.kernels.triton.plan import FIELDS, TILE
 
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
@@ -74,6 +74,8 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
     for model, kernels in ((verifier, _kv), (verifier, _pointwise), (verifier, _products), (small, _sampling)):
         for name, kernel in kernels(MODELS[model]):
             yield name, model, kernel
+    for name, kernel in _recurrent():
+        yield name, "Qwen3.5-0.8B", kernel
 
 
 def _kv(s: ModelShape) -> Named:
@@ -232,6 +234,50 @@ def _products(s: ModelShape) -> Named:
             multiplies=True,
         ),
     )
+
+
+def _recurrent() -> Named:
+    """Kernels of recurrent layers, which the models that are planned with have none of; 64 sequences decode."""
+    bf16, f32, i64 = "*bf16", "*fp32", "*i64"
+    places = {"memory": f32, "spans": i64, "sources": i64}
+    convolution = {"CHANNELS": 6144, "WIDTH": 4, "PORTION": recurrent.CHANNELS}
+    yield (
+        "convolve_tokens",
+        Specialisation(
+            recurrent.convolve_tokens,
+            {**dict.fromkeys(("x", "weight", "bias", "output"), bf16), **places, "stride": "i32", "sequences": "i32"},
+            {**convolution, "PADDED": 64, "BIASED": False, "SILU": True},
+        ),
+    )
+    yield (
+        "keep_inputs",
+        Specialisation(recurrent.keep_inputs, {"x": bf16, **places, "targets": i64, "stride": "i32"}, convolution),
+    )
+    for delta in (True, False):
+        yield (
+            "recur_heads" + ", without delta" * (not delta),
+            Specialisation(
+                recurrent.recur_heads,
+                {
+                    **dict.fromkeys(("query", "key", "value", "beta", "output"), bf16),
+                    **places,
+                    "log_decay": f32,
+                    "targets": i64,
+                    **dict.fromkeys(("query_stride", "key_stride", "value_stride"), "i32"),
+                    "eps": "fp32",
+                },
+                {
+                    "HEADS": 16,
+                    "KEY_HEADS": 16,
+                    "ROWS": 128,
+                    "PADDED_ROWS": 128,
+                    "COLUMNS": 128,
+                    "PORTION": recurrent.COLUMNS,
+                    "DELTA": delta,
+                    "BY_ROW": False,
+                },
+            ),
+        )
 
 
 def _attend(s: ModelShape, tile: attention.Tile, windowed: bool, extras: bool = False) -> Specialisation:
