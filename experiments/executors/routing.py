@@ -101,9 +101,7 @@ class Search:
 class RecentProblems:
     """The beginnings of the problems that a worker was given last, whose prompts its prefix cache may hold."""
 
-    def __init__(self, most: int = _MAX_PIECES) -> None:
-        """Remember the last `most` pieces."""
-        self._most = most
+    def __init__(self) -> None:
         self._pieces: OrderedDict[int, None] = OrderedDict()
 
     def add(self, salt: bytes, problem: str) -> None:
@@ -111,7 +109,7 @@ class RecentProblems:
         for piece in _pieces(salt, problem):
             self._pieces[piece] = None
             self._pieces.move_to_end(piece)
-        while len(self._pieces) > self._most:
+        while len(self._pieces) > _MAX_PIECES:
             self._pieces.popitem(last=False)
 
     def saved_tokens(self, salt: bytes, problem: str) -> int:

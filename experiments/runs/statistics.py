@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
 from types import ModuleType
 
 from espalier.engine.errors import EspalierError
@@ -23,17 +22,6 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     half = _Z95 * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
     # Exact at the ends, where rounding could put a bound on the wrong side of the proportion.
     return 0.0 if successes == 0 else centre - half, 1.0 if successes == trials else centre + half
-
-
-def mean_interval(values: list[float]) -> tuple[float, float]:
-    """Mean of independent values, and half the width of its 95% interval by the central limit theorem.
-
-    Raises:
-        ValueError: there are fewer than two values.
-    """
-    if len(values) < 2:
-        raise ValueError("an interval needs at least two values")
-    return fmean(values), _Z95 * stdev(values) / math.sqrt(len(values))
 
 
 def clustered_standard_error(clusters: Sequence[Sequence[float]]) -> float:

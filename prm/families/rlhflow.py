@@ -16,15 +16,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import (
-    FamilyInfo,
-    PrmFamily,
-    ScoreInput,
-    StepPath,
-    special_tokens_in,
-    stripped_step,
-    without_special_tokens,
-)
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath
 from espalier.prm.heads import load_scoring_model, probability_of, require_published_ids, require_token
 
 _GOOD, _BAD = "+", "-"
@@ -62,24 +54,26 @@ class RlhFlow(PrmFamily):
         if not second.startswith(first) or close != self._close or not self._close or _GOOD not in opening:
             raise CheckpointError("the chat template of this verifier does not append turn to turn; rlhflow needs that")
         self._open = opening
-        self._special_tokens = special_tokens_in(first, model.tokenizer)
         encode = model.tokenizer.encode
         self.max_special_tokens = len(encode(self._open)) + len(encode(self._close))
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The start of the user's first turn, which the first step continues."""
-        return self.model.tokenizer.encode(self._head + self._plain(problem))
+        return self.model.tokenizer.encode(self._head + problem.strip())
 
     def read(self, path: StepPath) -> ScoreInput:
-        """The user's turn and the assistant's header; the first step is encoded with the problem."""
+        """The user's turn and the assistant's header; the first step is encoded with the problem.
+
+        Templates of this kind strip turns; stripping here makes both renderings agree for any template.
+        """
         if len(path.steps) == 1:
             return self.full_path(path)
-        ids = self.model.tokenizer.encode(self._open + self._plain(path.steps[-1]) + self._close)
+        ids = self.model.tokenizer.encode(self._open + path.steps[-1].strip() + self._close)
         return ScoreInput(tuple(ids), (len(ids) - 1,))
 
     def full_path(self, path: StepPath) -> ScoreInput:
         """The chat as rendered by the template, encoded at once."""
-        ids = self.model.tokenizer.encode(self._chat(self._plain(path.problem), tuple(map(self._plain, path.steps))))
+        ids = self.model.tokenizer.encode(self._chat(path.problem.strip(), tuple(map(str.strip, path.steps))))
         return ScoreInput(tuple(ids), (len(ids) - 1,), full_path=True)
 
     def _chat(self, problem: str, steps: tuple[str, ...]) -> str:
@@ -87,10 +81,6 @@ class RlhFlow(PrmFamily):
         for step in steps[1:]:
             messages += [{"role": "assistant", "content": _GOOD}, {"role": "user", "content": step}]
         return self.model.tokenizer.render_chat(messages)
-
-    def _plain(self, text: str) -> str:
-        # Templates of this kind strip turns; stripping here makes both renderings agree for any template.
-        return without_special_tokens(stripped_step(text).strip(), self._special_tokens)
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> RlhFlow:

@@ -15,7 +15,7 @@ import torch
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, without_special_tokens
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath
 from espalier.prm.heads import load_scoring_model, probability_of, require_token
 
 _MARKS = _BEGIN, _USER, _ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
@@ -43,12 +43,11 @@ class ValueGuided(PrmFamily):
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem with the instruction, and the opening of the thought."""
-        asked = without_special_tokens(problem, _MARKS) + _INSTRUCTION
-        return self.model.tokenizer.encode(f"{_BEGIN}{_USER}{asked}{_ASSISTANT}<think>\n")
+        return self.model.tokenizer.encode(f"{_BEGIN}{_USER}{problem}{_INSTRUCTION}{_ASSISTANT}<think>\n")
 
     def read(self, path: StepPath) -> ScoreInput:
         """The step's text, read at its last token."""
-        ids = self.model.tokenizer.encode(without_special_tokens(path.steps[-1], _MARKS))
+        ids = self.model.tokenizer.encode(path.steps[-1])
         return ScoreInput(tuple(ids), (len(ids) - 1,))
 
 

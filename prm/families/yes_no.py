@@ -16,15 +16,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import (
-    FamilyInfo,
-    PrmFamily,
-    ScoreInput,
-    StepPath,
-    special_tokens_in,
-    stripped_step,
-    without_special_tokens,
-)
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
 from espalier.prm.heads import load_scoring_model, probability_of, require_one_token, stacked_head, take_token_rows
 
 _QUESTION = "Is this solution right so far, its last step included? Answer with one word: Yes or No."
@@ -59,24 +51,23 @@ class YesNo(PrmFamily):
         before, after = self._around("2")
         if not before or _QUESTION not in after:
             raise CheckpointError(f"the chat template of this model leaves out a turn of three; {INFO.name} needs them")
-        self._special_tokens = special_tokens_in(before + after, model.tokenizer)
         self._probe_ids = tuple(model.tokenizer.encode(after))
         self.max_probe_tokens = len(self._probe_ids)
         self.max_special_tokens = 1 + self.max_probe_tokens
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem's turn, and the opening of the assistant's."""
-        return self.model.tokenizer.encode(self._around(self._plain(problem))[0])
+        return self.model.tokenizer.encode(self._around(problem)[0])
 
     def read(self, path: StepPath) -> ScoreInput:
         """The step with its blank line, the question as a probe, and the place of the answer."""
-        ids = self.model.tokenizer.encode(self._plain(stripped_step(path.steps[-1])) + "\n\n")
+        ids = self.model.tokenizer.encode(stripped_step(path.steps[-1]) + "\n\n")
         end = len(ids) + len(self._probe_ids) - 1
         return ScoreInput((*ids, *self._probe_ids), (end,), num_probe_tokens=len(self._probe_ids))
 
     def full_path(self, path: StepPath) -> ScoreInput:
         """The answer so far, encoded at once."""
-        answer = "".join(self._plain(stripped_step(step)) + "\n\n" for step in path.steps)
+        answer = "".join(stripped_step(step) + "\n\n" for step in path.steps)
         ids = [*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer), *self._probe_ids]
         return ScoreInput(tuple(ids), (len(ids) - 1,), num_probe_tokens=len(self._probe_ids), full_path=True)
 
@@ -86,9 +77,6 @@ class YesNo(PrmFamily):
         messages = [{"role": role, "content": content} for role, content in turns]
         before, _, after = self.model.tokenizer.render_chat(messages, enable_thinking=False).rpartition(_SOLUTION)
         return before, after
-
-    def _plain(self, text: str) -> str:
-        return without_special_tokens(text, self._special_tokens)
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> YesNo:

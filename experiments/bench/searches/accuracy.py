@@ -1,8 +1,10 @@
 """Accuracy on the demo benchmark: each search with the same seed and problems, with 95% intervals."""
 
+import math
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 from espalier.experiments.bench.report import Show, nothing_shown
@@ -10,7 +12,6 @@ from espalier.experiments.cli.progress import share_progress
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
-from espalier.experiments.runs.statistics import mean_interval
 from espalier.experiments.runs.summary import Summary
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -89,3 +90,14 @@ def _row(name: str, summary: Summary) -> dict[str, Any]:
         "verifier computed / tree": summary.verifier_redundancy or 0.0,
         "blocks held / logical": summary.blocks_shared,
     }
+
+
+def mean_interval(values: list[float]) -> tuple[float, float]:
+    """Mean of independent values, and half the width of its 95% interval by the central limit theorem.
+
+    Raises:
+        ValueError: there are fewer than two values.
+    """
+    if len(values) < 2:
+        raise ValueError("an interval needs at least two values")
+    return fmean(values), NormalDist().inv_cdf(0.975) * stdev(values) / math.sqrt(len(values))

@@ -7,13 +7,13 @@ from statistics import fmean
 from typing import Any
 
 from espalier.experiments.bench.report import Show, nothing_shown
+from espalier.experiments.bench.searches.accuracy import mean_interval
 from espalier.experiments.cli.progress import share_progress
 from espalier.experiments.plots.figure import panels, save
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.record import Sample
-from espalier.experiments.runs.statistics import mean_interval
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator

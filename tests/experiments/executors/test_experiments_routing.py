@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from espalier.experiments.executors import routing
 from espalier.experiments.executors.routing import RecentProblems, Search, WorkerState, choose_worker
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
@@ -161,8 +162,9 @@ def test_a_common_beginning_counts_as_far_as_it_goes():
     assert recent.saved_tokens(b"", "x" + examples) == 0
 
 
-def test_the_memory_of_problems_is_bounded_and_keeps_the_latest():
-    recent = RecentProblems(most=10)
+def test_the_memory_of_problems_is_bounded_and_keeps_the_latest(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(routing, "_MAX_PIECES", 10)
+    recent = RecentProblems()
     for number in range(50):
         recent.add(b"", f"problem {number}")
         assert len(recent._pieces) <= 10

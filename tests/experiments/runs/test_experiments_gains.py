@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 
+from espalier.experiments.bench.searches.accuracy import mean_interval
 from espalier.experiments.runs.benchmarks import load_benchmark
-from espalier.experiments.runs.statistics import mean_interval
 from espalier.search.grading.answers import canonical
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator

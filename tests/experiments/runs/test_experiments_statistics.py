@@ -3,7 +3,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from espalier.experiments.runs.statistics import mean_interval, wilson_interval
+from espalier.experiments.bench.searches.accuracy import mean_interval
+from espalier.experiments.runs.statistics import wilson_interval
 
 
 @pytest.mark.parametrize(
