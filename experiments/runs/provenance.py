@@ -55,13 +55,7 @@ def describe_command(
 def describe_models(runtime: "RuntimeSettings") -> dict[str, dict[str, str]]:
     """Name, folder and quantization of each model by role; none of a verifier without weights of its own."""
     from espalier.engine.models.hub import HubSettings, locate_with_adapter
-    from espalier.prm.scorers import names_checkpoint
 
-    named = {
-        "generator": (runtime.generator, runtime.generator_quantization),
-        "verifier": (names_checkpoint(runtime.verifier) and runtime.verifier, runtime.verifier_quantization),
-        "reference": (runtime.verifier_reference, runtime.verifier_quantization),
-    }
     # Loading has downloaded the models, so no network access is needed.
     hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
     return {
@@ -72,8 +66,7 @@ def describe_models(runtime: "RuntimeSettings") -> dict[str, dict[str, str]]:
             ),
             "quantization": str(quantization),
         }
-        for role, (name, quantization) in named.items()
-        if name
+        for role, (name, quantization) in runtime.checkpoints.items()
     }
 
 

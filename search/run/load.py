@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from espalier.search.run.generator import Advice, Generator
     from espalier.search.run.orchestrator import Orchestrator
 
-_REFERENCE = "reference"
+REFERENCE = "reference"
 """Besides the roles: the reference model of an implicit process reward model."""
 AUTO = "auto"
 _PAIR = {"demo-generator": "demo-verifier"}
@@ -179,6 +179,16 @@ class RuntimeSettings:
         if self.verifier == AUTO:
             object.__setattr__(self, "verifier", _PAIR.get(self.generator, ""))
 
+    @property
+    def checkpoints(self) -> dict[str, tuple[str, Quantization]]:
+        """Names of the checkpoints to load, and the quantization of their weights, by role and for `REFERENCE`."""
+        named = {
+            GENERATOR: (self.generator, self.generator_quantization),
+            VERIFIER: (self.verifier if names_checkpoint(self.verifier) else "", self.verifier_quantization),
+            REFERENCE: (self.verifier_reference if self.verifier else "", self.verifier_quantization),
+        }
+        return {role: (name, quantization) for role, (name, quantization) in named.items() if name}
+
 
 class SolverSettings(TypedDict, total=False):
     """Keyword arguments of `Solver` that are fields of `RuntimeSettings`; a test holds that they are the same."""
@@ -262,7 +272,7 @@ def _load(
     for opened in checkpoints.values():
         _ = opened.decoder_config  # whose faults are found before anything is loaded
     if VERIFIER in checkpoints:
-        identify(checkpoints[VERIFIER], settings.verifier_family, _REFERENCE in checkpoints)
+        identify(checkpoints[VERIFIER], settings.verifier_family, REFERENCE in checkpoints)
     if GENERATOR in checkpoints and settings.verifier == SELF:
         require_askable(checkpoints[GENERATOR])
     models: dict[str, Model] = {}
@@ -277,7 +287,7 @@ def _load(
     elif head:
         models[GENERATOR], scorer = add_trunk_head(head, models[GENERATOR], settings.verify_incremental)
     elif VERIFIER in checkpoints:
-        reference = checkpoints.get(_REFERENCE)
+        reference = checkpoints.get(REFERENCE)
         family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
     if family:
         scorer, models[VERIFIER] = Verifier(family, settings.verify_incremental), family.model
@@ -425,18 +435,12 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         if on_bytes:
             on_bytes(done, sum(checkpoint.nbytes for checkpoint in opened.values()))
 
-    wanted = {
-        GENERATOR: (settings.generator, settings.generator_quantization),
-        VERIFIER: (names_checkpoint(settings.verifier) and settings.verifier, settings.verifier_quantization),
-        _REFERENCE: (settings.verifier and settings.verifier_reference, settings.verifier_quantization),
-    }
     form = settings.load_format
     opened = dict[str, Checkpoint]()
-    for role, (name, quantization) in wanted.items():
-        if name:
-            folder, adapter = locate_with_adapter(name, form, hub)
-            options = settings.batch_invariant, adapter, settings.model_impl
-            opened[role] = Checkpoint(folder, form, quantization, count, *options)
+    for role, (name, quantization) in settings.checkpoints.items():
+        folder, adapter = locate_with_adapter(name, form, hub)
+        options = settings.batch_invariant, adapter, settings.model_impl
+        opened[role] = Checkpoint(folder, form, quantization, count, *options)
     if _device(settings.device).type == "cpu":
         _require_memory(opened, settings)
     return opened
@@ -448,7 +452,7 @@ def _require_memory(opened: dict[str, Checkpoint], settings: RuntimeSettings) ->
     from espalier.prm.scorers.trunk_head import is_trunk_head
 
     dtype = resolve_dtype(settings.dtype, settings.device)
-    flags = {GENERATOR: "--generator", VERIFIER: "--verifier", _REFERENCE: "--verifier-reference"}
+    flags = {GENERATOR: "--generator", VERIFIER: "--verifier", REFERENCE: "--verifier-reference"}
     models = {
         flags[role]: model_bytes(checkpoint.decoder_config, dtype, checkpoint.quantization, role != VERIFIER)
         for role, checkpoint in opened.items()
