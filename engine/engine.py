@@ -14,6 +14,7 @@ from espalier.engine.interrupts import interrupts_held
 from espalier.engine.memory.blocks import BlockPool
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
+from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling.admission import Admission
@@ -26,7 +27,7 @@ from espalier.engine.scheduling.scheduler import Scheduler
 from espalier.engine.stats import SECOND_BOUNDS, Histogram, RoleStats
 from espalier.engine.step_record import StepRecord, Times, record_of
 from espalier.engine.work import Done, Generated, Work
-from espalier.kernels.layout import KVLayout, KVShape, kv_groups
+from espalier.kernels.layout import Layout, StateLayout, kv_groups
 
 log = logging.getLogger("espalier.engine")
 _WITHOUT_EMBEDDING = (
@@ -110,13 +111,19 @@ class Engine:
         self.kv_pool = _make_kv_pool(models, self.settings, device)
         self.schedulers: dict[str, Scheduler] = {}
         self._runners: dict[str, ModelRunner] = {}
-        kind = LaunchAheadScheduler if self.settings.launch_ahead else Scheduler
+        self._launch_ahead = self.settings.launch_ahead
+        if self._launch_ahead and (recurrent := [role for role, its in models.items() if its.config.state_shapes]):
+            log.info(
+                "no step is launched ahead: the recurrent state of the %s cannot go back", " and the ".join(recurrent)
+            )
+            self._launch_ahead = False
+        kind = LaunchAheadScheduler if self._launch_ahead else Scheduler
         for role, model in models.items():
-            groups = kv_groups(model.config.kv_layers)
             layouts = _layouts(model, self.settings.block_size, self.kv_pool.slab_bytes)
+            windows = [shape.window for shape in kv_groups(model.config.kv_layers)]
             pools = [
-                BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache, shape.window, name)
-                for layout, shape, name in zip(layouts, groups, pool_names(role, groups), strict=True)
+                BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache, window, name)
+                for layout, window, name in zip(layouts, [*windows, None], pool_names(role, model.config), strict=False)
             ]
             table = SequenceTable(pools, cache_seed=model.digest.encode())
             self.schedulers[role] = kind(role, model, table, self._make_room)
@@ -282,7 +289,7 @@ class Engine:
         except PoolExhaustedError:
             if not before:
                 raise  # else the batch in flight may free blocks
-        left = 1 if self.settings.launch_ahead and before < len(self._in_flight) else 0
+        left = 1 if self._launch_ahead and before < len(self._in_flight) else 0
         while len(self._in_flight) > left:
             self._collect()
 
@@ -499,20 +506,25 @@ class Engine:
         return self._preemption.make_room(requesters)
 
 
-def pool_names(role: str, groups: Collection[KVShape]) -> list[str]:
-    """Names of a model's block pools, one for each KV group: its role if there is one."""
-    return [role] if len(groups) == 1 else [f"{role}/{group}" for group in range(len(groups))]
+def pool_names(role: str, config: DecoderConfig) -> list[str]:
+    """Names of a model's block pools, one for each KV group, its role if there is one; then that of its states."""
+    groups = kv_groups(config.kv_layers)
+    names = [role] if len(groups) == 1 else [f"{role}/{group}" for group in range(len(groups))]
+    return [*names, f"{role}/states"] if config.state_shapes else names
 
 
-def _layouts(model: Model, block_size: int, slab_bytes: int) -> list[KVLayout]:
-    """Where the blocks of each of a model's KV groups lie."""
+def _layouts(model: Model, block_size: int, slab_bytes: int) -> list[Layout]:
+    """Where the blocks of each of a model's KV groups lie, and then its states if it has any."""
     decoder, groups = model.decoder, kv_groups(model.config.kv_layers)
-    return [
+    layouts: list[Layout] = [
         decoder.backend.layout(
             len(layers), shape.kv_heads, shape.key_dim, block_size, decoder.dtype, slab_bytes, shape.value_dim, group
         )
         for group, (shape, layers) in enumerate(groups.items())
     ]
+    if shapes := model.config.state_shapes:
+        layouts.append(StateLayout(shapes, block_size, slab_bytes))
+    return layouts
 
 
 def _make_kv_pool(models: Mapping[str, Model], settings: EngineSettings, device: torch.device) -> KVPool:
@@ -522,6 +534,8 @@ def _make_kv_pool(models: Mapping[str, Model], settings: EngineSettings, device:
     ]
     slab = settings.slab_bytes or max(settings.kv_memory_bytes // 128, *block_bytes)
     slab = max(slab - slab % 64, *block_bytes)  # 64: keeps every model's view of a slab aligned
+    if any(model.config.state_shapes for model in models.values()):
+        slab += -slab % 64
     if settings.kv_memory_bytes < slab:
         raise PoolTooSmallError(slab, settings.kv_memory_bytes)
     return KVPool(settings.kv_memory_bytes, slab, device)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
+from espalier.kernels.recurrent import StateRows
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
@@ -57,6 +59,20 @@ class AttentionBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class StateBatch:
+    """The recurrent states of a step's sequences; where they lie is in the host's memory.
+
+    Attributes:
+        rows: the sequences that go on; their tokens come first. Addresses are those of whole states.
+        read_again: int64, the states of the sequences behind them, of which the last token, computed before, is asked
+            for once more: its hidden state is the last part of each.
+    """
+
+    rows: StateRows
+    read_again: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """A step: T tokens and where they lie; in the host's memory, but for `drawn`.
 
@@ -66,12 +82,14 @@ class StepBatch:
         attention: where the tokens and their context lie.
         drawn: int64, on the device: tokens that the step before drew and that the host has not seen yet; None if no
             token stands for one.
+        states: None for a decoder that has none.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionBatch
     drawn: torch.Tensor | None = None
+    states: StateBatch | None = None
 
     def known_token_ids(self, device: torch.device) -> torch.Tensor:
         """The token ids on a device, with those just drawn filled in."""

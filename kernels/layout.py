@@ -12,11 +12,13 @@ The last dimension of each is the one that attention's inner loops run along: a 
 block at once, and an attention weight with all elements of a value.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 
@@ -159,3 +161,78 @@ class KVLayout:
         slabs = kv_pool.numel() // self.slab_bytes
         slab_stride = self.slab_bytes // self.dtype.itemsize
         return kv_pool.view(self.dtype).as_strided((slabs, *shape), (slab_stride, *strides), offset)
+
+
+StateShape = tuple[int, ...]
+"""Shape of one part of a sequence's recurrent state, float32."""
+_ALIGNED = 16
+"""Elements of which each part of a state begins at a multiple: 64 bytes."""
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """Layout of recurrent states inside slabs: a block is the state of one sequence, all layers, float32.
+
+        slab   [slot][slot] ...       then unused bytes, less than one block
+        slot   [part][part] ...       each begins at a multiple of 64 bytes
+
+    Attributes:
+        shapes: of each part of a state.
+        block_size: tokens per block of the model's KV groups; a state is cached where one ends.
+        slab_bytes: size of one slab of the KV pool.
+    """
+
+    dtype: ClassVar[torch.dtype] = torch.float32
+    bytes_per_token: ClassVar[int] = 0
+
+    shapes: tuple[StateShape, ...]
+    block_size: int
+    slab_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.blocks_per_slab < 1:
+            raise ValueError(f"a slab of {self.slab_bytes} bytes cannot hold one state of {self.block_bytes} bytes")
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Elements before each part of a state, and before its end."""
+        ends = [0]
+        for shape in self.shapes:
+            ends.append(ends[-1] + -(-math.prod(shape) // _ALIGNED) * _ALIGNED)
+        return tuple(ends)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one state."""
+        return state_bytes(self.shapes)
+
+    @cached_property
+    def blocks_per_slab(self) -> int:
+        """Number of states that fit in one slab."""
+        return self.slab_bytes // self.block_bytes
+
+    @property
+    def wasted_bytes_per_slab(self) -> int:
+        """Bytes at a slab's end that no state covers."""
+        return self.slab_bytes - self.blocks_per_slab * self.block_bytes
+
+    def starts(self, blocks: np.ndarray) -> np.ndarray:
+        """Elements of the KV pool before each of `blocks`, int64."""
+        slabs, slots = np.divmod(blocks.astype(np.int64), self.blocks_per_slab)
+        return (slabs * self.slab_bytes + slots * self.block_bytes) // self.dtype.itemsize
+
+    def block_views(self, kv_pool: torch.Tensor) -> list[torch.Tensor]:
+        """View for copies of whole states, `[num_slabs, 1, slot, elements]`; see `KVLayout.block_views`."""
+        item, elements = self.dtype.itemsize, self.block_bytes // self.dtype.itemsize
+        shape = kv_pool.numel() // self.slab_bytes, 1, self.blocks_per_slab, elements
+        strides = self.slab_bytes // item, self.slab_bytes // item, elements, 1
+        return [kv_pool.view(self.dtype).as_strided(shape, strides)]
+
+
+def state_bytes(shapes: Iterable[StateShape]) -> int:
+    """Bytes of a recurrent state with parts of these shapes; 0 for none."""
+    return sum(-(-math.prod(shape) // _ALIGNED) * _ALIGNED for shape in shapes) * StateLayout.dtype.itemsize
+
+
+Layout = KVLayout | StateLayout
+"""Layout of blocks in slabs."""

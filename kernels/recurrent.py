@@ -36,6 +36,16 @@ class StateRows:
     sources: torch.Tensor
     targets: torch.Tensor
 
+    def to(self, device: torch.device) -> "StateRows":
+        """The same with addresses on a device."""
+        places = (each.to(device, non_blocking=True) for each in (self.spans, self.sources, self.targets))
+        return StateRows(self.memory, *places)
+
+    def part(self, offset: int) -> "StateRows":
+        """Where a part of the states lies that begins `offset` elements into each."""
+        sources = torch.where(self.sources < 0, self.sources, self.sources + offset)
+        return StateRows(self.memory, self.spans, sources, self.targets + offset)
+
     def read(self, *shape: int) -> torch.Tensor:
         """The rows' states before the step, `[S, *shape]`, copied."""
         states = self.memory[self.sources.clamp_min(0)[:, None] + self._elements(shape)]

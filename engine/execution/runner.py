@@ -16,8 +16,9 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.requests import DecodeRows
 from espalier.engine.scheduling.scheduler import StepResults
-from espalier.kernels.batch import AttentionBatch, StepBatch
-from espalier.kernels.layout import KVLayout, kv_groups
+from espalier.kernels.batch import AttentionBatch, StateBatch, StepBatch
+from espalier.kernels.layout import KVLayout, Layout, StateLayout, kv_groups
+from espalier.kernels.recurrent import StateRows
 
 _NOTHING = torch.empty(0)
 
@@ -29,11 +30,12 @@ WaitForResults = Callable[[], StepResults]
 class ModelRunner:
     """Computes the steps of one model."""
 
-    def __init__(self, role: str, model: Model, layouts: Sequence[KVLayout], kv_pool: KVPool) -> None:
-        """Run `model` on its blocks of `kv_pool`, which lie there as `layouts` of its KV groups say."""
+    def __init__(self, role: str, model: Model, layouts: Sequence[Layout], kv_pool: KVPool) -> None:
+        """Run `model` on its blocks of `kv_pool`, which lie there as `layouts` of its KV groups and states say."""
         self.role = role
         self.model = model
-        self._layouts = layouts
+        self._layouts = [layout for layout in layouts if isinstance(layout, KVLayout)]
+        self._states = next((layout for layout in layouts if isinstance(layout, StateLayout)), None)
         self._kv_pool = kv_pool
         self._backend = model.decoder.backend
         self._copy_blocks = self._backend.copy_blocks
@@ -41,10 +43,11 @@ class ModelRunner:
         self._device = model.decoder.device
         views = [
             (layer, layout.layer_view(kv_pool.bytes, place))
-            for layout, layers in zip(layouts, kv_groups(model.config.kv_layers).values(), strict=True)
+            for layout, layers in zip(self._layouts, kv_groups(model.config.kv_layers).values(), strict=True)
             for place, layer in enumerate(layers)
         ]
         self._layer_kvs = [layer_kv for _, layer_kv in sorted(views, key=lambda view: view[0])]
+        self._closed = False
         self._sampler: tuple[DecodeRows, Sampler] | None = None
         self._drawn = _NOTHING  # by the step that was launched last
         self._warm_up(draws=role == GENERATOR)
@@ -60,16 +63,18 @@ class ModelRunner:
             MisuseError: when it was closed.
         """
         decoder = self.model.decoder
-        if not self._layer_kvs:
+        if self._closed:
             raise MisuseError("the engine was closed")
         try:
             self._backend.use_device(self._device)  # whatever thread this is
             if plan.draws is not None and not self._draws_are_warm:
                 self._warm_up(draws=True)
-            for layout, (sources, destinations) in zip(self._layouts, plan.copies, strict=True):
+            for layout, (sources, destinations) in zip(self._layouts, plan.copies, strict=False):
                 if sources:
                     self._copy_blocks(layout, self._kv_pool.bytes, sources, destinations)
             batch = build_batch(table, plan.rows, plan.first, plan.counts, self._drawn)
+            if self._states:
+                batch = replace(batch, states=self._begin_states(self._states, table, plan))
             hidden = decoder.forward(batch, self._layer_kvs)
             self._drawn, log_probabilities, *drawn_from = self._draw(plan, hidden)
             fetched = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(plan, hidden)])
@@ -89,7 +94,32 @@ class ModelRunner:
     def close(self) -> None:
         """Let go of the KV pool, and of what steps on it were recorded as; nothing can be launched afterwards."""
         self.model.decoder.release(self._layer_kvs)
-        self._layer_kvs, self._sampler, self._drawn = [], None, _NOTHING
+        self._layer_kvs, self._sampler, self._drawn, self._closed = [], None, _NOTHING, True
+
+    def _begin_states(self, layout: StateLayout, table: SequenceTable, plan: StepPlan) -> StateBatch:
+        """Describe a step's states; of those to be copied, most are read in one place and written in the other.
+
+        Only what the step also writes to is copied before, in order: a state that was kept for its prefix may have
+        become another sequence's in the same step.
+        """
+        assert table.states is not None
+        again = table.computed[plan.rows] > plan.first
+        assert (again[:-1] <= again[1:]).all(), "sequences without new tokens come last"
+        states = table.blocks[table.states, plan.rows, table.num_blocks[plan.rows] - 1]
+        going_on = states[~again]
+        written, begun = set(going_on.tolist()), dict[int, int]()
+        for source, to in zip(*plan.copies[table.states], strict=True):
+            if source in written:
+                self._copy_blocks(layout, self._kv_pool.bytes, [source], [to])
+            else:
+                begun[to] = source
+        targets = layout.starts(going_on)
+        sources = layout.starts(np.array([begun.get(state, state) for state in going_on.tolist()], dtype=np.int64))
+        sources[plan.first[~again] == 0] = -1
+        spans = np.concatenate(([0], plan.counts[~again].cumsum()))
+        memory = self._kv_pool.bytes.view(layout.dtype)
+        rows = StateRows(memory, *map(torch.from_numpy, (spans, sources, targets)))
+        return StateBatch(rows, torch.from_numpy(layout.starts(states[again])))
 
     def _warm_up(self, draws: bool) -> None:
         """Have the backend prepare steps: of a model that draws, and most verifiers do not, recorded ones too."""
@@ -158,7 +188,7 @@ def build_batch(
         row_of = rows[sequence_of]
         positions = np.arange(ends[-1]) + (first - starts)[sequence_of]
     contexts = (first + counts).astype(np.int32)
-    size = table.block_size
+    size, groups = table.block_size, len(table.pools) - (table.states is not None)
     written = positions >= table.computed[row_of]
     whole = bool(written.all())
     write_rows = None if whole else np.flatnonzero(written)
@@ -172,7 +202,9 @@ def build_batch(
         slabs, block_slots = np.divmod(blocks[write_row_of, columns].astype(np.int64), slots)
         return tensor(blocks[rows, :width]), tensor(slabs), tensor(block_slots)
 
-    block_tables, write_slabs, write_slots = places(0)
+    block_tables, write_slabs, write_slots = (
+        places(0) if groups else (tensor(rows)[:, None].int(),) + 2 * (tensor(rows),)
+    )
     attention = AttentionBatch(
         query_starts=tensor(np.concatenate(([0], ends)).astype(np.int32)),
         row_sequences=tensor(sequence_of.astype(np.int32)),
@@ -183,8 +215,8 @@ def build_batch(
         write_offsets=tensor(offsets),
         write_rows=None if write_rows is None else tensor(write_rows),
     )
-    if len(table.pools) > 1:
-        others = tuple(attention.in_other_group(*places(group)) for group in range(1, len(table.pools)))
+    if groups > 1:
+        others = tuple(attention.in_other_group(*places(group)) for group in range(1, groups))
         attention = replace(attention, others=others)
     token_ids = table.tokens[row_of, positions].astype(np.int64)
     return StepBatch(tensor(token_ids), tensor(positions), attention, drawn if token_ids.min() < 0 else None)

@@ -1,4 +1,4 @@
-"""Reference-counted KV blocks of one KV group of a model, in slabs taken from the KV pool on demand."""
+"""Reference-counted blocks of one KV group of a model, or its states, in slabs taken from the KV pool on demand."""
 
 import heapq
 import logging
@@ -11,13 +11,15 @@ import numpy as np
 from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.prefix_cache import PrefixCache
-from espalier.kernels.layout import KVLayout
+from espalier.kernels.layout import Layout, StateLayout
 
 log = logging.getLogger("espalier.engine.memory")
 
 
 class BlockPool:
-    """Free, live and cached blocks of one KV group.
+    """Free, live and cached blocks of one KV group, or of a model's recurrent states.
+
+    A block holds the KV of `block_size` tokens, or the recurrent state of a sequence after its last computed token.
 
     A block id is `slab * blocks_per_slab + slot`, so ids are sparse: only those in owned slabs exist. A block is
     live while a sequence refers to it. Without references it becomes free, or cached if the prefix cache knows its
@@ -32,7 +34,7 @@ class BlockPool:
     def __init__(
         self,
         role: str,
-        layout: KVLayout,
+        layout: Layout,
         kv_pool: KVPool,
         enable_prefix_cache: bool = True,
         window: int | None = None,
@@ -42,7 +44,7 @@ class BlockPool:
 
         Args:
             role: the model's role.
-            layout: where keys and values lie in a block.
+            layout: where keys and values lie in a block, or the parts of a state.
             kv_pool: where slabs come from.
             enable_prefix_cache: whether blocks without references stay cached.
             window: how many positions a token sees, or None for all before it.
@@ -65,6 +67,11 @@ class BlockPool:
         self._candidates: list[int] = []  # a heap of live slabs that may have a free slot, each once
         self._in_candidates: set[int] = set()
         kv_pool.register(self.name, self)
+
+    @property
+    def holds_states(self) -> bool:
+        """True if a block is a sequence's recurrent state."""
+        return isinstance(self.layout, StateLayout)
 
     @property
     def owned_slabs(self) -> int:
@@ -97,6 +104,11 @@ class BlockPool:
         return self.owned_slabs * self.layout.blocks_per_slab - self.live_blocks - self.cached_blocks
 
     @property
+    def has_free_block(self) -> bool:
+        """True if `allocate` would give a block that holds nothing, in a slab that nobody else has reserved."""
+        return bool(self._slots_of_a_live_slab()) or (self._can_claim_slab and self.kv_pool.free_slabs > 0)
+
+    @property
     def live_bytes(self) -> int:
         """Bytes of the live blocks."""
         return self.live_blocks * self.layout.block_bytes
@@ -123,8 +135,9 @@ class BlockPool:
         """
         if self.slabs_to_open(blocks) > slabs:
             free = (self.live_slabs + slabs) * self.layout.blocks_per_slab - self.live_blocks
+            what = "recurrent states" if self.holds_states else "KV blocks"
             raise PoolExhaustedError(
-                f"the {self.role} needs {blocks} KV blocks and {free} are free in a KV pool of "
+                f"the {self.role} needs {blocks} {what} and {free} are free in a KV pool of "
                 f"{self.kv_pool.num_bytes} bytes; raise --kv-memory or run fewer searches at once",
                 owners,
             )
@@ -145,7 +158,12 @@ class BlockPool:
         self.ref_counts[blocks] += 1
 
     def blocks_passed(self, computed: np.ndarray) -> np.ndarray:
-        """Number of leading blocks behind the windows of the last of `computed` tokens, and of all that follow."""
+        """Number of leading blocks behind the windows of the last of `computed` tokens, and of all that follow.
+
+        Of states a sequence needs its last one alone.
+        """
+        if self.holds_states:
+            return np.maximum(-(-computed // self.layout.block_size) - 1, 0)
         if self.window is None:
             return np.zeros_like(computed)
         return np.maximum(computed - self.window, 0) // self.layout.block_size

@@ -28,13 +28,17 @@ class SequenceTable:
 
     Row `r` holds `lengths[r]` token ids, of which the first `computed[r]` have their KV in blocks, in each of the
     model's KV groups; blocks cover exactly the computed tokens. In a group with a window, blocks wholly behind it are
-    given up, and their entries are -1. Columns and rows grow by doubling.
+    given up, and their entries are -1. Of recurrent states a row has one, that after its `computed` tokens, where its
+    last block would be; it goes on from there, and back to nothing but a state that is cached. Columns and rows grow by
+    doubling.
 
     Attributes:
         tokens: int32 `[rows, columns]`.
         lengths: int32 `[rows]`.
         computed: int32 `[rows]`.
-        pools: of each KV group, where its blocks come from; all have one block size.
+        pools: of each KV group, where its blocks come from, and then of the states of a model that has any; all have
+            one block size.
+        states: place of the states' pool in `pools`; None for a model without.
         blocks: int32 `[groups, rows, columns / block_size]`, block ids in order.
         num_blocks: int32 `[rows]`, entries of each block table.
         passed_blocks: int32 `[groups, rows]`, how many of these, the first ones, are behind the group's window.
@@ -47,16 +51,19 @@ class SequenceTable:
         """Make an empty table.
 
         Args:
-            pools: of each KV group.
+            pools: of each KV group, and then of states.
             rows: sequences there is room for at first.
             columns: tokens of one sequence there is room for at first.
             cache_seed: hashed into every prefix of this model.
         """
         self.pools = tuple(pools)
+        self.states = len(pools) - 1 if pools[-1].holds_states else None
         self.cache_lookups = self.cache_hits = 0
         self._cache_seed = cache_seed
         self._seeds: dict[int, bytes] = {}  # by row; hashed into its prefixes
         self._unhashed: dict[int, list[bytes]] = {}  # by row; hashes of its blocks while the prefix cache lacks some
+        self._stops: dict[int, list[int]] = {}  # by row; full blocks after which its state is kept in the cache
+        self._promised: set[bytes] = set()  # hashes of the states that rows of the step being planned go on to
         self._preempted: set[int] = set()  # rows whose KV was freed and not looked up in the cache since
         self._of_owner: dict[Hashable, dict[KVSequence, None]] = {}  # in order of arrival
         self.block_size = pools[0].layout.block_size
@@ -107,12 +114,24 @@ class SequenceTable:
         """
         if (hashes := self._unhashed.get(row)) is None:
             return
+        self._promised.update(hashes[stop - 1] for stop in self._stops.get(row, ())[:1])
         full = min(computed // self.block_size, len(hashes))
         for pool, blocks, passed in zip(self.pools, self.blocks[:, row], self.passed_blocks[:, row], strict=True):
             for block, digest in zip(blocks[passed:full].tolist(), hashes[passed:], strict=False):
                 pool.cache.register(block, digest)
+        if stops := [stop for stop in self._stops.pop(row, ()) if stop > full]:
+            self._stops[row] = stops
         if full == len(hashes):
             del self._unhashed[row]
+
+    def begin_step(self) -> None:
+        """Note that a step is planned anew: the one before it has been launched."""
+        self._promised.clear()
+
+    def tokens_to_stop(self, row: int, count: int) -> int:
+        """How many of the next `count` tokens of a row a step may compute, for its state is to be cached behind them."""
+        stops = self._stops.get(row)
+        return min(count, stops[0] * self.block_size - int(self.computed[row])) if stops else count
 
     def is_unmatched(self, row: int) -> bool:
         """True if `match_prefix` or `register` has something to do for a row."""
@@ -125,10 +144,15 @@ class SequenceTable:
     def drop_kv_of(self, sequences: Iterable[KVSequence]) -> None:
         """Free all KV of sequences, which keep their tokens, so that it can be computed again."""
         for sequence in sequences:
-            self._free_all(sequence)
-            self._clear_blocks(sequence.row)
-            self._unhashed.pop(sequence.row, None)
-            self._preempted.add(sequence.row)
+            self._free_all(sequence.row)
+            self._forget_blocks(sequence.row)
+
+    def _forget_blocks(self, row: int) -> None:
+        """Let a row without blocks be computed again."""
+        self._clear_blocks(row)
+        self._unhashed.pop(row, None)
+        self._stops.pop(row, None)
+        self._preempted.add(row)
 
     def drop_all(self) -> None:
         """Free all KV and forget its hashes, for a step failed and what its blocks hold is not certain."""
@@ -143,20 +167,38 @@ class SequenceTable:
             while pool.window is not None and pool.reclaim_idle_slab():
                 pass
 
-    def match_prefix(self, row: int, most: int) -> None:
+    def match_prefix(self, row: int, most: int) -> bool:
         """Look a row without computed tokens up in the prefix cache, and share the blocks found there.
 
         Args:
             row: any row; one with computed tokens is left as it is.
             most: tokens that may come from the cache; later ones are computed even if the cache has them.
+
+        Returns:
+            Whether the row can go on: not while another row of the step computes a state that it can go on from.
         """
+        preempted = row in self._preempted
         fresh = self._enable_prefix_cache and row in self._unhashed and not self.num_blocks[row]
-        if row in self._preempted:
+        if not preempted and not fresh:
+            return True
+        if not self._take_cached(row, most, self._fork_points(row) if preempted else []):
+            return False
+        if preempted:  # a fresh one was counted by `open`
             self._preempted.discard(row)
             self.cache_lookups += most // self.block_size
-        elif not fresh:  # a fresh one was counted by `open`
-            return
-        self._take_cached(row, most)
+        return True
+
+    def _fork_points(self, row: int) -> list[int]:
+        """Full blocks that a row has in common with others of its owner, for each number of them."""
+        if self.states is None or not self._enable_prefix_cache:
+            return []
+        siblings = next(owned for owned in self._of_owner.values() if any(each.row == row for each in owned))
+        points = set[int]()
+        for other in (each.row for each in siblings if each.row != row):
+            length = min(self.lengths[row], self.lengths[other])
+            differs = np.flatnonzero(self.tokens[row, :length] != self.tokens[other, :length])
+            points.add(int(differs[0] if len(differs) else length) // self.block_size)
+        return sorted(points - {0})
 
     def blocks_of(self, owner: Hashable, group: int = 0) -> int:
         """Blocks of a KV group that an owner's sequences hold, shared ones counted once; of one group if of any."""
@@ -190,19 +232,25 @@ class SequenceTable:
     def _enable_prefix_cache(self) -> bool:
         return self.pools[0].enable_prefix_cache
 
-    def _take_cached(self, row: int, most: int) -> None:
+    def _take_cached(self, row: int, most: int, fork_points: Sequence[int] = ()) -> bool:
         """Share the blocks of the longest beginning of a row that the caches of all groups know, as far as it is seen.
 
-        It ends early at a block whose use would take a slab that is reserved by another model.
+        It ends early at a block whose use would take a slab that is reserved by another model. The row's own state will
+        be kept behind its last full block and at `fork_points`. Returns False, and shares nothing, where the row had
+        better wait for a state that another row of the step computes.
         """
         token_ids = self.tokens[row, : self.lengths[row]]
         hashes = chain_hashes(self._seeds[row], token_ids, self.block_size)
         count = most // self.block_size
         taken: list[list[int]] = []
+        if self.states is not None and hashes:
+            self._unhashed[row] = hashes
+            self._stops[row] = sorted({*fork_points, len(hashes)})
+            if self._is_promised(row, self._longest_known(hashes[:count])):
+                return False
         while count:
             # What one group knows need not be what another knows.
-            while (longest := min(pool.longest(hashes[:count]) for pool in self.pools)) < count:
-                count = longest
+            count = self._longest_known(hashes[:count])
             passed = [int(pool.blocks_passed(np.array(count * self.block_size))) for pool in self.pools]
             taken = [pool.take(hashes[first:count]) for pool, first in zip(self.pools, passed, strict=True)]
             short = [len(blocks) < count - first for blocks, first in zip(taken, passed, strict=True)]
@@ -219,6 +267,23 @@ class SequenceTable:
             self.blocks[group, row, passed:count] = blocks
         if count < len(hashes):
             self._unhashed[row] = hashes
+        else:
+            self._unhashed.pop(row, None)
+        if stops := [stop for stop in self._stops.pop(row, ()) if stop > count]:
+            self._stops[row] = stops
+        return True
+
+    def _longest_known(self, hashes: list[bytes]) -> int:
+        """The most full blocks with these hashes that all groups know, as far as they are seen."""
+        count = len(hashes)
+        while (longest := min(pool.longest(hashes[:count]) for pool in self.pools)) < count:
+            count = longest
+        return count
+
+    def _is_promised(self, row: int, known: int) -> bool:
+        """True if another row of the step computes the state after `known` full blocks, or one that the row will."""
+        counts = [known, *(stop for stop in self._stops[row] if stop > known)][:2]
+        return any(count and self._unhashed[row][count - 1] in self._promised for count in counts)
 
     def append(self, sequence: KVSequence, token_ids: list[int]) -> None:
         """Add tokens at the end, to be computed later."""
@@ -237,8 +302,16 @@ class SequenceTable:
         self.lengths[rows] = np.maximum(self.lengths[rows], positions + 1)
 
     def truncate(self, row: int, length: int) -> None:
-        """Drop the tokens from `length` on; the last one left counts as not computed."""
+        """Drop the tokens from `length` on; the last one left counts as not computed.
+
+        A recurrent state cannot go back: one of fewer tokens stays, another is given up with all blocks.
+        """
         self.lengths[row] = length
+        if self.states is not None:
+            if self.computed[row] > length:
+                self._free_all(row)
+                self._forget_blocks(row)
+            return
         self.computed[row] = computed = min(int(self.computed[row]), length - 1)
         self._require_window(row, computed)
         blocks = -(-computed // self.block_size)
@@ -250,20 +323,24 @@ class SequenceTable:
         """A sequence with the same tokens, or the first `length`; it shares every block, the partial tail included.
 
         With a window, `length` is at most one token less than what is computed: further back its blocks may be gone.
+        With recurrent states, a fork of fewer tokens than are computed shares nothing.
         """
         source, row = sequence.row, self._take_row()
         length = int(self.lengths[source]) if length is None else length
         computed = min(int(self.computed[source]), length)
-        self._require_window(source, computed)
+        if went_back := self.states is not None and computed < self.computed[source]:
+            computed = 0
+        else:
+            self._require_window(source, computed)
         blocks = -(-computed // self.block_size)
         self.tokens[row, :length] = self.tokens[source, :length]
         self.blocks[:, row, :blocks] = self.blocks[:, source, :blocks]
         self.lengths[row], self.computed[row], self.num_blocks[row] = length, computed, blocks
-        self.passed_blocks[:, row] = self.passed_blocks[:, source]
+        self.passed_blocks[:, row] = 0 if went_back else self.passed_blocks[:, source]
         child = self._own(KVSequence(sequence.role, row, sequence.owner), self._seeds[source])
         for group, pool in enumerate(self.pools):
             pool.share(self.block_table(child, group))
-        if source in self._preempted:
+        if went_back or source in self._preempted:
             self._preempted.add(row)
         return child
 
@@ -283,12 +360,13 @@ class SequenceTable:
         """Drop the references of a sequence; blocks without others become free or cached."""
         sequence.released = True
         self._unhashed.pop(sequence.row, None)
+        self._stops.pop(sequence.row, None)
         self._preempted.discard(sequence.row)
         siblings = self._of_owner[sequence.owner]
         del siblings[sequence]
         if not siblings:
             del self._of_owner[sequence.owner]
-        self._free_all(sequence)
+        self._free_all(sequence.row)
         self._free_rows.append(sequence.row)
 
     def token_ids(self, sequence: KVSequence) -> list[int]:
@@ -307,7 +385,7 @@ class SequenceTable:
     def blocks_needed(self, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The most blocks of each KV group that `prepare_write` would take, int `[groups]`; same arguments."""
         _, shared, needed = self._writes(rows, counts)
-        return shared.sum(axis=1) + needed.sum()
+        return self._blocks_to_allocate(rows, counts, shared, needed)
 
     def has_room(self, blocks: np.ndarray) -> bool:
         """True if so many blocks of each KV group, int `[groups]`, can be allocated now."""
@@ -326,28 +404,43 @@ class SequenceTable:
                 pool.require(count, available, owners)
                 available -= pool.slabs_to_open(count)
 
-    def _free_all(self, sequence: KVSequence) -> None:
-        """Free a sequence's blocks, the tail first, so that those shared with others are reached last."""
+    def _free_all(self, row: int) -> None:
+        """Free a row's blocks, the tail first, so that those shared with others are reached last."""
         for group, pool in enumerate(self.pools):
-            pool.free(self.block_table(sequence, group)[::-1])
+            pool.free(self.blocks[group, row, self.passed_blocks[group, row] : self.num_blocks[row]][::-1])
 
     def _writes(self, rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each row's last block, whether it is partial and shared, and how many new blocks follow it.
+        """Each row's last block, whether it is shared and written to, and how many new blocks follow it.
 
-        The first two are `[groups, S]`, the last one is `[S]`.
+        A block of KV is written to while it is partial, a state always. The first two are `[groups, S]`, the last one
+        is `[S]`.
         """
         computed, size = self.computed[rows], self.block_size
         tails = self.blocks[:, rows, np.maximum(self.num_blocks[rows] - 1, 0)]
         partial = (counts > 0) & (computed % size != 0)
         shared = [partial & (pool.ref_counts[tail] > 1) for pool, tail in zip(self.pools, tails, strict=True)]
+        if (states := self.states) is not None:
+            going_on = (counts > 0) & (self.num_blocks[rows] > 0)
+            shared[states] = going_on & (self.pools[states].ref_counts[tails[states]] > 1)
         needed = -(-(computed + counts) // size) - self.num_blocks[rows]
         return tails, np.array(shared), np.maximum(needed, 0)  # several times faster than `clip`
+
+    def _blocks_to_allocate(
+        self, rows: np.ndarray, counts: np.ndarray, shared: np.ndarray, needed: np.ndarray
+    ) -> np.ndarray:
+        """The most blocks of each KV group, int `[groups]`; the last two arguments are of `_writes`."""
+        blocks = shared.sum(axis=1) + needed.sum()
+        if self.states is not None:  # a row has one, however far it goes
+            begun = (counts > 0) & (self.num_blocks[rows] == 0)
+            blocks[self.states] = shared[self.states].sum() + begun.sum()
+        return blocks
 
     def prepare_write(self, rows: np.ndarray, counts: np.ndarray) -> list[tuple[list[int], list[int]]]:
         """Make each row own the blocks that its next `counts` tokens go to.
 
         A partial tail that others share is replaced by a fresh block, to be filled by copying; full blocks are never
-        touched. `computed` is left for the caller to advance.
+        touched. A state moves on with its row, unless others share it, or the prefix cache keeps it: then it is copied,
+        too. `computed` is left for the caller to advance.
 
         Args:
             rows: int `[S]`, distinct.
@@ -365,13 +458,16 @@ class SequenceTable:
         # Before `computed` nothing is written; a tail that others share is copied, the blocks after it are new.
         copies: list[tuple[list[int], list[int]]] = [([], []) for _ in self.pools]
         tails, shared, needed = self._writes(rows, counts)
-        if not (blocks := shared.sum(axis=1) + needed.sum()).any():
+        if not (shared.any() or needed.any()):
             return copies
-        self.require(blocks)
+        self.require(self._blocks_to_allocate(rows, counts, shared, needed))
         self.reserve_columns(int((self.computed[rows] + counts).max()))
         growing = np.flatnonzero(needed)
         for group, pool in enumerate(self.pools):
             table, (sources, destinations) = self.blocks[group], copies[group]
+            if group == self.states:
+                self._move_states(rows, needed, shared[group], copies[group])
+                continue
             for i in np.flatnonzero(shared[group]):
                 # Counts drop as rows of this loop leave the block: the last one keeps it without a copy.
                 if pool.ref_counts[tail := int(tails[group, i])] > 1:
@@ -386,6 +482,37 @@ class SequenceTable:
                     table[rows[i], column] = pool.allocate()
         self.num_blocks[rows] += needed
         return copies
+
+    def _move_states(
+        self, rows: np.ndarray, needed: np.ndarray, shared: np.ndarray, copies: tuple[list[int], list[int]]
+    ) -> None:
+        """Give each row a state of its own, in the place of the last block that it is about to have.
+
+        Args:
+            rows: int `[S]`.
+            needed: int `[S]`, new blocks of each.
+            shared: bool `[S]`, rows that write to a state which others share.
+            copies: added to.
+        """
+        assert self.states is not None
+        pool, table = self.pools[self.states], self.blocks[self.states]
+        passed_blocks = self.passed_blocks[self.states]
+        for i in np.flatnonzero(shared | (needed > 0)):
+            row, count = rows[i], int(self.num_blocks[rows[i]])
+            state = int(table[row, count - 1]) if count else pool.allocate()
+            known = state in pool.cache
+            # Counts drop as rows of this loop leave a state: the last one keeps it without a copy, unless the cache does.
+            if count and (pool.ref_counts[state] > 1 or (known and pool.has_free_block and pool.enable_prefix_cache)):
+                fresh = pool.allocate()
+                copies[0].append(state)
+                copies[1].append(fresh)
+                pool.free([state])
+                state = fresh
+            elif known:
+                pool.cache.forget(state)
+            last = count + int(needed[i]) - 1
+            table[row, max(count - 1, 0) : last] = -1
+            table[row, last], passed_blocks[row] = state, last
 
     def reserve_columns(self, columns: int) -> None:
         """Make room for rows of `columns` tokens."""

@@ -10,7 +10,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.options import ModelImpl
 from espalier.engine.models.text_files import require, shown
 from espalier.kernels.layers import Activation, DecoderSpec
-from espalier.kernels.layout import KVShape
+from espalier.kernels.layout import KVShape, StateShape, state_bytes
 from espalier.kernels.rotary import ROPE_TYPES, Rotary
 
 _NEEDED = {
@@ -63,6 +63,7 @@ class DecoderConfig:
         rotaries: the kinds of rotary positions that its layers have.
         max_positions: the longest context, in tokens.
         kv_layers: what each layer keeps of a token, and for how long.
+        state_shapes: parts of the recurrent state that it keeps of a sequence; empty for a decoder without.
         impl: the code that runs it.
     """
 
@@ -77,6 +78,7 @@ class DecoderConfig:
     max_positions: int
     tied: bool
     kv_layers: tuple[KVShape, ...]
+    state_shapes: tuple[StateShape, ...] = ()
     impl: ModelImpl = ModelImpl.NATIVE
 
     @property
@@ -108,6 +110,11 @@ class DecoderConfig:
         heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         hidden, inner = self.hidden_size, self.intermediate_size
         return (heads + 2 * kv_heads, hidden), (hidden, heads), (2 * inner, hidden), (hidden, inner)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's recurrent state; 0 for a decoder without."""
+        return state_bytes(self.state_shapes)
 
     def kv_bytes_per_token(self, item_bytes: int) -> int:
         """Bytes of a token's keys and values in all layers, with elements of `item_bytes`."""

@@ -179,6 +179,7 @@ class BatchPlanner:
                 break
         self.blocked = None
         self._take_back(running, waiting)
+        self._table.begin_step()
         exhausted: PoolExhaustedError | None = None
         while True:
             branches, chunks = self._choose(running, waiting, max_tokens)
@@ -235,6 +236,9 @@ class BatchPlanner:
                 last = self._without_blocks(chunks)[-1]
                 self._table.require(self._blocks_for([last]), frozenset({last.target.work.owner}))
             chunks = placed
+            if self._table.states is not None:
+                # Last, where recurrent layers leave them out: their states are those behind their last tokens already.
+                chunks.sort(key=lambda chunk: self._table.missing(chunk.target.row) == 0)
             rows = np.concatenate((rows, np.array([c.target.row for c in chunks], dtype=np.int64)))
             counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
         # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
@@ -285,8 +289,9 @@ class BatchPlanner:
         for chunk in chunks:
             if not self._table.is_unmatched(row := chunk.target.row):
                 continue
-            self._table.match_prefix(row, chunk.target.known_tokens(int(self._table.lengths[row])))
-            chunk.count = min(chunk.count, max(1, self._table.missing(row)))
+            if not self._table.match_prefix(row, chunk.target.known_tokens(int(self._table.lengths[row]))):
+                continue  # it goes on from a state of this step, in the next one
+            chunk.count = self._table.tokens_to_stop(row, min(chunk.count, max(1, self._table.missing(row))))
             if not self._fits([chunk]):
                 self._note_blocked(chunk)
                 continue

@@ -145,6 +145,16 @@ def blocks_by_round(
     return found
 
 
+def states_by_round(tree: TreeShape) -> list[float]:
+    """Expected recurrent states of one model at the end of each round: one for each sequence, kept paths and children.
+
+    One entry for algorithms of independent paths, whose sequences go on from the prompt's.
+    """
+    if tree.is_independent:
+        return [1 + tree.kept]
+    return [(1.0 if number == 1 else tree.kept) + tree.children for number in range(1, tree.rounds + 1)]
+
+
 def _independent(tree: TreeShape, lengths: PathLengths, size: "_Rounding") -> HeldBlocks:
     """The prompt's sequence, and whole paths after it."""
     prompt, end = lengths.prompt_tokens, lengths.at(tree.rounds) - lengths.pending_tokens

@@ -56,6 +56,7 @@ class Inspection:
         has_weights: whether weight files were found and all their tensors matched; else sizes follow from
             `config.json`.
         kv_bytes_per_token: bytes of KV per token, for all layers.
+        state_bytes: bytes of the recurrent state of a path; 0 without recurrent layers.
         prompt: the prompt before the first step, for `PROBLEM`.
         readings: for each of `STEPS`, the end of the text before the score position, and the token there; empty for a
             generator.
@@ -80,6 +81,7 @@ class Inspection:
     stored: str
     has_weights: bool
     kv_bytes_per_token: int
+    state_bytes: int
     prompt: str
     readings: tuple[tuple[str, str], ...]
     ends: tuple[TurnEnd, ...]
@@ -144,6 +146,7 @@ def inspect_checkpoint(
         stored=str(outline.stored or ""),
         has_weights=outline.load_format is not LoadFormat.DUMMY,
         kv_bytes_per_token=c.kv_bytes_per_token(dtype.itemsize),
+        state_bytes=c.state_bytes,
         prompt=prompt,
         readings=readings,
         ends=tuple(end for end in turn_ends(outline, tokenizer) if end.token_id in model.eos_token_ids),
@@ -219,7 +222,7 @@ def paths_that_fit(inspections: list[Inspection], memory_bytes: int, path_tokens
         Bytes left for KV, and how many paths fit if they share nothing; both 0 if the weights do not fit.
     """
     left = int(memory_bytes * (1 - _SPARE_SHARE)) - sum(i.weight_bytes for i in inspections)
-    per_path = path_tokens * sum(i.kv_bytes_per_token for i in inspections)
+    per_path = sum(path_tokens * i.kv_bytes_per_token + i.state_bytes for i in inspections)
     return (left, left // per_path) if left > 0 else (0, 0)
 
 

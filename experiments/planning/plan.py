@@ -10,7 +10,13 @@ import torch
 from espalier.engine.errors import EspalierError
 from espalier.engine.memory.device_memory import plan_memory
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.experiments.planning.closed_form import HeldBlocks, PathLengths, TreeShape, blocks_by_round
+from espalier.experiments.planning.closed_form import (
+    HeldBlocks,
+    PathLengths,
+    TreeShape,
+    blocks_by_round,
+    states_by_round,
+)
 from espalier.experiments.planning.devices import CARD_MEMORY, CPU, card_of, planned_models
 from espalier.experiments.planning.known_models import ModelShape
 from espalier.experiments.planning.options import DeviceOptions, LengthOptions
@@ -20,7 +26,7 @@ from espalier.prm.limits import PathLimits, verifier_limits
 from espalier.search.algorithms import memory_estimate, needs_verifier
 from espalier.search.request import SearchRequest, validate
 from espalier.search.run.load import DTYPES, RuntimeSettings, default_cpu_kv_memory
-from espalier.search.run.resolve import worst_case_blocks
+from espalier.search.run.resolve import worst_case_blocks, worst_case_states
 
 _MANY = (1, 8, 32)
 """Searches at once for which the speed is planned, besides as many as fit."""
@@ -78,6 +84,7 @@ def make_plan(
                 "weight_bytes": model.memory_bytes,
                 "quantization": str(model.quantization),
                 "kv_bytes_per_token": model.kv_bytes_per_token,
+                "state_bytes": model.config.state_bytes,
             }
             for role, model in models.items()
         },
@@ -98,10 +105,14 @@ def _search_bytes(
         InvalidRequestError: the algorithm has no closed form.
     """
     held = {role: _held(tree, model, lengths[role], block_size) for role, model in models.items()}
+    states, state_bytes = states_by_round(tree), {role: model.config.state_bytes for role, model in models.items()}
     block_bytes = {role: model.kv_bytes_per_token * block_size for role, model in models.items()}
     rounds = [
-        {role: row.physical * block_bytes[role] for role, row in zip(held, rows, strict=True)}
-        for rows in zip(*held.values(), strict=True)
+        {
+            role: row.physical * block_bytes[role] + count * state_bytes[role]
+            for role, row in zip(held, rows, strict=True)
+        }
+        for count, *rows in zip(states, *held.values(), strict=True)
     ]
     totals = [sum(by_role.values()) for by_role in rounds]
     fullest = totals.index(max(totals))
@@ -110,7 +121,10 @@ def _search_bytes(
         "peak_bytes": totals[fullest],
         "peak_bytes_by_role": rounds[fullest],
         "mean_bytes": sum(totals) / len(totals),
-        "logical_peak_bytes": sum(rows[fullest].logical * block_bytes[role] for role, rows in held.items()),
+        "logical_peak_bytes": sum(
+            rows[fullest].logical * block_bytes[role] + states[fullest] * state_bytes[role]
+            for role, rows in held.items()
+        ),
         "worst_case_bytes": _worst_case(tree, models, lengths, block_size, batch_tokens),
     }
 
@@ -134,6 +148,7 @@ def _worst_case(tree: TreeShape, models: _Models, lengths: _Lengths, block_size:
         for shape, layers in kv_groups(model.config.kv_layers).items():
             blocks = worst_case_blocks(estimates, limits[role], block_size, shape.window, batch_tokens)
             total += blocks * block_size * len(layers) * shape.elements * model.item_bytes
+        total += worst_case_states(estimates, limits[role]) * model.config.state_bytes
     return total
 
 

@@ -185,7 +185,9 @@ class Resolver:
         # The first and the last block of a node's tokens are its own; so are those of what is fed to read its score.
         probes = together * (_blocks(bounds.max_probe_tokens, size) + 1) if bounds.max_probe_tokens else 0
         held = _blocks(most, size) + 2 * request.max_nodes + probes
-        blocks = {pool: count + held for pool, count in paths.items()}
+        states = request.max_nodes + (together if bounds.max_probe_tokens else 0)
+        of_states = {pool.name for pool in self._engine.schedulers[VERIFIER].pools if pool.holds_states}
+        blocks = {pool: count + (states if pool in of_states else held) for pool, count in paths.items()}
         self._require_fits(blocks, "max_nodes or max_tokens of the session")
         return ResolvedScores(request, prompt, blocks, together, UNLIMITED if judged else most)
 
@@ -271,9 +273,24 @@ def worst_case(engine: Engine, role: str, estimates: Sequence[MemoryEstimate], l
     """Maximum number of blocks of one model that a search holds, by KV group; see `worst_case_blocks`."""
     size, batch_tokens = engine.settings.block_size, engine.settings.max_batch_tokens
     return {
-        pool.name: worst_case_blocks(estimates, limits, size, pool.window, batch_tokens)
+        pool.name: worst_case_states(estimates, limits)
+        if pool.holds_states
+        else worst_case_blocks(estimates, limits, size, pool.window, batch_tokens)
         for pool in engine.schedulers[role].pools
     }
+
+
+def worst_case_states(estimates: Sequence[MemoryEstimate], limits: PathLimits) -> int:
+    """Maximum number of recurrent states that a search holds: one for each sequence, whatever its length."""
+    if limits.rationales:
+        each = (
+            1 + limits.rationales.chains * 2
+        )  # of a path while it is scored: its text, its rationales, their verdicts
+    else:
+        each = 2 if limits.max_probe_tokens else 1
+    return 1 + max(
+        (estimate.paths + estimate.steps) * each + estimate.partial_blocks for estimate in estimates
+    )  # the prompt's, and those of inner nodes of paths
 
 
 def worst_case_blocks(

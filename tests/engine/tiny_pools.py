@@ -4,15 +4,16 @@ import torch
 
 from espalier.engine.memory.blocks import BlockPool
 from espalier.engine.memory.pool import KVPool
-from espalier.kernels.layout import KVLayout
+from espalier.kernels.layout import KVLayout, StateLayout
 
 BLOCK_SIZE = 4
 
 
-def tiny_pools(slabs: int = 6, window: int | None = None) -> dict[str, BlockPool]:
+def tiny_pools(slabs: int = 6, window: int | None = None, states: bool = False) -> dict[str, BlockPool]:
     """A generator with 3 blocks a slab and a verifier with 2, in one KV pool.
 
-    With a `window` the generator has another KV group, with that window and 2 blocks a slab.
+    With a `window` the generator has another KV group, with that window and 2 blocks a slab; with `states` recurrent
+    states, 3 a slab.
     """
     kv_pool = KVPool(slabs * 768, 768)
     small = KVLayout(1, 1, 8, BLOCK_SIZE, torch.float32, 768)
@@ -24,6 +25,10 @@ def tiny_pools(slabs: int = 6, window: int | None = None) -> dict[str, BlockPool
     }
     if window is not None:
         pools["generator/1"] = BlockPool("generator", large, kv_pool, window=window, name="generator/1")
+    if states:
+        pools["generator/states"] = BlockPool(
+            "generator", StateLayout(((9, 3), (30,)), BLOCK_SIZE, 768), kv_pool, name="generator/states"
+        )
     return pools
 
 

@@ -1,12 +1,13 @@
-"""A decoder's calls of attention, in the order in which each step makes them: their shapes, and where their KV lies."""
+"""A decoder's calls of attention and of recurrent layers, in the order in which each step makes them."""
 
 from collections.abc import Callable
 
 import torch
 
 from espalier.engine.models.zoo.attention import NotRunnableError, Terms, running
+from espalier.engine.models.zoo.recurrent import RecurrentTracer, running_recurrent
 from espalier.kernels.calls import Call
-from espalier.kernels.layout import KVShape
+from espalier.kernels.layout import KVShape, StateShape
 
 
 class Tracer:
@@ -43,22 +44,22 @@ class Tracer:
         return query.new_zeros(tokens, heads, value.shape[-1])
 
 
-def trace(run: Callable[[], object], config_windows: bool) -> tuple[Call, ...]:
-    """The calls that one step makes.
+def trace(run: Callable[[], object], config_windows: bool) -> tuple[tuple[Call, ...], tuple[StateShape, ...]]:
+    """The calls of attention that one step makes, and the shapes of the states of its calls of recurrent layers.
 
     Args:
         run: computes a step of a few tokens.
         config_windows: see `attention.Step`.
 
     Raises:
-        NotRunnableError: there are none, or one asks for attention of another kind.
+        NotRunnableError: there are none, and no states, or one asks for attention of another kind.
     """
-    tracer = Tracer(config_windows)
-    with torch.inference_mode(), running(tracer):
+    tracer, recurrent = Tracer(config_windows), RecurrentTracer()
+    with torch.inference_mode(), running(tracer), running_recurrent(recurrent):
         run()
-    if not tracer.calls:
+    if not tracer.calls and not recurrent.shapes:
         raise NotRunnableError("its layers do not call transformers' attention interface")
-    return tuple(tracer.calls)
+    return tuple(tracer.calls), tuple(recurrent.shapes)
 
 
 def kv_layers(calls: tuple[Call, ...]) -> tuple[KVShape, ...]:

@@ -17,10 +17,13 @@ from espalier.engine.models.zoo.calls import kv_layers
 from espalier.engine.models.zoo.exchange import Groups, makes_few_values, product_shapes
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.probe import require_runnable, trace_decoder, use_paged_attention
+from espalier.engine.models.zoo.recurrent import exchange_recurrent
 from espalier.engine.models.zoo.registration import quietly, register
 from espalier.engine.models.zoo.small import make_small
 from espalier.kernels.calls import Call
+from espalier.kernels.layout import StateShape
 from espalier.kernels.rotary import Rotary
+from espalier.kernels.torch_backend import TorchBackend
 
 _LOOKS_AT_THE_BATCH = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
 """Kinds of rotary positions that change beyond a length, for all sequences of a batch: contexts end there."""
@@ -127,6 +130,7 @@ def empty_model(kind: type[Any], config: Any) -> Any:
     with torch.device("meta"):
         model = kind(config).eval().requires_grad_(False).float()
     use_paged_attention(model)
+    exchange_recurrent(model, TorchBackend())
     return model
 
 
@@ -138,16 +142,16 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
     tied = bool(generates and getattr(config, "tie_word_embeddings", False))
     decoder = LogitsHead.split(model)[0] if generates else model
     vocabulary, hidden = decoder.get_input_embeddings().weight.shape
-    calls, groups = _traced(decoder, config_windows)
+    calls, states, groups = _traced(decoder, config_windows)
     layers = kv_layers(calls)
     return TransformersConfig(
         vocab_size=vocabulary,
         hidden_size=getattr(config, "hidden_size", hidden),
         intermediate_size=max((max(pair) for pair in shapes if vocabulary not in pair), default=0),
         num_layers=len(layers),
-        num_heads=max(call.heads for call in calls),
-        num_kv_heads=max(layer.kv_heads for layer in layers),
-        head_dim=max(max(layer.key_dim, layer.value_dim) for layer in layers),
+        num_heads=max((call.heads for call in calls), default=0),
+        num_kv_heads=max((layer.kv_heads for layer in layers), default=0),
+        head_dim=max((max(layer.key_dim, layer.value_dim) for layer in layers), default=0),
         rotaries=tuple(
             Rotary(float(rope.get("rope_theta") or 0), None if rope.get("rope_type", "default") == "default" else rope)
             for rope in _ropes(config)
@@ -155,6 +159,7 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
         max_positions=_max_positions(config),
         tied=tied,
         kv_layers=layers,
+        state_shapes=(*states, (hidden,)) if states else (),
         impl=ModelImpl.TRANSFORMERS,
         calls=calls,
         groups=groups,
@@ -164,7 +169,7 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
     )
 
 
-def _traced(decoder: Any, config_windows: bool) -> tuple[tuple[Call, ...], Groups]:
+def _traced(decoder: Any, config_windows: bool) -> tuple[tuple[Call, ...], tuple[StateShape, ...], Groups]:
     """The same as `trace_decoder`, for a decoder without memory for its weights."""
     some = torch.arange(3)
     try:

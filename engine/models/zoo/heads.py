@@ -14,7 +14,13 @@ class _Outputs(tuple[torch.Tensor, ...]):
 
 
 class _GivenStates(nn.Module):
-    """Stands where a class has its decoder, and gives back the states that it is given."""
+    """Stands where a class has its decoder, and gives back the states that it is given; it has the decoder's numbers."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(decoder).items():
+            if isinstance(value, int | float) and name not in vars(self):
+                setattr(self, name, value)
 
     @property
     def decoder(self) -> "_GivenStates":
@@ -38,7 +44,7 @@ class LogitsHead:
         """The decoder of a language model, and its head without the decoder."""
         name = decoder_name(model)
         decoder = getattr(model, name)
-        setattr(model, name, _GivenStates())
+        setattr(model, name, _GivenStates(decoder))
         return decoder, cls(model)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,8 @@
 """The layers of a decoder of transformers, over the engine's KV pool."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ import torch.nn.functional as F
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.zoo.attention import Terms, running
 from espalier.engine.models.zoo.experts import ROWS
-from espalier.kernels.batch import StepBatch
+from espalier.engine.models.zoo.recurrent import filled_rows, running_recurrent
+from espalier.kernels.batch import StateBatch, StepBatch
 from espalier.kernels.calls import Call, PrepareStep, StepCalls
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights
-from espalier.kernels.layout import LayerKV
+from espalier.kernels.layout import LayerKV, StateLayout, StateShape
+from espalier.kernels.recurrent import StateRows
 
 
 class PagedStep:
@@ -46,6 +50,37 @@ class PagedStep:
         assert self._done == len(self._calls), f"a step made {self._done} of {len(self._calls)} calls of attention"
 
 
+class RecurrentStates:
+    """One step's recurrent states, call by call; see `recurrent.RecurrentStep`. The last part is the hidden state."""
+
+    def __init__(self, shapes: Sequence[StateShape], states: StateBatch, device: torch.device) -> None:
+        """Serve calls with states of `shapes`, without that of the hidden state."""
+        self._shapes = shapes
+        self._offsets = StateLayout((*shapes, ()), 1, 2**62).offsets
+        self._rows = states.rows.to(device)
+        self._read_again = states.read_again.to(device)
+        self._done = 0
+
+    def rows(self, *shape: int) -> StateRows:
+        """See `RecurrentStep`."""
+        assert shape == self._shapes[self._done], f"a recurrent layer has a state of {shape}"
+        self._done += 1
+        return self._rows.part(self._offsets[self._done - 1])
+
+    def finish(self, hidden: torch.Tensor) -> None:
+        """Check that the step made every call; put away the rows' last hidden states, and fill in those asked again.
+
+        Args:
+            hidden: `[T, hidden]`, written in place.
+        """
+        assert self._done == len(self._shapes), f"a step made {self._done} of {len(self._shapes)} calls of states"
+        last = self._offsets[self._done]
+        self._rows.part(last).write(hidden[self._rows.spans[1:] - 1].float())
+        if again := len(self._read_again):
+            kept = replace(self._rows, sources=self._read_again + last)
+            hidden[-again:] = kept.read(hidden.shape[1]).to(hidden.dtype)
+
+
 class TransformersLayers(Layers):
     """`Layers` that run a decoder of transformers.
 
@@ -60,10 +95,14 @@ class TransformersLayers(Layers):
         head: Callable[[torch.Tensor], torch.Tensor] | None,
         calls: Sequence[Call],
         prepare_step: PrepareStep,
+        states: Sequence[StateShape] = (),
     ) -> None:
+        """Run `model`, whose steps make `calls` of attention, and calls of recurrent layers with `states` of a row."""
         self.model = model
         self.head = head
         self._calls = calls
+        self._states = states
+        self._fill = math.lcm(ROWS, filled_rows(states))
         self._prepare_step = prepare_step
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         weight = embedding.weight.detach()
@@ -88,14 +127,20 @@ class TransformersLayers(Layers):
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
-        added = -len(step.token_ids) % ROWS
+        added = -len(step.token_ids) % self._fill
         of_step = self._prepare_step(step, layer_kvs)
         paged = PagedStep(self._calls, layer_kvs, of_step, added)
         token_ids, positions = (F.pad(each, (0, added)) for each in (of_step.token_ids, of_step.positions))
-        with torch.inference_mode(), running(paged):
-            hidden = hidden_states(self.model, token_ids, positions)
+        if step.states is None:
+            with torch.inference_mode(), running(paged):
+                hidden = hidden_states(self.model, token_ids, positions)[: len(step.token_ids)]
+        else:
+            recurrent = RecurrentStates(self._states, step.states, token_ids.device)
+            with torch.inference_mode(), running(paged), running_recurrent(recurrent):
+                hidden = hidden_states(self.model, token_ids, positions)[: len(step.token_ids)]
+                recurrent.finish(hidden)
         paged.finish()
-        return hidden[: len(step.token_ids)]
+        return hidden
 
 
 def hidden_states(model: Callable[..., Any], token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from espalier.engine.models.zoo.exchange import ExchangedLinear, exchange
 from espalier.engine.models.zoo.heads import LogitsHead, decoder_name
 from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.engine.models.zoo.probe import use_paged_attention
+from espalier.engine.models.zoo.recurrent import exchange_recurrent
 from espalier.engine.models.zoo.registration import quietly
 from espalier.kernels.backend import Backend
 from espalier.kernels.layers import UnsupportedShapeError
@@ -62,7 +63,8 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
     if not outline:
         for module in (decoder, head.model) if head else (decoder,):
             _move(module, checkpoint, dtype, device)
-    layers = TransformersLayers(decoder, head, config.calls, prepare_step)
+    exchange_recurrent(decoder, backend)
+    layers = TransformersLayers(decoder, head, config.calls, prepare_step, config.state_shapes[:-1])
     return Decoder(config, backend, layers, _weight_bytes(decoder, head))
 
 

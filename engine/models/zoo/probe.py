@@ -18,9 +18,11 @@ from espalier.engine.models.zoo.exchange import Groups, exchange, layers_by_inpu
 from espalier.engine.models.zoo.experts import NAME as EXPERTS
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.layers import TransformersLayers, hidden_states
-from espalier.kernels.batch import AttentionBatch, StepBatch
+from espalier.engine.models.zoo.recurrent import exchange_recurrent
+from espalier.kernels.batch import AttentionBatch, StateBatch, StepBatch
 from espalier.kernels.calls import Call
-from espalier.kernels.layout import KVLayout, KVShape, LayerKV, kv_groups
+from espalier.kernels.layout import KVLayout, KVShape, LayerKV, StateShape, kv_groups, state_bytes
+from espalier.kernels.recurrent import StateRows
 from espalier.kernels.torch_backend import TorchBackend
 
 TOLERANCE = 1e-4
@@ -51,8 +53,7 @@ def require_runnable(model_class: type[Any], small: Callable[[], Any], causal: b
         config = small()
         texts, expected = _plain(random_model(model_class, config), causal)
     except Exception as error:  # whatever configurations and modelling code raise
-        reason = _other_reason(model_class) or f"a small model of it does not run in transformers ({_named(error)})"
-        raise NotRunnableError(reason) from error
+        raise NotRunnableError(f"a small model of it does not run in transformers ({_named(error)})") from error
     differences: list[float] = []
     for config_windows in (True, False):
         try:
@@ -60,7 +61,7 @@ def require_runnable(model_class: type[Any], small: Callable[[], Any], causal: b
         except NotRunnableError:
             raise
         except Exception as error:
-            reason = _other_reason(model_class) or f"its code fails on a flat batch ({_named(error)})"
+            reason = f"its code fails on a flat batch ({_named(error)})"
             raise NotRunnableError(reason) from error
         differences.append(float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-6)))
         if differences[-1] < TOLERANCE:
@@ -78,10 +79,9 @@ def refuse_by_kind(model_class: type[Any]) -> None:
     if getattr(model_class.config_class, "is_encoder_decoder", False):
         raise NotRunnableError("it has an encoder")
     source = _source(model_class)
-    if "ALL_ATTENTION_FUNCTIONS" not in source:
-        recurrent = _other_reason(model_class)
+    if "ALL_ATTENTION_FUNCTIONS" not in source and "update_recurrent_state" not in source:
         raise NotRunnableError(
-            recurrent or "it computes attention inline, not through transformers' attention interface"
+            _other_reason(model_class) or "it computes attention inline, not through transformers' attention interface"
         )
 
 
@@ -119,14 +119,16 @@ def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool, config_win
     backend = TorchBackend()
     use_paged_attention(model)
     base, head = LogitsHead.split(model) if causal else (model, None)
-    calls, products = trace_decoder(base, torch.arange(3), config_windows)
+    exchange_recurrent(base, backend)
+    calls, states, products = trace_decoder(base, torch.arange(3), config_windows)
     exchange(base, backend, _as_is, _as_is, products)
     if causal:
         exchange(model, backend, _as_is, _as_is)
-    layers = TransformersLayers(base, head, calls, backend.prepare_calls(calls, torch.device("cpu")))
+    layers = TransformersLayers(base, head, calls, backend.prepare_calls(calls, torch.device("cpu")), states)
     blocks = -(-max(map(len, texts)) // _BLOCK)
     groups = kv_groups(kv_layers(calls))
     layer_kvs = _layer_kvs(groups, len(texts) * blocks)
+    kept = _States((*states, (base.get_input_embeddings().embedding_dim,)), len(texts))
     done, found = [0] * len(texts), [[] for _ in texts]
     for counts in _PASSES:
         rows = [s for s, count in enumerate(counts) if count]
@@ -134,7 +136,8 @@ def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool, config_win
         token_ids = torch.cat([texts[s][done[s] : done[s] + counts[s]] for s in rows])
         batch = _batch([counts[s] for s in rows], [done[s] for s in rows], rows, blocks)
         batch = replace(batch, others=(batch,) * (len(groups) - 1))
-        hidden = layers.forward(StepBatch(token_ids, positions, batch), layer_kvs)
+        of_rows = kept.of_step(rows, [done[s] for s in rows], batch.query_starts) if states else None
+        hidden = layers.forward(StepBatch(token_ids, positions, batch, states=of_rows), layer_kvs)
         given = head(hidden) if head else hidden
         for s, part in zip(rows, given.split([counts[s] for s in rows]), strict=True):
             found[s].append(part)
@@ -142,24 +145,40 @@ def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool, config_win
     return [torch.cat(parts) for parts in found]
 
 
-def trace_decoder(decoder: Any, positions: torch.Tensor, config_windows: bool) -> tuple[tuple[Call, ...], Groups]:
-    """The calls of attention that a decoder makes in a step, and which of its linear layers read the same tensors.
+class _States:
+    """Recurrent states of texts, one after another in memory of their own."""
+
+    def __init__(self, shapes: tuple[StateShape, ...], texts: int) -> None:
+        self._elements = state_bytes(shapes) // 4
+        self._memory = torch.full((texts * self._elements,), float("nan"))
+
+    def of_step(self, texts: list[int], done: list[int], spans: torch.Tensor) -> StateBatch:
+        """The states of a step that goes on with `texts`, of which `done` tokens are computed."""
+        targets = torch.tensor(texts) * self._elements
+        sources = torch.where(torch.tensor(done) > 0, targets, -1)
+        return StateBatch(StateRows(self._memory, spans.long(), sources, targets), targets[:0])
+
+
+def trace_decoder(
+    decoder: Any, positions: torch.Tensor, config_windows: bool
+) -> tuple[tuple[Call, ...], tuple[StateShape, ...], Groups]:
+    """What a decoder does in a step: its calls of attention, the states it keeps, and layers that read the same tensor.
 
     Args:
-        decoder: before its products are exchanged.
+        decoder: before its products are exchanged; its recurrent layers are.
         positions: of a few tokens, on its device; their ids are the same numbers.
         config_windows: see `attention.Step`.
 
     Raises:
         NotRunnableError: see `trace`.
     """
-    calls: list[tuple[Call, ...]] = []
+    found: list[tuple[tuple[Call, ...], tuple[StateShape, ...]]] = []
 
     def run() -> None:
-        calls.append(trace(lambda: hidden_states(decoder, positions, positions), config_windows))
+        found.append(trace(lambda: hidden_states(decoder, positions, positions), config_windows))
 
     groups = layers_by_input(decoder, run)
-    return calls[0], groups
+    return *found[0], groups
 
 
 def _layer_kvs(groups: Mapping[KVShape, list[int]], blocks: int) -> list[LayerKV]:

@@ -1,10 +1,15 @@
 """A configuration of transformers made small, so that a model of the same class takes a moment to make and to run."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 MIN_LAYERS, MAX_LAYERS = 4, 8
+_DERIVED = {"hybrid_layer_ids", "attention_hidden_size", "attention_head_dim", "mamba_headdim", "num_query_groups"}
+"""What some classes work out from other fields, and take from a dictionary as it is."""
+_STATE_SPACES = ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads")
+_STATE_SPACE_DIMS = ("mamba_d_head", "mamba_headdim", "mamba_head_dim")
+"""Heads of a state space, and channels of each: together `mamba_d_ssm`, or so many times the hidden size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,8 @@ class Sizes:
 def make_small(config: Any, sizes: Sizes | None = None) -> Any:
     """A configuration of the same class and features as `config`, a `PreTrainedConfig`, and of these sizes."""
     sizes = sizes or Sizes()
-    raw = {name: value for name, value in config.to_dict().items() if name not in ("transformers_version", "dtype")}
+    left_out = {"transformers_version", "dtype"} | (_DERIVED - {field.name for field in fields(config)})
+    raw = {name: value for name, value in config.to_dict().items() if name not in left_out}
     real_names = getattr(config, "attribute_map", {})
     layers_name = real_names.get("num_hidden_layers", "num_hidden_layers")
     if isinstance(count := raw.get(layers_name), int):
@@ -91,6 +97,12 @@ class _Shrink:
         if not isinstance(head_dim, int):
             head_dim = hidden // heads if isinstance(heads, int) and isinstance(hidden, int) else sizes.head_dim
         self._hidden = fewer * min(head_dim, sizes.head_dim)
+        inner = min(hidden or self._hidden, self._hidden) * int(raw.get("mamba_expand") or raw.get("expand") or 1)
+        spaces = next((raw[name] for name in _STATE_SPACES if isinstance(raw.get(name), int)), sizes.heads)
+        self._state_space = {"mamba_d_ssm": inner} | dict.fromkeys(_STATE_SPACES, min(spaces, sizes.heads))
+        self._state_space |= dict.fromkeys(_STATE_SPACE_DIMS, inner // min(spaces, sizes.heads))
+        if "num_heads" in raw and "num_attention_heads" not in raw:
+            self._state_space["head_dim"] = inner // min(raw["num_heads"], sizes.heads)
         self._kv_heads = sizes.kv_heads
         if not isinstance(kv_heads, int) or heads == kv_heads:
             self._kv_heads = sizes.heads
@@ -103,6 +115,8 @@ class _Shrink:
         if name.endswith("token_id"):
             ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
             return value if value is None or value is False else ends.get(name, 3)
+        if value is not None and name in self._state_space:
+            return self._state_space[name]
         if value is None and name == "head_dim":
             return sizes.head_dim
         if value is None and name == "num_key_value_heads":
@@ -159,6 +173,10 @@ class _Shrink:
             return sizes.experts
         if has("window", "attention_chunk_size"):
             return sizes.window
+        if has("attn_layer_period", "attn_layer_offset"):
+            return 2 if has("period") else 1
+        if has("d_state", "state_size"):
+            return sizes.inner
         if has("rank"):
             return sizes.head_dim
         if has("per_layer_input"):

@@ -101,9 +101,10 @@ def _show(
         console.print(f"{_size(weights)} of weights do not fit in {_size(available)}; try --quantization int8 or int4")
         return
     per_token = sum(i.kv_bytes_per_token for i in models)
+    tokens = f"{left // per_token:,} tokens, or " if per_token and not any(i.state_bytes for i in models) else ""
     console.print(
         f"In {_size(available)}: {_size(weights)} of weights leave {_size(left)} for KV, with 5% reserved for "
-        f"activations: {left // per_token:,} tokens, or {paths:,} paths of {path_tokens:,} tokens that share nothing; "
+        f"activations: {tokens}{paths:,} paths of {path_tokens:,} tokens that share nothing; "
         "searches share prefixes and fit more."
     )
 
@@ -133,6 +134,11 @@ def _rows(inspection: "Inspection | HeadInspection") -> list[tuple[str, str]]:
         ("weights", f"{_size(inspection.weight_bytes)} ({stored})"),
         *([("stored as", f"{inspection.stored}; expanded as it loads")] if inspection.stored else ()),
         ("KV", f"{inspection.kv_bytes_per_token:,} bytes a token in {_dtype(inspection)}"),
+        *(
+            [("state", f"{_size(inspection.state_bytes)} a path, whatever its length")]
+            if inspection.state_bytes
+            else ()
+        ),
         ("prompt", _visible(inspection.prompt)),
     ]
     for step, (before, token) in enumerate(inspection.readings, start=1):

@@ -66,7 +66,8 @@ def _show(plan: dict[str, Any], title: str, card: str | None) -> None:
     console.print(title, style="bold", highlight=False)
     rows = [
         (role, f"{model['name']}: weights {_size(model['weight_bytes'])} in {_precision(model, plan['dtype'])}, "
-               f"KV {model['kv_bytes_per_token']:,} bytes a token")
+               f"KV {model['kv_bytes_per_token']:,} bytes a token"
+               + (f", state {_size(model['state_bytes'])} a path" if model["state_bytes"] else ""))
         for role, model in plan["models"].items()
     ]  # fmt: skip
     by_role = ", ".join(f"{role} {_size(size)}" for role, size in search["peak_bytes_by_role"].items())

@@ -21,10 +21,11 @@ ROLES = st.sampled_from(["generator", "verifier"])
 
 class SequenceMachine(RuleBasedStateMachine):
     window: int | None = None  # of a second KV group of the generator, if it has one
+    states = False  # whether the generator has recurrent states
 
     def __init__(self) -> None:
         super().__init__()
-        self.pools = tiny_pools(slabs=8, window=self.window)
+        self.pools = tiny_pools(8, self.window, self.states)
         self.tables = {
             role: SequenceTable(
                 [pool for pool in self.pools.values() if pool.role == role], 2, 5, cache_seed=role.encode()
@@ -33,7 +34,7 @@ class SequenceMachine(RuleBasedStateMachine):
         }
         self.texts: dict[KVSequence, list[int]] = {}  # tokens of every live sequence
         self.computed: dict[KVSequence, int] = {}
-        self.memory: dict[tuple[str, int], dict[int, int]] = {}  # (pool, block) -> offset -> token
+        self.memory: dict[tuple[str, int], dict[int, int]] = {}  # (pool, block) -> offset -> token; of states -> text
         self.names = itertools.count(1)
 
     def fresh(self, count: int) -> list[int]:
@@ -97,6 +98,8 @@ class SequenceMachine(RuleBasedStateMachine):
         chosen = [s for s in pending if data.draw(st.booleans())]
         counts = [data.draw(st.integers(1, len(self.texts[s]) - self.computed[s])) for s in chosen]
         table = self.tables[role]
+        table.begin_step()
+        counts = [table.tokens_to_stop(s.row, count) for s, count in zip(chosen, counts, strict=True)]
         if not chosen:
             return
         rows = np.array([s.row for s in chosen])
@@ -116,6 +119,9 @@ class SequenceMachine(RuleBasedStateMachine):
         for sequence, count in zip(chosen, counts, strict=True):
             start = self.computed[sequence]
             for pool, blocks in zip(table.pools, table.blocks[:, sequence.row], strict=True):
+                if pool.holds_states:
+                    self.write_state(pool, sequence, table, count)
+                    continue
                 for position in range(start, start + count):
                     block = int(blocks[position // BLOCK_SIZE])
                     assert pool.ref_counts[block] == 1, "a shared block is about to be written"
@@ -129,11 +135,22 @@ class SequenceMachine(RuleBasedStateMachine):
     def check_copies(
         self, chosen: list[KVSequence], pool: BlockPool, sources: list[int], destinations: list[int]
     ) -> None:
-        partial = [s for s in chosen if self.computed[s] % BLOCK_SIZE]
-        assert len(sources) == len(destinations) <= len(partial), "only partial tails are copied"
+        written = [s for s in chosen if self.computed[s] % BLOCK_SIZE or (pool.holds_states and self.computed[s])]
+        assert len(sources) == len(destinations) <= len(written), "only partial tails and states are copied"
+        if pool.holds_states:
+            return  # a state that only the cache keeps may be evicted once it is copied
         assert not set(sources) & set(destinations)
         assert len(set(destinations)) == len(destinations)
         assert all(pool.ref_counts[source] > 0 for source in sources), "a tail was copied that nobody else holds"
+
+    def write_state(self, pool: BlockPool, sequence: KVSequence, table: SequenceTable, count: int) -> None:
+        (state,) = table.block_table(sequence, table.pools.index(pool)).tolist()
+        assert pool.ref_counts[state] == 1, "a shared state is about to be written"
+        assert state not in pool.cache, "a cached state is about to be written"
+        start = self.computed[sequence]
+        before = self.memory.get((pool.name, state), {}) if start else {}
+        assert list(before.values()) == self.texts[sequence][:start], "it goes on from another text's state"
+        self.memory[pool.name, state] = dict(enumerate(self.texts[sequence][: start + count]))
 
     @invariant()
     def every_sequence_reads_its_own_tokens(self) -> None:
@@ -145,6 +162,12 @@ class SequenceMachine(RuleBasedStateMachine):
 
     def check_reads(self, table: SequenceTable, sequence: KVSequence, group: int, pool: BlockPool) -> None:
         text, computed = self.texts[sequence], self.computed[sequence]
+        if pool.holds_states:
+            held = [
+                list(self.memory[pool.name, state].values()) for state in table.block_table(sequence, group).tolist()
+            ]
+            assert held == ([text[:computed]] if computed else []), "a sequence holds the state of its computed tokens"
+            return
         passed = 0 if pool.window is None else max(0, computed - pool.window) // BLOCK_SIZE
         blocks = table.blocks[group, sequence.row, : -(-computed // BLOCK_SIZE)].tolist()
         assert blocks == [-1] * passed + table.block_table(sequence, group).tolist(), "they cover what may be seen"
@@ -174,6 +197,40 @@ class WindowedSequenceMachine(SequenceMachine):
     window = 6
 
 
+class RecurrentSequenceMachine(SequenceMachine):
+    states = True
+
+    @precondition(lambda self: any(s.role == "generator" for s in self.texts))
+    @rule(data=st.data(), fewer=st.integers(0, 3))
+    def go_back(self, data: st.DataObject, fewer: int) -> None:
+        """Fork fewer tokens, or drop some: a sequence keeps its state as long as it has all the tokens of it."""
+        sequence = data.draw(
+            st.sampled_from(sorted((s for s in self.texts if s.role == "generator"), key=lambda s: s.row))
+        )
+        table, text = self.tables["generator"], self.texts[sequence]
+        length = max(0, len(text) - fewer)
+        kept = self.computed[sequence] if self.computed[sequence] <= length else 0
+        if data.draw(st.booleans()):
+            child = table.fork(sequence, length)
+            self.texts[child], self.computed[child] = text[:length], kept
+        else:
+            table.truncate(sequence.row, length)
+            self.texts[sequence], self.computed[sequence] = text[:length], kept
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data())
+    def give_all_up(self, data: st.DataObject) -> None:
+        """Free what every generator sequence holds, and look some of them up in the cache again."""
+        table = self.tables["generator"]
+        table.drop_kv(None)
+        table.begin_step()
+        for sequence in [s for s in self.texts if s.role == "generator"]:
+            assert table.match_prefix(sequence.row, len(self.texts[sequence])) or not table.computed[sequence.row]
+            self.computed[sequence] = int(table.computed[sequence.row])
+
+
 TestSequenceMachine = SequenceMachine.TestCase
 TestWindowedSequenceMachine = WindowedSequenceMachine.TestCase
+TestRecurrentSequenceMachine = RecurrentSequenceMachine.TestCase
 TestSequenceMachine.settings = TestWindowedSequenceMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestRecurrentSequenceMachine.settings = TestSequenceMachine.settings

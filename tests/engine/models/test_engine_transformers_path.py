@@ -317,8 +317,8 @@ def test_a_window_is_that_of_its_layer(folders: dict[str, Path]):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("qwen3_next", "its layers keep a recurrent state"),
-        ("mamba", "its layers keep a recurrent state"),
+        ("recurrent_gemma", "its layers keep a recurrent state"),
+        ("zaya", "its ZayaCCAProjection keeps a recurrent state of an unknown kind"),
         ("bloom", "it computes attention inline"),
         ("bert", "its attention is not causal"),
         ("doge", "it makes an attention mask of its own"),

@@ -185,8 +185,8 @@ def test_no_weight_is_read(tiny_checkpoints: dict[str, Path], monkeypatch: pytes
     ("config", "message"),
     [
         (
-            {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "layer_types": None},
-            "MambaForCausalLM cannot run on Espalier's attention: its layers keep a recurrent state",
+            {"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"},
+            "RwkvForCausalLM cannot run on Espalier's attention: its layers keep a recurrent state",
         ),
         ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "has no tensors for transformer.h.0"),
         ({"architectures": ["Qwen2ForQuestionAnswering"]}, "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"),
