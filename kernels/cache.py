@@ -3,7 +3,7 @@
 import torch
 
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layout import KVLayout, LayerKV
+from espalier.kernels.layout import Layout, LayerKV
 
 
 def write_kv(layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:
@@ -22,11 +22,11 @@ def write_kv(layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor, batch: A
     layer_kv.values[places] = value
 
 
-def copy_blocks(layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
+def copy_blocks(layout: Layout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
     """Copy whole blocks, all layers of a KV group, in one call; a block may not be both source and destination.
 
     Args:
-        layout: the group's layout.
+        layout: that of the group, or of states.
         kv_pool: uint8 KV pool, written in place.
         sources: block ids to read.
         destinations: block ids to write, one for each source.

@@ -202,9 +202,8 @@ def build_batch(
         slabs, block_slots = np.divmod(blocks[write_row_of, columns].astype(np.int64), slots)
         return tensor(blocks[rows, :width]), tensor(slabs), tensor(block_slots)
 
-    block_tables, write_slabs, write_slots = (
-        places(0) if groups else (tensor(rows)[:, None].int(),) + 2 * (tensor(rows),)
-    )
+    nowhere = torch.zeros(len(rows), 1, dtype=torch.int32), torch.zeros(0), torch.zeros(0)
+    block_tables, write_slabs, write_slots = places(0) if groups else nowhere
     attention = AttentionBatch(
         query_starts=tensor(np.concatenate(([0], ends)).astype(np.int32)),
         row_sequences=tensor(sequence_of.astype(np.int32)),

@@ -129,7 +129,7 @@ class SequenceTable:
         self._promised.clear()
 
     def tokens_to_stop(self, row: int, count: int) -> int:
-        """How many of the next `count` tokens of a row a step may compute, for its state is to be cached behind them."""
+        """How many of a row's next `count` tokens a step may compute, for its state is to be cached behind them."""
         stops = self._stops.get(row)
         return min(count, stops[0] * self.block_size - int(self.computed[row])) if stops else count
 
@@ -501,7 +501,7 @@ class SequenceTable:
             row, count = rows[i], int(self.num_blocks[rows[i]])
             state = int(table[row, count - 1]) if count else pool.allocate()
             known = state in pool.cache
-            # Counts drop as rows of this loop leave a state: the last one keeps it without a copy, unless the cache does.
+            # Counts drop as rows of this loop leave a state: the last keeps it without a copy, unless the cache does.
             if count and (pool.ref_counts[state] > 1 or (known and pool.has_free_block and pool.enable_prefix_cache)):
                 fresh = pool.allocate()
                 copies[0].append(state)

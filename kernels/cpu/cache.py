@@ -5,10 +5,10 @@ import torch
 
 from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.cpu import compiled
-from espalier.kernels.layout import KVLayout
+from espalier.kernels.layout import Layout
 
 
-def copy_blocks_cpu(layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
+def copy_blocks_cpu(layout: Layout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
     """`copy_blocks` on CPU; same arguments."""
     pairs, item = np.array((sources, destinations), dtype=np.int64), layout.dtype.itemsize
     for blocks in layout.block_views(kv_pool):

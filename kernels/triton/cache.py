@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from espalier.kernels.layout import KVLayout, LayerKV
+from espalier.kernels.layout import KVLayout, Layout, LayerKV
 from espalier.kernels.triton.steps import to_device
 
 PORTION = 1024
@@ -106,7 +106,7 @@ def write_heads(key: torch.Tensor, value: torch.Tensor, places: torch.Tensor, la
         )
 
 
-def copy_blocks(layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
+def copy_blocks(layout: Layout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
     """See `kernels.cache.copy_blocks`."""
     ids = to_device(np.array([sources, destinations], np.int64), kv_pool.device)
     for blocks in layout.block_views(kv_pool) if sources else ():

@@ -282,15 +282,11 @@ def worst_case(engine: Engine, role: str, estimates: Sequence[MemoryEstimate], l
 
 def worst_case_states(estimates: Sequence[MemoryEstimate], limits: PathLimits) -> int:
     """Maximum number of recurrent states that a search holds: one for each sequence, whatever its length."""
-    if limits.rationales:
-        each = (
-            1 + limits.rationales.chains * 2
-        )  # of a path while it is scored: its text, its rationales, their verdicts
-    else:
-        each = 2 if limits.max_probe_tokens else 1
-    return 1 + max(
-        (estimate.paths + estimate.steps) * each + estimate.partial_blocks for estimate in estimates
-    )  # the prompt's, and those of inner nodes of paths
+    each = 2 if limits.max_probe_tokens else 1  # with that of the fork that is fed probe tokens
+    if limits.rationales:  # of a path while it is scored: its text, its rationales, the parts that verdicts read
+        each = 1 + 2 * limits.rationales.chains
+    paths = max((its.paths + its.steps) * each + its.partial_blocks for its in estimates)
+    return 1 + paths  # and the prompt's
 
 
 def worst_case_blocks(

@@ -14,7 +14,7 @@ class _Outputs(tuple[torch.Tensor, ...]):
 
 
 class _GivenStates(nn.Module):
-    """Stands where a class has its decoder, and gives back the states that it is given; it has the decoder's numbers."""
+    """Stands where a class has its decoder, with the decoder's numbers, and gives back the states that it is given."""
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()

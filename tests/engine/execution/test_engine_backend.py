@@ -154,7 +154,8 @@ def test_the_layers_above_take_nothing_that_computes_from_kernels_but_a_backend(
             "linear.QuantizedPacker",
             "batch.AttentionBatch",
         ),
-        *("layout.KVLayout", "layout.KVShape", "layout.kv_groups", "layout.LayerKV"),
+        *("layout.KVLayout", "layout.KVShape", "layout.kv_groups", "layout.LayerKV", "layout.Layout"),
+        *("layout.StateLayout", "layout.StateShape", "layout.state_bytes", "recurrent.StateRows", "batch.StateBatch"),
         *("attention.Attend", "batch.StepBatch", "calls.Call", "calls.PrepareStep", "calls.StepCalls"),
         *("layers.DecoderSpec", "layers.LayerWeights", "layers.EmbeddingAndNorm", "layers.UnsupportedShapeError"),
         *("layers.Activation", "rotary.ROPE_TYPES", "rotary.Rotary", "sampling.FILTERED"),
@@ -162,7 +163,8 @@ def test_the_layers_above_take_nothing_that_computes_from_kernels_but_a_backend(
     }
     found = {path.relative_to(ROOT).as_posix(): kernel_imports(path) for path in sources("engine", "prm", "search")}
     taken = {name: imported - described for name, imported in found.items() if imported - described}
-    reference = {"engine/models/zoo/probe.py": {"torch_backend.TorchBackend"}}  # classes are tried by it on any device
+    tried = ("engine/models/zoo/probe.py", "engine/models/zoo/description.py")  # on any device
+    reference = {name: {"torch_backend.TorchBackend"} for name in tried}
     assert taken == {"engine/models/decoder.py": {"backend.choose_backend"}} | reference
     made = [str(path) for path in sources("engine", "prm") if re.search(r"\b(?<!nn\.)Linear\(", path.read_text())]
     assert made == []
