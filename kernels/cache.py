@@ -3,7 +3,7 @@
 import torch
 
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layout import Layout, LayerKV
+from espalier.kernels.layout import LayerKV, Layout
 
 
 def write_kv(layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:

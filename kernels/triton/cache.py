@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from espalier.kernels.layout import KVLayout, Layout, LayerKV
+from espalier.kernels.layout import KVLayout, LayerKV, Layout
 from espalier.kernels.triton.steps import to_device
 
 PORTION = 1024

@@ -1,6 +1,6 @@
 """Decoders with recurrent layers over the engine's pool: states shared by forks, copied, cached, computed again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import ModelImpl
-from espalier.engine.work import Sampling, Score, Scored
+from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
 
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {},
@@ -110,3 +110,171 @@ def test_greedy_decoding_equals_transformers_token_by_token(
     (again,) = generate(engine, sequence, GREEDY, tokens=12, delimiter="")
     assert (again.token_ids, again.log_probability) == (done.token_ids, done.log_probability), "from the kept state"
     release(engine, sequence, done.sequence, again.sequence)
+
+
+@pytest.mark.parametrize("kind", SAME_BITS)
+def test_a_sequence_has_the_same_bits_alone_and_in_company_and_in_other_chunks(
+    kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    ids = some_ids(23, seed=5)
+
+    def run(company: int, max_batch_tokens: int) -> tuple[np.ndarray, list[int], float]:
+        engine = make_engine(models[kind], max_batch_tokens=max_batch_tokens, prefix_cache=False)
+        others = [engine.open("generator", some_ids(3 + 5 * i, seed=10 + i), owner="others") for i in range(company)]
+        for other in others:
+            engine.submit(Generate("others", other, (Sampling(key=4), Sampling(key=8)), 20, ""))
+        sequence = engine.open("generator", ids[:12])
+        engine.submit(Score("reader", sequence, tuple(ids[12:]), tuple(range(11))))
+        done = drain(engine)
+        (scored,) = (d for d in done if isinstance(d, Scored))
+        (child,) = generate(engine, sequence, Sampling(key=3), tokens=8, delimiter="")
+        release(engine, sequence, child.sequence, *others, *(d.sequence for d in done if isinstance(d, Generated)))
+        return scored.values, list(child.token_ids), child.log_probability
+
+    alone, *in_company = run(0, 64), run(1, 64), run(5, 64), run(5, 9)
+    for values, token_ids, log_probability in in_company:
+        assert np.array_equal(values, alone[0])
+        assert (token_ids, log_probability) == alone[1:]
+
+
+@pytest.mark.parametrize("kind", SAME_BITS)
+def test_a_pool_that_holds_few_sequences_at_a_time_gives_the_same_bits(
+    kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    def run(states: int) -> tuple[dict[Hashable, tuple[list[int], float]], int]:
+        size, texts = state_slab(models[kind]), dict[Hashable, tuple[list[int], float]]()
+        engine = make_engine(
+            models[kind], max_batch_tokens=11, kv_memory_bytes=states * size, slab_bytes=size, reserved_share=0.01
+        )
+        each = {name: 5 if pool.holds_states else 12 for name, pool in engine.admission.pools.items()}
+        reserved = {f"search {i}": engine.admission.try_reserve(each, f"search {i}") for i in range(5)}
+        prompts = {f"search {i}": engine.open("generator", some_ids(7 + i, i), owner=f"search {i}") for i in range(5)}
+        for i, (owner, prompt) in enumerate(prompts.items()):
+            engine.submit(Generate(owner, prompt, (Sampling(key=2 * i), Sampling(key=2 * i + 1)), 12, ""))
+        while engine.busy:
+            for done in engine.step():
+                assert isinstance(done, Generated)
+                texts[done.work.owner, done.indices] = list(done.token_ids), done.log_probability
+                release(engine, done.sequence)
+                if len([owner for owner, _ in texts if owner == done.work.owner]) == 2:
+                    release(engine, prompts[done.work.owner])
+                    engine.admission.release(reserved[done.work.owner])
+            engine.check_integrity()
+        return texts, engine.stats()["generator"].preemptions
+
+    roomy, _ = run(64)
+    tight, preemptions = run(9)
+    assert preemptions
+    assert tight == roomy
+
+
+def state_slab(model: Model) -> int:
+    """Bytes of a slab that holds one state, and several blocks of the model's KV."""
+    return max(model.config.state_bytes, 4 * model.config.kv_bytes_per_token(4))
+
+
+@pytest.mark.parametrize("kind", SAME_BITS)
+def test_generation_that_was_preempted_has_the_same_bits_and_computes_shared_tokens_once(
+    kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    def run(preempted_after: set[int]) -> tuple[dict[tuple[int, ...], tuple[list[int], float]], int]:
+        engine, texts, steps = make_engine(models[kind], max_batch_tokens=9), {}, 0
+        sequence = engine.open("generator", some_ids(26), owner="search")
+        engine.submit(Generate("search", sequence, tuple(Sampling(key=key) for key in range(4)), 14, ""))
+        while engine.busy:
+            for done in engine.step():
+                assert isinstance(done, Generated)
+                texts[done.indices] = list(done.token_ids), done.log_probability
+                release(engine, done.sequence)
+            steps += 1
+            if steps in preempted_after:
+                engine.suspend("search")
+                assert engine.stats()["generator"].live_blocks == 0
+                engine.resume_owner("search")
+            engine.check_integrity()
+        release(engine, sequence)
+        return texts, engine.stats()["generator"].computed_tokens
+
+    whole, computed = run(set())
+    again, more = run({9})
+    assert again == whole
+    assert more - computed < 26 + 4 * 14, "the prompt again, not once for each sample"
+
+
+def test_forks_share_a_state_until_they_go_on_and_every_sequence_holds_one(
+    make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    engine = make_engine(models["qwen3_5_text"], prefix_cache=False)
+    states = engine.admission.pools["generator/states"]
+    parent = engine.open("generator", some_ids(11))
+    read(engine, parent, [5], [])
+    children = engine.fork(parent, 4)
+    assert states.live_blocks == 1, "nobody has gone on yet"
+    read(engine, children[0], [6, 7], [])
+    assert (states.live_blocks, engine.stats()["generator"].copied_blocks) == (2, 1)
+    for child in children:
+        engine.submit(Score("reader", child, (8, 9), ()))
+    drain(engine)
+    assert (states.live_blocks, states.live_bytes) == (5, 5 * models["qwen3_5_text"].config.state_bytes)
+    release(engine, parent)
+    assert states.live_blocks == 4
+    release(engine, *children)
+    assert states.live_blocks == 0
+
+
+def test_a_prompt_that_was_seen_goes_on_from_its_last_full_block(
+    make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    engine, ids = make_engine(models["qwen3_next"]), some_ids(23)
+    first, second = engine.open("generator", ids), engine.open("generator", [*ids, 9])
+    for sequence in (first, second):
+        engine.submit(Score("reader", sequence, (5,), (0,)))
+    values = [done.values for done in drain(engine) if isinstance(done, Scored)]
+    assert engine.stats()["generator"].computed_tokens == 24 + 5, "the second begins with the first one's 20 tokens"
+    release(engine, first, second)
+    assert engine.stats()["generator"].cached_blocks
+    again = engine.open("generator", ids)
+    assert np.array_equal(read(engine, again, [5]), values[0])
+    assert engine.stats()["generator"].computed_tokens == 24 + 5 + 4
+    release(engine, again)
+
+
+def test_tokens_that_were_never_computed_are_replaced_and_others_are_computed_from_the_start(
+    make_engine: Callable[..., Engine], models: dict[str, Model], folders: dict[str, Path]
+):
+    engine, ids = make_engine(models["qwen3_5_text"], prefix_cache=False), some_ids(12)
+    sequence = engine.open("generator", ids[:10])
+    (child,) = generate(engine, sequence, GREEDY, tokens=3, delimiter="")
+    text = [*ids[:10], *child.token_ids[:-1], 77]
+    engine.append(child.sequence, [77], instead_of=1)
+    before = engine.stats()["generator"].computed_tokens
+    assert_logits_equal(read(engine, child.sequence, [78]), folders["qwen3_5_text"], [*text, 78], 1)
+    assert engine.stats()["generator"].computed_tokens == before + 2
+    engine.append(child.sequence, [79], instead_of=3)
+    text = [*text[:-1], 79]
+    assert_logits_equal(read(engine, child.sequence, [80]), folders["qwen3_5_text"], [*text, 80], 1)
+    assert engine.stats()["generator"].computed_tokens == before + 2 + len(text) + 1
+    release(engine, sequence, child.sequence)
+
+
+@pytest.mark.parametrize("roles", [("generator", "verifier"), ("verifier", "generator")])
+def test_a_recurrent_model_and_another_share_one_pool(
+    roles: tuple[str, str],
+    make_engine: Callable[..., Engine],
+    models: dict[str, Model],
+    load_model: Callable[[str], Model],
+):
+    of_role = dict(zip(roles, (models["qwen3_5_text"], load_model("qwen2-untied")), strict=True))
+    engine = make_engine(of_role["generator"], of_role["verifier"])
+    ids = some_ids(9)
+    alone = {role: make_engine(model, prefix_cache=False) for role, model in of_role.items()}
+    expected = {role: read(engine, engine.open("generator", ids), [5, 6]) for role, engine in alone.items()}
+    opened = {role: engine.open(role, ids, owner=role) for role in roles}
+    for role, sequence in opened.items():
+        engine.submit(Score(role, sequence, (5, 6), (0, 1)))
+    for done in drain(engine):
+        assert isinstance(done, Scored)
+        assert np.array_equal(done.values, expected[done.work.sequence.role])
+    release(engine, *opened.values())
+    for single in alone.values():
+        single.abandon(None)
