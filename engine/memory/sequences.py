@@ -246,7 +246,8 @@ class SequenceTable:
         if self.states is not None and hashes:
             self._unhashed[row] = hashes
             self._stops[row] = sorted({*fork_points, len(hashes)})
-            if self._is_promised(row, self._longest_known(hashes[:count])):
+            known = self._longest_known(hashes[:count])
+            if not self._promised.isdisjoint(hashes[max(known - 1, 0) : count]):
                 return False
         while count:
             # What one group knows need not be what another knows.
@@ -279,11 +280,6 @@ class SequenceTable:
         while (longest := min(pool.longest(hashes[:count]) for pool in self.pools)) < count:
             count = longest
         return count
-
-    def _is_promised(self, row: int, known: int) -> bool:
-        """True if another row of the step computes the state after `known` full blocks, or one that the row will."""
-        counts = [known, *(stop for stop in self._stops[row] if stop > known)][:2]
-        return any(count and self._unhashed[row][count - 1] in self._promised for count in counts)
 
     def append(self, sequence: KVSequence, token_ids: list[int]) -> None:
         """Add tokens at the end, to be computed later."""

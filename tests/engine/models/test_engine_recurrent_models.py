@@ -35,7 +35,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "jamba": {},
 }
 """Model types, and fields without which their defaults have layers of one kind alone."""
-SAME_BITS = ["qwen3_5_text", "qwen3_next", "nemotron_h", "lfm3", "mamba", "mamba2"]
+SAME_BITS = ["qwen3_5_text", "qwen3_next", "nemotron_h", "mamba2"]
+NEARLY = ["lfm3", "mamba"]
+"""Mamba's time steps are multiplied by a weight in torch, whose rows depend on their batch."""
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -137,7 +139,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company_and_in_other_chunks(
         assert (token_ids, log_probability) == alone[1:]
 
 
-@pytest.mark.parametrize("kind", SAME_BITS)
+@pytest.mark.parametrize("kind", [*SAME_BITS, *NEARLY])
 def test_a_pool_that_holds_few_sequences_at_a_time_gives_the_same_bits(
     kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
 ):
@@ -165,7 +167,10 @@ def test_a_pool_that_holds_few_sequences_at_a_time_gives_the_same_bits(
     roomy, _ = run(64)
     tight, preemptions = run(9)
     assert preemptions
-    assert tight == roomy
+    if kind in SAME_BITS:
+        assert tight == roomy
+    for asked, (token_ids, log_probability) in roomy.items():
+        assert tight[asked] == (token_ids, pytest.approx(log_probability, rel=1e-5))
 
 
 def state_slab(model: Model) -> int:
@@ -251,7 +256,7 @@ def test_tokens_that_were_never_computed_are_replaced_and_others_are_computed_fr
     assert_logits_equal(read(engine, child.sequence, [78]), folders["qwen3_5_text"], [*text, 78], 1)
     assert engine.stats()["generator"].computed_tokens == before + 2
     engine.append(child.sequence, [79], instead_of=3)
-    text = [*text[:-1], 79]
+    text = [*text[:11], 79]
     assert_logits_equal(read(engine, child.sequence, [80]), folders["qwen3_5_text"], [*text, 80], 1)
     assert engine.stats()["generator"].computed_tokens == before + 2 + len(text) + 1
     release(engine, sequence, child.sequence)
