@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from espalier.engine.engine import Engine, Footprint
 from espalier.engine.errors import ScoreMismatchError
@@ -313,7 +313,7 @@ class TreeExpander:
             above.generator = None
         self._states[node] = state
         node.termination = self._termination(node, done.cause, expansion)
-        self._close_thought(node, state, done.cause, above.position.inside or node.thought_chars > 0)
+        self._close_thought(node, state, done.cause, above)
         if self._bar and viable(node) and self._bar.drops(node):
             self._meter.stopped_paths += count if node.open else 0
             self._meter.stopped_tokens += self._bar.tokens_left(node) if node.open else 0
@@ -349,14 +349,16 @@ class TreeExpander:
             node.probe = Probe(answer, float(bool(answer)), 0)
         return self._probed_now(node, round_root, starts=node.open)
 
-    def _close_thought(self, node: Node, state: NodeState, cause: StopCause, thought: bool) -> None:
+    def _close_thought(self, node: Node, state: NodeState, cause: StopCause, above: NodeState) -> None:
         """Close a thought that has used its budget up or goes round in circles; begin the answer's channel.
 
-        A step that has `thought`, and ends with the model's closing mark, loses the mark if its path is to think on.
+        A step behind `above` that has thought, and ends with the model's closing mark, loses the mark if its path is to
+        think on.
         """
         plan = self._thoughts
         if plan is None:
             return
+        thought = above.position.inside or node.thought_chars > 0
         looping = node.termination is Termination.DEGENERATE
         ended = cause is StopCause.EOS  # whose token the closing takes the place of
         spent = ended or node.path_tokens() >= plan.budget
@@ -367,7 +369,7 @@ class TreeExpander:
             return
         elif thought and plan.thinks_on((step.written.text for step in node.lineage()), node.path_tokens()):
             self._write(node, state, THINK_ON, plan.think_on, instead_of=1)
-            state.position = replace(OPENED, blank=False)
+            state.position = OPENED._replace(blank=False)
         elif plan.header:
             self._write(node, state, plan.marks.header, plan.header)
 
@@ -431,10 +433,10 @@ class TreeExpander:
         self._unfinished -= 1
 
     def _termination(self, node: Node, cause: StopCause, expansion: PendingExpansion) -> Termination | None:
+        position = self._states[node].position
         if cause is StopCause.EOS:
-            if self._states[node].position.inside:
-                forced = self._thoughts is not None and self._thoughts.forced
-                goes_on = forced and self._budget.generator_left(node, expansion.round_root) > 0
+            if self._thoughts and position.inside:
+                goes_on = self._thoughts.forced and self._budget.generator_left(node, expansion.round_root) > 0
                 return None if goes_on else Termination.UNCLOSED
             # An empty last step still completes the text before it.
             return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
@@ -448,8 +450,7 @@ class TreeExpander:
             return Termination.LENGTH
         if self._request.max_steps is not None and node.depth >= self._request.max_steps:
             return Termination.LENGTH
-        position = self._states[node].position
-        if cause is StopCause.MARK or (position.inside and position.blank):
+        if cause is StopCause.MARK or (self._thoughts and position.inside and position.blank):
             return None  # blanks around marks are no step that says nothing
         return Termination.DEGENERATE if self._is_degenerate(node) else None
 

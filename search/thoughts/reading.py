@@ -9,8 +9,9 @@ marks are text. Where marks are tokens, only the tokens count: the same characte
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.thoughts.marks import Mark, ThoughtMarks
@@ -27,8 +28,7 @@ class Phase(Enum):
     ANSWER = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """How far a path is.
 
     Attributes:
@@ -97,16 +97,16 @@ class ThoughtReader:
                 text += piece
                 if piece.strip():
                     inside = position.inside
-                    position = replace(position, blank=False) if inside else replace(position, phase=Phase.ANSWER)
+                    position = position._replace(blank=False) if inside else position._replace(phase=Phase.ANSWER)
             elif kind == "opening":
                 deeper = not (position.inside and position.blank)
                 if position.inside and deeper:
                     text += self._marks.opening.text
                 depth, label = position.depth + deeper or 1, self._marks.label
-                position = replace(position, phase=Phase.INSIDE, depth=depth, blank=True, label=label)
+                position = position._replace(phase=Phase.INSIDE, depth=depth, blank=True, label=label)
             elif position.depth > 1:
                 text += self._marks.closing.text
-                position = replace(position, depth=position.depth - 1)
+                position = position._replace(depth=position.depth - 1)
             else:
                 position = CLOSED
             if kind != "text" or position.inside:
@@ -139,5 +139,5 @@ def _after_label(text: str, position: Position) -> tuple[str, Position]:
     """The text without what it has of a label, which steps may cut."""
     label = position.label
     if label.startswith(text):
-        return "", replace(position, label=label[len(text) :])
-    return text.removeprefix(label), replace(position, label="")
+        return "", position._replace(label=label[len(text) :])
+    return text.removeprefix(label), position._replace(label="")
