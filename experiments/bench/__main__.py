@@ -82,7 +82,7 @@ def engine(
 def model_paths(
     checkpoints: Annotated[list[str] | None, typer.Argument(help="Folders in Hugging Face layout.")] = None,
     families: Annotated[
-        str | None, typer.Option(help="Model types to take, small and random; default: all; '' for none.")
+        str | None, typer.Option(help="Model types to take, random; default: all small ones; '' for none.")
     ] = None,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode for each sequence.")] = 17,
@@ -97,10 +97,11 @@ def model_paths(
     json_path: JsonPath = None,
 ) -> None:
     """Decode and prefill tokens/s by native and by transformers' code, compared with transformers' own generate."""
-    from espalier.experiments.bench.engine.model_paths import FAMILIES, run
+    from espalier.experiments.bench.engine.model_paths import FAMILIES, LARGE, run
     from espalier.experiments.bench.report import Report
 
-    chosen = list(FAMILIES) if families is None else parse_list(families or None, "--families")
+    small = [name for name in FAMILIES if name not in LARGE]
+    chosen = small if families is None else parse_list(families or None, "--families")
     if unknown := set(chosen) - FAMILIES.keys():
         raise typer.BadParameter(f"{min(unknown)!r} is not one of {', '.join(FAMILIES)}", param_hint="--families")
     sizes = parse_int_list(batches, "--batches") if batches else ()

@@ -44,8 +44,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": None},
     "qwen3_moe": _EXPERTS,
     "gpt_oss": {"num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 384},
+    "qwen3_5_text": {
+        "vocab_size": 248320,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "tie_word_embeddings": True,
+    },
 }
-"""What the configuration of each model type has beside `SHAPE`; weights are random."""
+"""What the configuration of each model type has beside, or in place of, `SHAPE`; weights are random."""
+LARGE = ("qwen3_5_text",)
+"""Those of a real model's size, which take part where they are named: Qwen3.5-0.8B's, 3 GB."""
 
 Rates = tuple[float, float]
 """Tokens a second: of prompts as they are read, and decoded."""
@@ -163,7 +175,7 @@ class EngineLoop:
         """See `Contestant`."""
         (batch, length), c = prompts.shape, self._model.config
         blocks = batch * (-(-(length + new_tokens) // 16) + 1)
-        kv_bytes = 2 * blocks * 16 * c.num_layers * 2 * c.num_kv_heads * c.head_dim * 4
+        kv_bytes = 2 * (blocks * 16 * c.kv_bytes_per_token(4) + (batch + 1) * c.state_bytes)
         settings = EngineSettings(kv_memory_bytes=kv_bytes, max_batch_tokens=batch * length)
         engine = Engine({GENERATOR: self._model}, settings)
         for i, prompt in enumerate(prompts.tolist()):
