@@ -112,6 +112,25 @@ def model_paths(
 
 
 @app.command()
+def recurrent_tree(
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 64,
+    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each step.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each path.")] = 4,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each contestant; default: all cores. With 1, CPU time counts.")
+    ] = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Recurrent states that searches hold and copy, and tokens they compute, compared with transformers' generate."""
+    from espalier.experiments.bench.engine.recurrent_tree import run
+    from espalier.experiments.bench.report import Report
+
+    title = f"searches with recurrent states, {prompt_tokens} + {steps} x {step_tokens} tokens, float32"
+    report = Report(title, json_path)
+    report.finish(*run(prompt_tokens, step_tokens, steps, threads, report.show))
+
+
+@app.command()
 def real_models(
     checkpoints: Annotated[list[str], typer.Argument(help="Folders in Hugging Face layout, or GGUF files.")],
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode.")] = 48,

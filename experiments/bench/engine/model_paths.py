@@ -119,11 +119,17 @@ def run(
 _PATH = "transformers path"
 
 
-def write_family(folder: Path, model_type: str) -> None:
-    """Write a checkpoint of a model type with random weights, and the bundled generator's tokenizer."""
+def write_family(folder: Path, model_type: str, **given: Any) -> None:
+    """Write a checkpoint of a model type with random weights and the bundled generator's tokenizer.
+
+    Args:
+        folder: to write to.
+        model_type: of `FAMILIES`.
+        given: further fields of its configuration.
+    """
     import transformers
 
-    config = transformers.CONFIG_MAPPING[model_type](**{**SHAPE, **FAMILIES[model_type]})
+    config = transformers.CONFIG_MAPPING[model_type](**{**SHAPE, **FAMILIES[model_type], **given})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -182,7 +188,6 @@ class EngineLoop:
             sampling = Sampling(key=stream_key(0, "bench", (i,)))
             sequence = engine.open(GENERATOR, prompt)
             engine.submit(Generate(i, sequence, (sampling,), new_tokens, delimiter="", in_place=True))
-        clock = _clock()
         start = clock()
         engine.step()  # prompts, and first tokens
         middle = clock()
@@ -204,25 +209,30 @@ class Generation:
     def __call__(self, prompts: torch.Tensor, new_tokens: int) -> Rates:
         """See `Contestant`."""
         (batch, length), times = prompts.shape, _Times()
-        start = times.clock()
-        self._model.generate(
+        start = clock()
+        self.longer(prompts, new_tokens, streamer=times)
+        _, first, *_, last = times.at  # the prompts come before the first tokens
+        return batch * length / (first - start), batch * (new_tokens - 1) / (last - first)
+
+    @torch.inference_mode()
+    def longer(self, prompts: torch.Tensor, new_tokens: int, **options: Any) -> torch.Tensor:
+        """The prompts, int64 `[B, P]`, with so many sampled tokens behind each; `options` are those of `generate`."""
+        return self._model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
             do_sample=True,
             max_new_tokens=new_tokens,
             min_new_tokens=new_tokens,
             pad_token_id=0,
-            streamer=times,
+            **options,
         )
-        _, first, *_, last = times.at  # the prompts come before the first tokens
-        return batch * length / (first - start), batch * (new_tokens - 1) / (last - first)
 
     @torch.no_grad()  # it updates in place what it makes outside of inference mode
     def continuously(self, prompts: torch.Tensor, new_tokens: int) -> Rates:
         """See `Contestant`; the time of one new token is the prompts', and is taken off that of all."""
         from transformers import GenerationConfig
 
-        (batch, length), clock = prompts.shape, _clock()
+        batch, length = prompts.shape
         times = []
         for count in (1, new_tokens):
             config = GenerationConfig(do_sample=True, max_new_tokens=count, eos_token_id=-1, pad_token_id=0)
@@ -236,15 +246,15 @@ class _Times:
     """A streamer of transformers that notes when tokens come."""
 
     def __init__(self) -> None:
-        self.clock = _clock()
         self.at: list[float] = []
 
     def put(self, tokens: torch.Tensor) -> None:
-        self.at.append(self.clock())
+        self.at.append(clock())
 
     def end(self) -> None:
         pass
 
 
-def _clock() -> Callable[[], float]:
-    return time.process_time if num_threads() == 1 else time.perf_counter
+def clock() -> float:
+    """Seconds: of processor time with one thread, so that a machine's other work counts little, else of the clock."""
+    return time.process_time() if num_threads() == 1 else time.perf_counter()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from espalier.engine.models.options import Quantization
 from espalier.experiments.bench.__main__ import app
-from espalier.experiments.bench.engine import model_paths, real_models
+from espalier.experiments.bench.engine import model_paths, real_models, recurrent_tree
 from espalier.experiments.bench.report import Report
 from espalier.experiments.bench.searches import rate
 from espalier.experiments.cli.main import run_app
@@ -234,6 +234,21 @@ def test_paths_of_a_decoder_are_timed_beside_generate(bench, tmp_path, monkeypat
     assert all(row[column] > 0 for row in document["rows"] for column in columns)
     assert "decode qwen3@2/generate" in document["ratios"]
     assert "'bert' is not one of llama" in bench("model-paths", "--families", "bert").output
+
+
+def test_recurrent_tree_computes_each_token_of_a_tree_once_and_generate_whole_paths_again(bench, monkeypatch, tmp_path):
+    heads = {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")}
+    dims = {f"linear_{kind}_head_dim": 16 for kind in ("key", "value")}
+    small = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "vocab_size": 61, "num_hidden_layers": 4}
+    monkeypatch.setattr(recurrent_tree, "_SMALL", small | heads | dims)
+    path = tmp_path / "found.json"
+    bench("recurrent-tree", "--prompt-tokens", 8, "--step-tokens", 3, "--steps", 2, "--threads", 1, "--json", path)
+    beam, best_of_n = json.loads(path.read_text())["rows"]
+    assert (beam["tokens of the tree"], best_of_n["tokens of the tree"]) == (8 + 32 * 3, 8 + 16 * 6)
+    for row in (beam, best_of_n):
+        assert row["computed ÷ tree"] <= 1 < row["by generate, computed ÷ tree"]
+        assert row["states at most"] <= recurrent_tree.PATHS + recurrent_tree.KEPT
+        assert row["states copied"] <= 2 * recurrent_tree.PATHS
 
 
 def test_a_real_checkpoint_is_compared_on_each_path(bench, tmp_path, tiny_checkpoints, monkeypatch):

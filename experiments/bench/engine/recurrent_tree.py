@@ -1,0 +1,139 @@
+"""States and tokens of searches over a decoder with recurrent layers, beside `generate` on whole paths."""
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier.engine.engine import Engine, EngineSettings
+from espalier.engine.memory.sequences import KVSequence
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model, load_generator
+from espalier.engine.models.options import ModelImpl
+from espalier.engine.roles import GENERATOR
+from espalier.engine.work import Generate, Generated, Sampling, stream_key
+from espalier.experiments.bench.engine.model_paths import Generation, clock, write_family
+from espalier.experiments.bench.report import Show, nothing_shown
+from espalier.kernels.cpu.threads import num_threads, set_threads
+
+PATHS, KEPT = 16, 4
+"""Candidates of each step, and how many of a beam's go on."""
+FAMILY = "qwen3_5_text"
+_SMALL = {"hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 2048, "intermediate_size": 1024}
+"""Four layers with the heads of Qwen3.5-0.8B: three states of 1 MiB and their convolutions' last inputs."""
+
+
+@dataclass
+class Counted:
+    """What a search took.
+
+    Attributes:
+        seconds: of one turn; processor time with one thread.
+        computed: tokens computed.
+        tree: tokens of the tree, each counted once.
+        states: held at most.
+        copies: of states.
+    """
+
+    seconds: float = 0.0
+    computed: int = 0
+    tree: int = 0
+    states: int = 0
+    copies: int = 0
+
+
+def run(
+    prompt_tokens: int, step_tokens: int, steps: int, threads: int | None = None, show: Show = nothing_shown
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Count a beam search of `steps` steps, 4 of 16 candidates kept after each, and a best-of-16 of paths as long.
+
+    Returns:
+        A row for each, and ratios of its seconds.
+    """
+    set_threads(threads or num_threads())
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_family(Path(folder), FAMILY, **_SMALL)
+        checkpoint = Checkpoint(Path(folder), model_impl=ModelImpl.TRANSFORMERS)
+        model = replace(load_generator(checkpoint, torch.float32, "cpu"), eos_token_ids=())
+        theirs = Generation(Path(folder))
+        random = torch.Generator().manual_seed(0)
+        prompt = torch.randint(3, model.config.vocab_size, (prompt_tokens,), generator=random)
+        for name, depth, length in (("beam 4×4", steps, step_tokens), ("best-of-16", 1, steps * step_tokens)):
+            _search(model, prompt.tolist(), 1, 2)  # the warm-up
+            ours = _search(model, prompt.tolist(), depth, length)
+            torch.set_num_threads(num_threads())
+            _by_generate(theirs, prompt, 1, 2)
+            seconds, computed = _by_generate(theirs, prompt, depth, length)
+            torch.set_num_threads(1)
+            rows.append(
+                {
+                    "search": name,
+                    "tokens of the tree": ours.tree,
+                    "computed ÷ tree": ours.computed / ours.tree,
+                    "states at most": ours.states,
+                    "states copied": ours.copies,
+                    "MiB of a state": model.config.state_bytes / 2**20,
+                    "seconds": ours.seconds,
+                    "by generate, computed ÷ tree": computed / ours.tree,
+                    "by generate, seconds": seconds,
+                }
+            )
+            ratios[f"{name}/generate"] = seconds / ours.seconds
+            show(rows, ratios)
+    return rows, ratios
+
+
+def _search(model: Model, prompt: list[int], depth: int, length: int) -> Counted:
+    """The search on the engine; the most likely candidates go on."""
+    rows = PATHS + KEPT + 2
+    tokens = rows * (len(prompt) + depth * length + 16)
+    kv_bytes = 2 * (tokens * model.config.kv_bytes_per_token(4) + rows * model.config.state_bytes)
+    engine, counted = Engine({GENERATOR: model}, EngineSettings(kv_bytes)), Counted(tree=len(prompt))
+    runner, table = engine._runners[GENERATOR], engine.schedulers[GENERATOR].table  # pyright: ignore[reportPrivateUsage]
+    launch, states = runner.launch, table.pools[-1]
+
+    def noted(table: Any, plan: Any) -> Any:
+        counted.copies += len(plan.copies[table.states][0])
+        return launch(table, plan)
+
+    runner.launch = noted
+    held, start = [engine.open(GENERATOR, prompt)], clock()
+    for step in range(depth):
+        for i, sequence in enumerate(held):
+            keys = (stream_key(0, "bench", (step, i, k)) for k in range(PATHS // len(held)))
+            samplings = tuple(Sampling(key=key) for key in keys)
+            engine.submit(Generate("bench", sequence, samplings, length, delimiter="", merge_equal=False))
+        candidates: list[Generated] = []
+        while engine.busy:
+            candidates += [done for done in engine.step() if isinstance(done, Generated)]
+            counted.states = max(counted.states, states.live_bytes // model.config.state_bytes)
+        counted.tree += sum(each.own_tokens for each in candidates)
+        candidates.sort(key=lambda each: -sum(each.log_probabilities))
+        _release(engine, [*held, *(each.sequence for each in candidates[KEPT:])])
+        held = [each.sequence for each in candidates[:KEPT]]
+    counted.seconds = clock() - start
+    _release(engine, held)
+    counted.computed = engine.stats()[GENERATOR].computed_tokens
+    engine.check_drained()
+    return counted
+
+
+def _release(engine: Engine, sequences: list[KVSequence]) -> None:
+    for sequence in sequences:
+        engine.release(sequence)
+
+
+def _by_generate(theirs: Generation, prompt: torch.Tensor, depth: int, length: int) -> tuple[float, int]:
+    """Seconds and computed tokens of the same search where each step computes the whole path of each candidate."""
+    paths, seconds, computed = prompt.expand(PATHS, -1), 0.0, 0
+    for _ in range(depth):
+        start = clock()
+        longer = theirs.longer(paths, length)
+        seconds += clock() - start
+        computed += longer.numel() - PATHS  # the last tokens are not
+        paths = longer[:KEPT].repeat_interleave(PATHS // KEPT, dim=0)
+    return seconds, computed
