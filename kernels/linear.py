@@ -6,9 +6,12 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-QuantizedPacker = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
+Rest = tuple[torch.Tensor, torch.Tensor]
+"""What rounding took from the last outputs of a weight: int8 values `[few, in]` and scales, float32 `[few, 1]`."""
+QuantizedPacker = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, Rest | None], torch.Tensor]
 """Makes a weight that `torch.nn.functional.linear` takes out of quantised values, int8 `[out, in]`, their scales,
-float32 `[out, groups]`, their zeros, int8 `[out, groups]`, and the bits of a value, 8 or 4."""
+float32 `[out, groups]`, their zeros, int8 `[out, groups]`, the bits of a value, 8 or 4, and, where products of bytes
+are to add it, what rounding took."""
 
 
 class Linear:

@@ -9,7 +9,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import DecoderConfig, NativeConfig
 from espalier.engine.models.options import Quantization
-from espalier.engine.models.quantization import make_quantizer, stored_bytes
+from espalier.engine.models.quantization import make_quantizer, refined_outputs, stored_bytes
 from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.batch import StepBatch
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, UnsupportedShapeError
@@ -134,7 +134,7 @@ def load_decoder(
         of = {field: [f"layers.{index}.{name}" for name in names] for field, names in config.names.items()}
 
         def weight(field: str, rows: Sequence[int], columns: int) -> torch.Tensor:
-            return quantize(fuse([f"{name}.weight" for name in of[field]], rows, columns))
+            return quantize(fuse([f"{name}.weight" for name in of[field]], rows, columns), refined_outputs(rows))
 
         def bias(field: str, rows: Sequence[int], there: bool) -> torch.Tensor | None:
             return fuse([f"{name}.bias" for name in of[field]], rows) if there else None

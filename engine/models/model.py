@@ -164,7 +164,7 @@ def _untied_head(
 
 def _prepared_head(weight: torch.Tensor, backend: Backend, quantised: bool) -> Head:
     if quantised and backend.quantized_packer():
-        weight = make_quantizer(Quantization.INT8, backend, weight.dtype, weight.device)(weight)
+        weight = make_quantizer(Quantization.INT8, backend, weight.dtype, weight.device)(weight, 0)
     return backend.prepare_linear(weight)
 
 

@@ -8,7 +8,7 @@ product, which saves memory and not time.
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -27,8 +27,9 @@ _ELEMENTS = 2**16
 """Values that are rounded at a time: so few that they stay in a core's cache."""
 _LEAST_SCALE = torch.finfo(torch.float32).eps
 
-Quantizer = Callable[[torch.Tensor], torch.Tensor]
-"""A weight `[out, in]` to a quantised one that `torch.nn.functional.linear` takes."""
+Quantizer = Callable[[torch.Tensor, int], torch.Tensor]
+"""A weight `[out, in]`, and how many of its last outputs are worth two bytes a weight in int8, to a quantised one that
+`torch.nn.functional.linear` takes."""
 
 
 def make_quantizer(
@@ -40,7 +41,7 @@ def make_quantizer(
         CheckpointError: when torchao is missing, or has no product for this dtype and device.
     """
     if quantization is Quantization.NONE:
-        return lambda weight: weight
+        return lambda weight, _: weight
     packer = backend.quantized_packer()
     if packer and quantization is Quantization.INT8:
         return partial(_pack_int8, packer)
@@ -65,8 +66,21 @@ def make_quantizer(
     return _quantize_int4
 
 
+def refined_outputs(outputs: Sequence[int]) -> int:
+    """How many of the last outputs are worth two bytes a weight, of products of the same inputs, such as q, k and v.
+
+    Those of a last product that makes less than half as many as the largest one: values that three or more heads ask
+    for. Rounding costs most there for the size: a text's first token draws most attention and has values near zero,
+    which a few huge inputs with small weights add up to.
+
+    Args:
+        outputs: of each product.
+    """
+    return outputs[-1] if 2 * outputs[-1] < max(outputs) else 0
+
+
 def linear_bytes(rows: int, columns: int, itemsize: int, quantization: Quantization) -> int:
-    """Bytes of one weight `[rows, columns]`, without the rows that fill up its last panel on a CPU.
+    """Bytes of one weight `[rows, columns]`, without the rows that fill up its last panel or refine others on a CPU.
 
     A dtype of 16 bits means a GPU, whose int4 pads columns to a multiple of 1024.
 
@@ -103,34 +117,43 @@ def _group(columns: int) -> int:
     return math.gcd(columns, GROUP)
 
 
-def _pack_int8(packer: QuantizedPacker, weight: torch.Tensor) -> torch.Tensor:
-    """Round a weight to bytes, with one scale for each output."""
+def _pack_int8(packer: QuantizedPacker, weight: torch.Tensor, refined: int) -> torch.Tensor:
+    values, scales = _rounded(weight)
+    rest = None
+    if refined:
+        last = slice(len(weight) - refined, None)
+        rest = _rounded(weight[last] - values[last] * scales[last])
+    return packer(values, scales, torch.zeros_like(scales), 8, rest)
+
+
+def _rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight in bytes, with one scale for each output, `[out, 1]`."""
     values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = weight.new_empty(len(weight), 1)
     count = max(1, _ELEMENTS // weight.shape[1])
     for rows, into, scale in zip(*(each.split(count) for each in (weight, values, scales)), strict=True):
         scale.copy_(rows.abs().amax(1, keepdim=True) / 127.5).clamp_(min=_LEAST_SCALE)
         into.copy_((rows * (1 / scale)).round_().clamp_(-128, 127))
-    return packer(values, scales, torch.zeros_like(scales), 8)
+    return values, scales
 
 
-def _pack_int4(packer: QuantizedPacker, weight: torch.Tensor) -> torch.Tensor:
+def _pack_int4(packer: QuantizedPacker, weight: torch.Tensor, _: int) -> torch.Tensor:
     from torchao.quantization import IntxWeightOnlyConfig, PerGroup
     from torchao.quantization.quant_primitives import MappingType
 
     granularity = PerGroup(_group(weight.shape[1]))
     config = IntxWeightOnlyConfig(torch.int4, granularity, MappingType.ASYMMETRIC)  # pyright: ignore[reportAttributeAccessIssue]
     scaled: Any = _quantize(weight, config)
-    return packer(scaled.qdata, scaled.scale, scaled.zero_point, 4)
+    return packer(scaled.qdata, scaled.scale, scaled.zero_point, 4, None)
 
 
-def _quantize_int8(weight: torch.Tensor) -> torch.Tensor:
+def _quantize_int8(weight: torch.Tensor, _: int) -> torch.Tensor:
     from torchao.quantization import Int8WeightOnlyConfig
 
     return _quantize(weight, Int8WeightOnlyConfig(set_inductor_config=False))
 
 
-def _quantize_int4(weight: torch.Tensor) -> torch.Tensor:
+def _quantize_int4(weight: torch.Tensor, _: int) -> torch.Tensor:
     from torchao.quantization import Int4WeightOnlyConfig
     from torchao.quantization.quantize_.workflows import Int4PackingFormat
 

@@ -22,7 +22,7 @@ from espalier.kernels.cpu.sampling import draw_compilation, draw_tokens_cpu, fil
 from espalier.kernels.cpu.threads import set_threads, usable_cores
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
 from espalier.kernels.layout import LayerKV
-from espalier.kernels.linear import Linear, QuantizedPacker
+from espalier.kernels.linear import Linear, QuantizedPacker, Rest
 from espalier.kernels.torch_backend import TorchBackend
 
 
@@ -77,10 +77,12 @@ class CpuBackend(TorchBackend):
         torch.set_num_threads(1)
 
 
-def _pack(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> torch.Tensor:
+def _pack(
+    values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, rest: Rest | None
+) -> torch.Tensor:
     """Pack for products of bytes where the processor has them and there is one scale an output, and no zeros."""
     if bits == 8 and HAS_VNNI:
-        return pack_int8(values, scales.view(-1))
+        return pack_int8(values, scales, rest)
     return pack_quantized(values, scales, zeros, bits)
 
 

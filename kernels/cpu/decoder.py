@@ -126,6 +126,7 @@ class _Step(NamedTuple):
         places: `[layers, 3]`, where each layer's keys and values begin in a slab, and its KV group.
         groups: the KV groups, which have all but blocks in common.
         inner: the MLP's width, filled up to whole panels.
+        refined: panels of qkv that are refined; see `multiply_phase`.
         packs: whether attention's result is stored again for its product.
         parts: into how many parts the panels of qkv, of the residual stream and of the MLP are cut.
         rotary: cosines and sines.
@@ -144,6 +145,7 @@ class _Step(NamedTuple):
     groups: tuple[_Group, ...]
     scale: np.float32
     inner: int
+    refined: int
     packs: bool
     parts: tuple[int, ...]
     threads: int
@@ -165,8 +167,8 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
     `counters` hold the next item of each phase.
     """
     (
-        tokens, outer, weights, windows, pairs, gelu, eps, flat, places, groups, scale, inner, packs, parts, threads,
-        buffers, rotary, output,
+        tokens, outer, weights, windows, pairs, gelu, eps, flat, places, groups, scale, inner, refined, packs, parts,
+        threads, buffers, rotary, output,
     ) = step  # fmt: skip
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
     hidden, branch, normed, qkv, attn_out, packed_attn_out, gated = buffers
@@ -191,6 +193,7 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
     microkernel.configure()
     denormals = flush_denormals()
     phase: Any = np.int64(0)  # a plain 0 has a type of its own
+    none_refined: Any = np.int64(0)
     for layer in range(len(norms)):
         keys_at, values_at = places[layer, 0], places[layer, 1]
         geometry, spans, writes = groups[places[layer, 2]]
@@ -203,11 +206,12 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
             norm_and_store_rows(item, rows, hidden, stride, norms[layer, 0], eps, normed)
         phase += 1
 
-        at = layer * qkv_count * PANEL * width
+        at = layer * (qkv_count + refined) * PANEL * width
         bias = qkv_bias[layer]
         multiply_phase(
-            counters, phase, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, bias, qkv, scratch
-        )
+            counters, phase, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, refined, bias, qkv,
+            scratch,
+        )  # fmt: skip
         phase += 1
 
         for item in phase_items(counters, phase, some):
@@ -231,8 +235,8 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
 
         at, bias = layer * hidden_count * PANEL * wide, out_bias[layer] if post_norms else nothing
         multiply_phase(
-            counters, phase, hidden_parts, threads, packed_attn_out, rows, wide, out_panels, at, hidden_count, bias,
-            target, scratch,
+            counters, phase, hidden_parts, threads, packed_attn_out, rows, wide, out_panels, at, hidden_count,
+            none_refined, bias, target, scratch,
         )  # fmt: skip
         phase += 1
 
@@ -251,8 +255,8 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
 
         at = layer * hidden_count * PANEL * inner
         multiply_phase(
-            counters, phase, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, no_bias, target,
-            scratch,
+            counters, phase, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, none_refined,
+            no_bias, target, scratch,
         )  # fmt: skip
         phase += 1
 
@@ -360,6 +364,7 @@ class CpuLayers(Layers):
             groups=groups,
             scale=np.float32(s.scale),
             inner=inner,
+            refined=stacked.refined,
             packs=packs,
             parts=tuple(parts_of(rows, columns // PANEL) for columns in (query_stride, stride, inner)),
             threads=num_threads(),

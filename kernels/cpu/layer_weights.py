@@ -52,6 +52,7 @@ class StackedLayers:
     Attributes:
         int8: whether they are in int8, else in float32.
         inner: the MLP's width, before it is filled up to whole panels.
+        refined: panels of qkv that are refined; see `Int8Weight`.
         arrays: what compiled code reads: `StackedWeights` of arrays, those in panels flat or `Int8Panels`.
     """
 
@@ -62,6 +63,7 @@ class StackedLayers:
         self._has_bias, self._has_out_bias = first.qkv_bias is not None, first.out_bias is not None
         self.inner = first.down.shape[1]
         self.int8 = isinstance(first.qkv, Int8Weight)
+        self.refined = first.qkv.refined if isinstance(first.qkv, Int8Weight) else 0
         self._packed = StackedWeights(*(_room(count, part) for part in _pack(first, spec)))
         for index in range(count):
             for whole, part in zip(self._packed, _pack(load(index) if index else first, spec), strict=True):
@@ -126,7 +128,7 @@ def _of_each(function: Callable[..., Any], *parts: Any) -> Any:
     if not isinstance(parts[0], Int8Weight):
         return function(*parts)
     values, scales = (function(*(getattr(part, name) for part in parts)) for name in ("values", "scales"))
-    return Int8Weight(parts[0].shape, values, scales)
+    return Int8Weight(parts[0].shape, values, scales, parts[0].refined)
 
 
 def _room(count: int, part: Any) -> Any:

@@ -182,7 +182,7 @@ def layers_of(kind: str) -> CpuLayers:
     weights = random_layer(0, hidden, inner, shape, bias=True)
     if kind == "int8":
         packed = {
-            name: pack_int8((10 * given).to(torch.int8), torch.ones(len(given)))
+            name: pack_int8((10 * given).to(torch.int8), torch.ones(len(given), 1))
             for name in ("qkv", "out", "gate_up", "down")
             for given in [getattr(weights, name)]
         }

@@ -1,5 +1,7 @@
 """Products of bytes: equal to the same arithmetic in torch, and the same whatever the batch."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     """A weight as bytes, their scales, and both packed."""
     scales = weight.abs().amax(1) / 127
     values = torch.round(weight / scales[:, None]).to(torch.int8)
-    return values, scales, pack_int8(values, scales)
+    return values, scales, pack_int8(values, scales[:, None])
 
 
 def in_torch(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -54,6 +56,25 @@ def test_a_product_equals_the_same_arithmetic_in_torch(width: int, out: int, row
     given, expected = F.linear(x, weight, bias), in_torch(x, values, scales, bias)
     torch.testing.assert_close(given, expected, rtol=1e-6, atol=1e-6)
     assert (given != expected).sum() <= 2  # where float64's own rounding decides between two float32
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 300])
+@pytest.mark.parametrize(("width", "out", "refined"), [(64, 320, 64), (338, 48, 20), (96, 90, 1), (96, 90, 90)])
+def test_the_last_outputs_may_have_a_second_byte_of_each_weight(width: int, out: int, refined: int, rows: int):
+    generator = torch.Generator().manual_seed(width)
+    exact, x = torch.randn(out, width, generator=generator), some_rows(rows, width)
+    values, scales, once = quantized(exact)
+    rest, rest_scales, _ = quantized((exact - values * scales[:, None])[-refined:])
+    weight: Any = pack_int8(values, scales[:, None], (rest, rest_scales[:, None]))
+    bias = torch.randn(out, generator=generator)
+    first = F.linear(x, once, bias)
+    expected = torch.cat([first[:, :-refined], in_torch(x, rest, rest_scales, first[:, -refined:])], dim=1)
+    given = F.linear(x, weight, bias)
+    torch.testing.assert_close(given, expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(F.linear(x[-1:], weight, bias), given[-1:])
+    a_row = width + -width % GROUP + 4
+    assert weight.shape == (out, width)
+    assert 0 <= weight.nbytes - once.nbytes - refined * a_row < 2 * 32 * a_row  # in whole panels
 
 
 def test_no_rows_give_no_rows():

@@ -14,7 +14,7 @@ from espalier.engine.models.quantization import linear_bytes
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.zoo.attention import NotRunnableError
 from espalier.engine.models.zoo.calls import kv_layers
-from espalier.engine.models.zoo.exchange import Groups, makes_few_values, product_shapes
+from espalier.engine.models.zoo.exchange import Groups, product_shapes
 from espalier.engine.models.zoo.heads import LogitsHead
 from espalier.engine.models.zoo.probe import require_runnable, trace_decoder, use_paged_attention
 from espalier.engine.models.zoo.recurrent import exchange_recurrent
@@ -39,26 +39,18 @@ class TransformersConfig(DecoderConfig):
         calls: its calls of attention in a step.
         groups: its linear layers that read the same tensors.
         products: how many products it has of each shape, outputs and inputs, with the head's.
-        values: names and shapes of those that stay as they are in int8; see `exchange.makes_few_values`.
         other_weights: elements of all other weights.
     """
 
     calls: tuple[Call, ...] = ()
     groups: Groups = ()
     products: tuple[tuple[tuple[int, int], int], ...] = ()
-    values: tuple[tuple[str, tuple[int, int]], ...] = ()
     other_weights: int = 0
 
     def weight_bytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
         """Bytes of all weights, once products are quantised."""
-
-        def size(shape: tuple[int, int], kept: Quantization) -> int:
-            return linear_bytes(*shape, dtype.itemsize, kept)
-
-        total = sum(count * size(shape, quantization) for shape, count in self.products)
-        if quantization is Quantization.INT8:
-            total += sum(size(shape, Quantization.NONE) - size(shape, quantization) for _, shape in self.values)
-        return total + self.other_weights * dtype.itemsize
+        products = sum(count * linear_bytes(*shape, dtype.itemsize, quantization) for shape, count in self.products)
+        return products + self.other_weights * dtype.itemsize
 
 
 def text_config(raw: Mapping[str, Any], place: str) -> Any:
@@ -135,8 +127,7 @@ def empty_model(kind: type[Any], config: Any) -> Any:
 
 
 def _described(config: Any, model: Any, generates: bool, config_windows: bool) -> TransformersConfig:
-    named = product_shapes(model)
-    shapes = Counter(shape for _, shape in named)
+    shapes = Counter(product_shapes(model))
     products = sum(rows * columns * count for (rows, columns), count in shapes.items())
     elements = sum(parameter.numel() for parameter in model.parameters())  # those of a tied head once
     tied = bool(generates and getattr(config, "tie_word_embeddings", False))
@@ -164,7 +155,6 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
         calls=calls,
         groups=groups,
         products=tuple(sorted(shapes.items())),
-        values=tuple((name, shape) for name, shape in named if makes_few_values(name, shape)),
         other_weights=elements - products + (vocabulary * hidden if tied else 0),
     )
 

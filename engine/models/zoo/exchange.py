@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from espalier.engine.models.quantization import refined_outputs
 from espalier.engine.models.zoo.experts import exchange_experts, is_experts
 from espalier.kernels.backend import Backend
 from espalier.kernels.linear import GroupedLinear, Linear
 
 Prepared = Callable[[torch.Tensor, str], torch.Tensor]
+Quantised = Callable[[torch.Tensor, str, int], torch.Tensor]
 Groups = Sequence[tuple[str, ...]]
 """Names of linear layers that read the same tensor in a step, such as queries', keys' and values'."""
 
@@ -105,7 +107,7 @@ def exchange(
     model: nn.Module,
     backend: Backend,
     prepared: Prepared,
-    quantised: Prepared,
+    quantised: Quantised,
     groups: Groups = (),
     waiting: Container[str] = (),
 ) -> None:
@@ -115,15 +117,16 @@ def exchange(
         model: a module of transformers.
         backend: has the products.
         prepared: gives a stored weight or bias, of a layer with this name, the dtype of the model.
-        quantised: the same of a weight that is quantised where weights are; a router's is not: its few outputs decide
-            which experts a token goes to.
+        quantised: the same of a weight that is quantised where weights are, with how many of its last outputs are
+            refined; a router's is not: its few outputs decide which experts a token goes to.
         groups: see `layers_by_input`; each is computed as one product.
         waiting: names of those that are not to be exchanged yet.
     """
 
-    def kept(name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        added = None if bias is None else prepared(bias.detach(), name)
-        return backend.prepare_linear((prepared if _routes(name) else quantised)(weight.detach(), name), added)
+    def kept(name: str, weight: torch.Tensor, bias: torch.Tensor | None, refined: int = 0) -> Linear:
+        added, weight = None if bias is None else prepared(bias.detach(), name), weight.detach()
+        given = prepared(weight, name) if _routes(name) else quantised(weight, name, refined)
+        return backend.prepare_linear(given, added)
 
     def experts(name: str, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> GroupedLinear:
         pairs = zip(weights, biases, strict=True)
@@ -146,18 +149,11 @@ def exchange(
             continue
         weights = [each.weight if type(each) is nn.Linear else each.weight.T.contiguous() for each in modules]
         sizes = [len(weight) for weight in weights]
-        shared = SharedProduct(kept(name, _joined(weights), _joined_biases(modules, weights)), sizes)
+        linear = kept(name, _joined(weights), _joined_biases(modules, weights), refined_outputs(sizes))
+        shared = SharedProduct(linear, sizes)
         for index, (parent, each) in enumerate(zip(parents, names, strict=True)):
             setattr(parent, each.rpartition(".")[2], ExchangedLinear(shared, index))
             _mark_filled(parent)
-
-
-def makes_few_values(name: str, shape: tuple[int, int]) -> bool:
-    """True for a layer that makes the values of at most half as many heads as ask: rounding it costs most for its size.
-
-    A text's first token draws most attention and has values near zero, made of inputs with a few huge elements.
-    """
-    return name.endswith(".v_proj") and 2 * shape[0] <= shape[1]
 
 
 def _mark_filled(module: Any) -> None:
@@ -178,13 +174,13 @@ def _joined_biases(modules: Sequence[Any], weights: Sequence[torch.Tensor]) -> t
     return _joined([zero if module.bias is None else module.bias for module, zero in pairs])
 
 
-def product_shapes(model: nn.Module) -> list[tuple[str, tuple[int, int]]]:
-    """Name, and outputs and inputs, of every product that `exchange` would exchange."""
-    shapes: list[tuple[str, tuple[int, int]]] = []
-    for _, name, module in _products_of(model):
+def product_shapes(model: nn.Module) -> list[tuple[int, int]]:
+    """Outputs and inputs of every product that `exchange` would exchange."""
+    shapes: list[tuple[int, int]] = []
+    for _, _, module in _products_of(model):
         stacked = [p for p in module.parameters(recurse=False) if p.dim() == 3] if is_experts(module) else []
         matrices = [tuple(p.shape[1:]) for p in stacked for _ in range(len(p))]
-        shapes += [(name, shape) for shape in (matrices if stacked else [tuple(module.weight.shape)])]  # type: ignore[arg-type,misc]
+        shapes += matrices if stacked else [tuple(module.weight.shape)]  # type: ignore[arg-type,list-item]
     return shapes
 
 

@@ -109,9 +109,7 @@ class Products:
         self._backend = backend
         self._dtype = dtype
         self._device = device
-        self._exact = {name for name, _ in config.values} if checkpoint.quantization is Quantization.INT8 else set()
-        groups = [[prefix + name for name in names] for names in config.groups]
-        self._groups = tuple(tuple(name for name in names if name not in self._exact) for names in groups)
+        self._groups = tuple(tuple(prefix + name for name in names) for names in config.groups)
         packs = checkpoint.quantization is not Quantization.NONE and backend.quantized_packer()
         of_head = Quantization.INT8 if packs else Quantization.NONE
         self._quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
@@ -124,11 +122,9 @@ class Products:
     def _prepared(self, weight: torch.Tensor, name: str) -> torch.Tensor:
         return _finite(weight.to(device=self._device, dtype=self._dtype), name, self._checkpoint)
 
-    def _quantised(self, weight: torch.Tensor, name: str) -> torch.Tensor:
-        if name in self._exact:
-            return self._prepared(weight, name)
+    def _quantised(self, weight: torch.Tensor, name: str, refined: int) -> torch.Tensor:
         quantize = self._quantize if name.startswith(self._prefix) else self._quantize_head
-        return quantize(self._prepared(weight, name))
+        return quantize(self._prepared(weight, name), refined)
 
 
 def _fill(model: Any, checkpoint: Checkpoint, products: Products | None) -> None:

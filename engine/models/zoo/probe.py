@@ -228,7 +228,7 @@ def use_paged_attention(model: Any) -> None:
         model.set_experts_implementation(EXPERTS)
 
 
-def _as_is(weight: torch.Tensor, _: str) -> torch.Tensor:
+def _as_is(weight: torch.Tensor, *_: object) -> torch.Tensor:
     return weight
 
 

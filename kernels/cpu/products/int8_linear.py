@@ -8,6 +8,8 @@ by a signed one: weights are kept 128 higher than they are, which each group's s
     activations  int8 `[rows, groups, GROUP]`, scales float32 and starts int32, `[rows, groups]` each
     weights      uint8 `[panel, inner / 4, PANEL, 4]`, scales float32 `[panel, PANEL]`
 
+Some of the last panels may be refined: others that follow hold what rounding took, which is added to their products.
+
 Integers are summed without error and groups in their order, so a row does not depend on the rest of its batch. The
 inner dimension is filled up to whole groups, with zeros on the left side.
 """
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from llvmlite import ir
 from numba.extending import overload
 
@@ -44,6 +47,7 @@ from espalier.kernels.cpu.simd import (
     to_all_lanes,
     vector_function,
 )
+from espalier.kernels.linear import Rest
 
 GROUP = 32
 """Neighbours of the inner dimension that share a scale on the left side."""
@@ -103,33 +107,47 @@ class Int8Weight(PackedWeight):
         shape: `(out, in)`.
         values: uint8 `[panel, in / 4, PANEL, 4]`, with zeros of the weight where it is filled up.
         scales: float32 `[panel, PANEL]`.
+        refined: how many panels are refined; as many follow that refine them.
     """
 
     shape: tuple[int, int]
     values: torch.Tensor
     scales: torch.Tensor
+    refined: int = 0
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `PackedWeight`."""
-        num_panels, (rows, given), inner = len(self.values), x.shape, self.values.shape[1] * _PER_LANE
-        filled = torch.nn.functional.pad(x, (0, inner - given)) if inner > given else x
+        (rows, given), inner = x.shape, self.values.shape[1] * _PER_LANE
+        filled = F.pad(x, (0, inner - given)) if inner > given else x
         panels, stored = int8_panels(self.values, self.scales), int8_rows(rows, inner)
-        seconds = max(rows / _SPEED, 1 / _RATE) * num_panels * PANEL * inner
-        return multiply_cpu(filled, stored, panels, num_panels, self.shape[0], bias, seconds)
+        seconds = max(rows / _SPEED, 1 / _RATE) * len(self.values) * PANEL * inner
+        num_panels = len(self.values) - self.refined
+        return multiply_cpu(filled, stored, panels, num_panels, self.shape[0], bias, seconds, self.refined)
 
 
-def pack_int8(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Put int8 values `[out, in]` and their outputs' scales, float32 `[out]`, in panels.
+def pack_int8(values: torch.Tensor, scales: torch.Tensor, rest: Rest | None = None) -> torch.Tensor:
+    """Put int8 values `[out, in]` and their outputs' scales, float32 `[out, 1]`, in panels.
+
+    Args:
+        values: see above.
+        scales: see above.
+        rest: what rounding took from the last outputs, whose panels are refined.
 
     Returns:
         An `Int8Weight`, which stands for a tensor in products.
     """
-    out, inner = values.shape
+    (out, inner), refined = values.shape, 0
+    if rest:
+        panels, first = -(-out // PANEL), (out - len(rest[0])) // PANEL
+        refined = panels - first
+        below, above = (0, 0, 0, panels * PANEL - out), (0, 0, out - len(rest[0]) - first * PANEL, 0)
+        pairs = zip((values, scales), rest, strict=True)
+        values, scales = (torch.cat([F.pad(whole, below), F.pad(part, above)]) for whole, part in pairs)
     if inner % GROUP:
-        values = torch.nn.functional.pad(values, (0, -inner % GROUP))
+        values = F.pad(values, (0, -inner % GROUP))
     panels = pack(values.view(torch.int32)).view(torch.uint8).unflatten(-1, (PANEL, _PER_LANE))
     panels.bitwise_xor_(_OFFSET)  # bytes of two's complement: 128 is added by its bit
-    return cast(torch.Tensor, Int8Weight((out, inner), panels, pack(scales.float().view(-1, 1)).view(-1, PANEL)))
+    return cast(torch.Tensor, Int8Weight((out, inner), panels, pack(scales.float()).view(-1, PANEL), refined))
 
 
 def int8_rows(rows: int, inner: int) -> Int8Rows:

@@ -118,6 +118,7 @@ def multiply_phase(
     panels: Any,
     panels_at: int,
     num_panels: int,
+    refined: int,
     bias: np.ndarray,
     out: np.ndarray,
     scratch: np.ndarray,
@@ -135,6 +136,7 @@ def multiply_phase(
         panels: weights of one kind; the weight's begin at `panels_at`.
         panels_at: see `panels`.
         num_panels: panels of the weight.
+        refined: how many of the last have another to add, which follow all of them.
         bias: float32 `[num_panels * PANEL]`; empty to add to `out`.
         out: flat float32, from `output_buffer`.
         scratch: this thread's own, from `microkernel.scratch`.
@@ -151,12 +153,17 @@ def multiply_phase(
                 x, first, min(ROWS, rows - first), inner, panels, at, next_at, terms, terms_at, terms_stride,
                 out, place, stride, scratch,
             )  # fmt: skip
+            if panel >= num_panels - refined:
+                multiply_panel(
+                    x, first, min(ROWS, rows - first), inner, panels, at + refined * size, next_at, out, place, stride,
+                    out, place, stride, scratch,
+                )  # fmt: skip
 
 
 def phase_compilation(x: Any, panels: Any) -> Compilation:
     """The compilation of `multiply_phase` for rows and weights stored as these."""
     counters, floats = np.zeros((1, 1), np.int64), np.zeros(0, np.float32)
-    return compilation(multiply_phase, counters, 0, 0, 0, x, 0, 0, panels, 0, 0, floats, floats, floats)
+    return compilation(multiply_phase, counters, 0, 0, 0, x, 0, 0, panels, 0, 0, 0, floats, floats, floats)
 
 
 @inner
@@ -176,6 +183,7 @@ def multiply(
     inner: int,
     panels: Any,
     panels_at: int,
+    refined: int,
     bias: np.ndarray,
     parts: int,
     threads: int,
@@ -192,6 +200,7 @@ def multiply(
         inner: elements summed over.
         panels: weights, flat; those of the product begin at `panels_at`.
         panels_at: see `panels`.
+        refined: see `multiply_phase`.
         bias: float32, as many as the panels' outputs.
         parts: see `parts_of`.
         threads: how many threads take part, at most.
@@ -203,7 +212,9 @@ def multiply(
     microkernel.configure()
     num_panels, scratch = len(bias) // PANEL, microkernel.scratch()
     phase: Any = np.int64(1)  # a plain 1 has a type of its own, for which `multiply_phase` would be compiled as well
-    multiply_phase(counters, phase, parts, threads, x, rows, inner, panels, panels_at, num_panels, bias, out, scratch)
+    multiply_phase(
+        counters, phase, parts, threads, x, rows, inner, panels, panels_at, num_panels, refined, bias, out, scratch
+    )
     restore_denormals(denormals)
     microkernel.release()
 
@@ -211,7 +222,7 @@ def multiply(
 def product_compilation(x: Any, packs: bool, panels: Any) -> Compilation:
     """The compilation of a product for rows and weights stored as these; `packs` as in `multiply`."""
     floats = np.zeros(0, np.float32)
-    arguments = np.zeros((1, 1), np.int64), floats, x, packs, 0, 0, panels, 0, floats, 0, 0, floats
+    arguments = np.zeros((1, 1), np.int64), floats, x, packs, 0, 0, panels, 0, 0, floats, 0, 0, floats
     return compilation(multiply, *arguments, parts=[phase_compilation(x, panels)])
 
 
@@ -253,6 +264,7 @@ def multiply_cpu(
     out_features: int,
     bias: torch.Tensor | None,
     seconds: float,
+    refined: int = 0,
 ) -> torch.Tensor:
     """`x @ weight.T + bias` for a weight of one kind, on as many threads as `seconds` of one thread are worth.
 
@@ -264,6 +276,7 @@ def multiply_cpu(
         out_features: columns of the product, at most those of the panels.
         bias: float32 `[out_features]`, the first term of each sum, or None.
         seconds: what the product takes one thread, within a factor of two or so.
+        refined: see `multiply_phase`.
 
     Returns:
         float32 `[rows, out_features]`.
@@ -275,7 +288,7 @@ def multiply_cpu(
     out = output_buffer(rows, columns)
     shares = parts_of(rows, num_panels), num_threads()
     left = (given, False) if stored is None else (stored, True)
-    parallel_run(multiply, 2, given, *left, rows, inner, panels, 0, terms, *shares, out, seconds=seconds)
+    parallel_run(multiply, 2, given, *left, rows, inner, panels, 0, refined, terms, *shares, out, seconds=seconds)
     return torch.from_numpy(out).view(-1, columns)[:rows, :out_features]
 
 

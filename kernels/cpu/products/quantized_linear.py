@@ -58,7 +58,8 @@ class PackedWeight(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes of all that is kept."""
-        return sum(getattr(self, name).nbytes for name in self.__slots__ if name != "shape")
+        parts = (getattr(self, name) for name in self.__slots__)
+        return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
 
     @abstractmethod
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

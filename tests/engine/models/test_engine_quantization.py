@@ -45,7 +45,7 @@ SHAPES = [(32, 64), (48, 338), (256, 768), (768, 256), (1000, 50), (320, 2)]
 
 def quantized(weight: torch.Tensor, how: Quantization) -> torch.Tensor:
     backend = choose_backend(weight.device, weight.dtype)
-    return make_quantizer(how, backend, weight.dtype, weight.device)(weight)
+    return make_quantizer(how, backend, weight.dtype, weight.device)(weight, 0)
 
 
 def random(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -163,7 +163,7 @@ def test_one_layer_at_a_time_is_held_as_it_is_stored(how: Quantization, wide: Pa
 
     def noting(*given: object):
         quantize = make(*given)  # pyright: ignore[reportArgumentType]
-        return lambda weight: events.append("quantised") or quantize(weight)
+        return lambda weight, refined: events.append("quantised") or quantize(weight, refined)
 
     take = Checkpoint.take_into
     monkeypatch.setattr(decoder, "make_quantizer", noting)

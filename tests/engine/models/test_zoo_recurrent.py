@@ -140,7 +140,7 @@ def some_texts() -> list[torch.Tensor]:
 def prepared(model: Any, backend: TorchBackend) -> Any:
     """The model with its products, attention and recurrent layers exchanged."""
     use_paged_attention(model)
-    exchange(model, backend, lambda weight, _: weight, lambda weight, _: weight)
+    exchange(model, backend, lambda weight, *_: weight, lambda weight, *_: weight)
     exchange_recurrent(model, backend)
     return model
 
