@@ -7,6 +7,7 @@ does the reference.
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +116,13 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return (torch.round(groups / scales) * scales).flatten(-2)[..., : x.shape[-1]]
 
 
+def rows_of_shared_values(model: Any) -> int:
+    """Rows of a weight that make values, where three or more heads ask for each; else 0."""
+    config: Any = model.config
+    kv_heads = config.num_key_value_heads
+    return kv_heads * model.base_model.layers[0].self_attn.head_dim if 2 * kv_heads < config.num_attention_heads else 0
+
+
 @torch.inference_mode()
 def plain(folder: Path, kind: str, precision: str) -> torch.Tensor:
     """What transformers says with the weights that a precision stands for."""
@@ -123,7 +131,10 @@ def plain(folder: Path, kind: str, precision: str) -> torch.Tensor:
     for name, module in list(model.named_modules()):
         if how is Quantization.NONE or not isinstance(module, torch.nn.Linear) or name == "score":
             continue
-        weight = as_torchao_says(module.weight.data.clone(), Quantization.INT8 if name == "lm_head" else how)
+        exact = module.weight.data.clone()
+        weight = as_torchao_says(exact, Quantization.INT8 if name == "lm_head" else how)
+        if precision == "int8" and name.endswith(("v_proj", "qkv_proj")) and (rows := rows_of_shared_values(model)):
+            weight[-rows:] += as_torchao_says(exact[-rows:] - weight[-rows:], Quantization.INT8)
         module.weight = torch.nn.Parameter(weight, requires_grad=False)  # a tied embedding keeps its own
         if precision == "int8" or (HAS_VNNI and precision == "int4" and name == "lm_head"):
             module.register_forward_pre_hook(lambda _, given: (rounded(given[0]),))
@@ -167,7 +178,7 @@ def test_each_architecture_in_each_precision_equals_transformers_on_the_same_wei
     expected = plain(folder, kind, precision)[3:]
     error = torch.linalg.norm(given - expected) / torch.linalg.norm(expected)
     # Where a sum's last bit decides between two bytes, another processor may round to the other one.
-    assert error < (1e-2 if precision == "int8" else 1e-5)
+    assert error < (2e-2 if precision == "int8" else 1e-5)
 
 
 def test_the_architectures_have_one_to_eight_query_heads_for_each_of_keys():
