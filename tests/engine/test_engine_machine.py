@@ -7,6 +7,7 @@ and when all is released not one block is left.
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -14,10 +15,12 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from zoo_models import write_checkpoint
 
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.memory.sequences import KVSequence
-from espalier.engine.models.model import Model
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling import fair_sharing
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
@@ -78,6 +81,7 @@ class EngineMachine(RuleBasedStateMachine):
     alone: Alone
     generator = "talker"
     slabs = 46
+    slab_bytes = 5_400
     most_blocks: ClassVar = {GENERATOR: 80, VERIFIER: 60}
     """Of one owner, by KV group, nothing shared: what fits the KV pool alone."""
     launch_ahead = False
@@ -91,9 +95,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = Engine(
             self.models,
             EngineSettings(
-                self.slabs * 5_400,
+                self.slabs * self.slab_bytes,
                 BLOCK,
-                slab_bytes=5_400,
+                slab_bytes=self.slab_bytes,
                 max_batch_tokens=BATCH,
                 reserved_share=0.01,
                 launch_ahead=self.launch_ahead,
@@ -131,6 +135,10 @@ class EngineMachine(RuleBasedStateMachine):
             if sequence.owner == owner and sequence.role == role and isinstance(work, Generate):
                 held += [len(self.texts[sequence]) + work.max_tokens] * len(work.samplings)
         for pool in self.engine.schedulers[role].pools:
+            if pool.holds_states:
+                if len(held) > self.most_blocks[pool.name]:
+                    return False
+                continue
             most = 2**20 if pool.window is None else (pool.window - 1) // BLOCK + 2
             if sum(min(-(-length // BLOCK), most) + 1 for length in held) > self.most_blocks[pool.name]:
                 return False
@@ -324,15 +332,42 @@ class MixedMachine(EngineMachine):
     launch_ahead = True
 
 
+class RecurrentMachine(EngineMachine):
+    """The same with a generator of three recurrent layers and one of attention."""
+
+    generator = "qwen3_next"
+    most_blocks: ClassVar = {GENERATOR: 80, "generator/states": 14, VERIFIER: 60}
+
+    @classmethod
+    def fit(cls, models: dict[str, Model]) -> None:
+        """Make slabs that hold a state each, and as many as what one owner holds needs, and a few."""
+        cls.slab_bytes = models[GENERATOR].config.state_bytes
+        each = {role: BLOCK * model.config.kv_bytes_per_token(4) for role, model in models.items()}
+        of_blocks = sum(-(-cls.most_blocks[role] // (cls.slab_bytes // size)) for role, size in each.items())
+        cls.slabs = cls.most_blocks["generator/states"] + of_blocks + 3
+
+
 @pytest.mark.parametrize("examples", [50, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("machine", [EngineMachine, LaunchAheadMachine, WindowedMachine, MixedMachine])
+@pytest.mark.parametrize(
+    "machine", [EngineMachine, LaunchAheadMachine, WindowedMachine, MixedMachine, RecurrentMachine]
+)
 def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
-    machine: type[EngineMachine], examples: int, load_model: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
+    machine: type[EngineMachine],
+    examples: int,
+    load_model: Callable[[str], Model],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ):
     for name, strictest in (("_MAX_LAG", 1), ("_WORTHWHILE", 0)):
         monkeypatch.setattr(fair_sharing, name, strictest)
-    generator = replace(load_model(machine.generator), other_heads=HEADS)
-    EngineMachine.models = {GENERATOR: generator, VERIFIER: load_model("classifier")}
+    if recurrent := issubclass(machine, RecurrentMachine):
+        checkpoint = Checkpoint(write_checkpoint(tmp_path, machine.generator))
+        model = load_generator(checkpoint, torch.float32, "cpu")
+    else:
+        model = load_model(machine.generator)
+    EngineMachine.models = {GENERATOR: replace(model, other_heads=HEADS), VERIFIER: load_model("classifier")}
+    if recurrent:
+        machine.fit(EngineMachine.models)
     EngineMachine.alone = Alone(EngineMachine.models)
     EngineMachine.rules = EngineMachine.preemptions = EngineMachine.evictions = EngineMachine.throttled = 0
     run_state_machine_as_test(

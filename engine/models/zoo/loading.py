@@ -19,7 +19,7 @@ from espalier.engine.models.zoo.exchange import ExchangedLinear, exchange
 from espalier.engine.models.zoo.heads import LogitsHead, decoder_name
 from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.engine.models.zoo.probe import use_paged_attention
-from espalier.engine.models.zoo.recurrent import exchange_recurrent
+from espalier.engine.models.zoo.recurrent import exact_layers, exchange_recurrent
 from espalier.engine.models.zoo.registration import quietly
 from espalier.kernels.backend import Backend
 from espalier.kernels.layers import UnsupportedShapeError
@@ -109,7 +109,9 @@ class Products:
         self._backend = backend
         self._dtype = dtype
         self._device = device
-        self._groups = tuple(tuple(prefix + name for name in names) for names in config.groups)
+        self._exact = exact_layers(model)
+        groups = (tuple(prefix + name for name in names) for names in config.groups)
+        self._groups = tuple(names for names in groups if self._exact.isdisjoint(names))
         packs = checkpoint.quantization is not Quantization.NONE and backend.quantized_packer()
         of_head = Quantization.INT8 if packs else Quantization.NONE
         self._quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
@@ -123,6 +125,8 @@ class Products:
         return _finite(weight.to(device=self._device, dtype=self._dtype), name, self._checkpoint)
 
     def _quantised(self, weight: torch.Tensor, name: str, refined: int) -> torch.Tensor:
+        if name in self._exact:
+            return self._prepared(weight, name)
         quantize = self._quantize if name.startswith(self._prefix) else self._quantize_head
         return quantize(self._prepared(weight, name), refined)
 

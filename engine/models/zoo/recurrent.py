@@ -82,6 +82,25 @@ def keeps_state(module: torch.nn.Module) -> bool:
     return any(name.startswith("update_") and name.endswith("_state") for name in _code_of(module).co_names)
 
 
+def exact_layers(model: torch.nn.Module) -> frozenset[str]:
+    """Names of linear layers of recurrent modules that are not quantised.
+
+    A module reads the weights of some by itself; others have few outputs, which say what a state keeps and forgets.
+    """
+    found: set[str] = set()
+    for parent, module in model.named_modules():
+        if not keeps_state(module):
+            continue
+        source = inspect.getsource(inspect.unwrap(type(module).forward))
+        layers = {name: layer for name, layer in module.named_children() if isinstance(layer, torch.nn.Linear)}
+        width = next((layer.in_features for layer in layers.values()), 0)  # of what the module reads and gives
+        for name, layer in layers.items():
+            few = 2 * layer.out_features <= layer.in_features and layer.out_features != width
+            if few or f"self.{name}.weight @" in source:
+                found.add(f"{parent}.{name}")
+    return frozenset(found)
+
+
 def exchange_recurrent(model: torch.nn.Module, backend: Backend) -> None:
     """Have every recurrent module of `model` call the backend's operations, in place.
 
