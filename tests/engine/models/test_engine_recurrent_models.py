@@ -262,6 +262,32 @@ def test_tokens_that_were_never_computed_are_replaced_and_others_are_computed_fr
     release(engine, sequence, child.sequence)
 
 
+def test_a_beam_computes_each_token_once_and_holds_a_state_for_each_node_that_may_go_on(
+    make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    engine, ids = make_engine(models["qwen3_5_text"]), some_ids(13)
+    states = engine.admission.pools["generator/states"]
+    beam, tree, unfinished = [engine.open("generator", ids, owner="search")], len(ids), 0
+    for round_ in range(3):
+        for n, node in enumerate(beam):
+            keys = [Sampling(key=100 * round_ + 10 * n + i) for i in range(4)]
+            engine.submit(Generate("search", node, tuple(keys), 6, ""))
+        children: list[Generated] = []
+        while engine.busy:
+            children += [done for done in engine.step() if isinstance(done, Generated)]
+            growing = engine.schedulers["generator"].running_branches
+            assert states.live_blocks <= len(beam) + len(children) + growing, "forks share a state until they go on"
+        assert states.live_blocks <= len(beam) + len(children)
+        tree += sum(child.own_tokens for child in children)
+        kept = children[:4]
+        unfinished += len(children) - len(kept)  # their last tokens are never computed
+        release(engine, *beam, *(child.sequence for child in children[4:]))
+        beam = [child.sequence for child in kept]
+    assert engine.stats()["generator"].computed_tokens == tree - unfinished - len(beam)
+    release(engine, *beam)
+    assert states.live_blocks == 0
+
+
 @pytest.mark.parametrize("roles", [("generator", "verifier"), ("verifier", "generator")])
 def test_a_recurrent_model_and_another_share_one_pool(
     roles: tuple[str, str],
