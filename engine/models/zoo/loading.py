@@ -109,9 +109,10 @@ class Products:
         self._backend = backend
         self._dtype = dtype
         self._device = device
-        self._exact = exact_layers(model)
-        groups = (tuple(prefix + name for name in names) for names in config.groups)
-        self._groups = tuple(names for names in groups if self._exact.isdisjoint(names))
+        self._exact = frozenset[str]() if checkpoint.quantization is Quantization.NONE else exact_layers(model)
+        groups = ([prefix + name for name in names] for names in config.groups)
+        rest = (tuple(name for name in names if name not in self._exact) for names in groups)
+        self._groups = tuple(names for names in rest if names)
         packs = checkpoint.quantization is not Quantization.NONE and backend.quantized_packer()
         of_head = Quantization.INT8 if packs else Quantization.NONE
         self._quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)

@@ -176,7 +176,7 @@ class _Shrink:
         if has("attn_layer_period", "attn_layer_offset"):
             return 2 if has("period") else 1
         if has("d_state", "state_size"):
-            return sizes.head_dim
+            return sizes.inner
         if has("rank"):
             return sizes.head_dim
         if has("per_layer_input"):
