@@ -171,6 +171,7 @@ def load_decoder(
 def _ignore_images(checkpoint: Checkpoint) -> None:
     """Count a checkpoint's tensors for images, all but the language model's, as read."""
     others = [name for name in checkpoint.tensors if "language_model." not in name and not name.startswith("lm_head.")]
-    log.info("%d tensors of %s are not its text half's", len(others), checkpoint.folder)
+    some = ", ".join(sorted(others)[:3])
+    log.info("%d tensors of %s are not its text half's: %s, …", len(others), checkpoint.folder, some)
     for name in others:
         checkpoint.ignore(name)

@@ -1,6 +1,8 @@
 """Decoders that run by transformers' own code over the engine's KV, against transformers alone."""
 
 import dataclasses
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from espalier.engine.models.config import NotNativeError
 from espalier.engine.models.model import Model, language_model_head, load_generator, load_trunk
 from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.zoo.probe import random_model
+from espalier.engine.models.zoo.registration import NEWEST, OLDEST
 from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
 from espalier.experiments.cli.commands.doctor import examine
 from espalier.experiments.planning.inspection import inspect_checkpoint
@@ -348,6 +351,23 @@ def test_a_type_that_nobody_knows_is_refused_and_its_code_is_not_run(folders: di
         _ = checkpoint.decoder_config
 
 
+@pytest.mark.parametrize("impl", [ModelImpl.NATIVE, ModelImpl.TRANSFORMERS])
+def test_code_beside_a_checkpoint_is_never_run(impl: ModelImpl, tmp_path: Path):
+    folder, ran = write_checkpoint(tmp_path / "model", "llama"), tmp_path / "ran"
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    load(folder, model_impl=impl)
+    assert not ran.exists()
+
+
+def test_the_versions_that_run_decoders_are_those_that_can_be_installed():
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    major, minor = NEWEST.split(".")
+    assert f'"transformers>={OLDEST},<{major}.{int(minor) + 1}"' in text
+
+
 @pytest.mark.parametrize("version", ["5.19.3", "5.25.0", "6.0.0rc1"])
 def test_a_transformers_that_was_not_tested_is_refused_where_it_would_run(
     version: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -372,7 +392,11 @@ def test_the_native_path_imports_no_modelling_code(tiny_checkpoints: dict[str, P
 @pytest.mark.parametrize("impl", ModelImpl)
 @pytest.mark.parametrize("named_as_on_the_hub", [True, False])
 def test_the_text_half_of_a_checkpoint_with_images_is_loaded(
-    impl: ModelImpl, named_as_on_the_hub: bool, tmp_path: Path, make_engine: Callable[..., Engine]
+    impl: ModelImpl,
+    named_as_on_the_hub: bool,
+    tmp_path: Path,
+    make_engine: Callable[..., Engine],
+    caplog: pytest.LogCaptureFixture,
 ):
     vision = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
@@ -384,7 +408,9 @@ def test_the_text_half_of_a_checkpoint_with_images_is_loaded(
     if named_as_on_the_hub != any(name.startswith("language_model.") for name in Checkpoint(tmp_path).tensors):
         file, tensors = tmp_path / "model.safetensors", load_file(tmp_path / "model.safetensors")
         save_file({other_name(name): tensor for name, tensor in tensors.items()}, file, {"format": "pt"})
-    model = load_generator(Checkpoint(tmp_path, model_impl=impl), torch.float32, "cpu")
+    with caplog.at_level("INFO", "espalier.engine"):
+        model = load_generator(Checkpoint(tmp_path, model_impl=impl), torch.float32, "cpu")
+    assert re.search(r"\d+ tensors of .* are not its text half's: .*(multi_modal_projector|vision_tower)", caplog.text)
     assert (model.config.impl is ModelImpl.TRANSFORMERS) == (impl is ModelImpl.TRANSFORMERS)
     engine, ids = make_engine(model), some_ids(20)
     sequence = engine.open("generator", [])
