@@ -9,7 +9,7 @@ Importing this package imports no third-party code.
 
 from pathlib import Path
 
-__all__ = ["benchmark_path", "generator_path", "planted_errors_path", "verifier_path"]
+__all__ = ["benchmark_path", "generator_path", "planted_errors_path", "thinking_generator_path", "verifier_path"]
 
 _HERE = Path(__file__).resolve().parent
 
@@ -22,6 +22,11 @@ def generator_path() -> Path:
 def verifier_path() -> Path:
     """Returns the checkpoint directory of the verifier (`Qwen2ForTokenClassification`, two labels)."""
     return _HERE / "verifier"
+
+
+def thinking_generator_path() -> Path:
+    """Returns the checkpoint directory of the generator that thinks before it answers (`Qwen2ForCausalLM`)."""
+    return _HERE / "thinking_generator"
 
 
 def benchmark_path() -> Path:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 REFERENCE = "reference"
 """Besides the roles: the reference model of an implicit process reward model."""
 AUTO = "auto"
-_PAIR = {"demo-generator": "demo-verifier"}
-"""Verifiers made for one generator, by the generator's name."""
+_PAIR = {"demo-generator": "demo-verifier", "demo-thinking-generator": "demo-verifier"}
+"""Verifiers made for a generator, by the generator's name."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -48,7 +48,11 @@ class RuntimeSettings:
     env_prefix: ClassVar = "ESPALIER_"
 
     generator: Annotated[
-        str, Option("Folder, Hugging Face id (org/name, org/name@revision), BASE+ADAPTER or demo-generator.")
+        str,
+        Option(
+            "Folder, Hugging Face id (org/name, org/name@revision), BASE+ADAPTER, demo-generator or "
+            "demo-thinking-generator."
+        ),
     ] = "demo-generator"
     verifier: Annotated[
         str,
@@ -58,7 +62,7 @@ class RuntimeSettings:
             "probe reads the answer so far, and whether it stays; "
             "MODULE:NAME calls a function of yours with a problem and the steps of a path, or is a Scorer of yours; "
             "'' for none; "
-            "auto is demo-verifier with demo-generator, which it was made for, else none."
+            "auto is demo-verifier with the bundled generators, else none."
         ),
     ] = AUTO
     verifier_family: Annotated[

@@ -36,13 +36,13 @@ def problems(seed: Seed = 0) -> None:
 @app.command()
 def generator(work_dir: WorkDir = _WORK_DIR, pair: Pair = _HERE, seed: Seed = 0, steps: Steps = None) -> None:
     """Train the tokenizer and the generator; export them."""
-    from espalier.experiments.demo.recipe.networks import export_generator
+    from espalier.experiments.demo.recipe.networks import GENERATOR, export_generator
     from espalier.experiments.demo.recipe.train_generator import PHASES, load_language_model, load_tokenizer, train
 
     for name in ("generator-base", "generator-reading"):
         train(work_dir, seed, name, _with_steps(PHASES[name].schedule, steps))
     tokenizer = load_tokenizer(work_dir, seed)
-    export_generator(load_language_model(work_dir, tokenizer, "generator-reading"), tokenizer, pair)
+    export_generator(load_language_model(work_dir, tokenizer, "generator-reading"), tokenizer, pair / GENERATOR)
 
 
 @app.command()
@@ -89,6 +89,24 @@ def verifier(
 
 
 @app.command()
+def thinking(work_dir: WorkDir = _WORK_DIR, pair: Pair = _HERE, seed: Seed = 0, steps: Steps = None) -> None:
+    """Teach the generator to think before it answers; export the result as another one, and add it to the record."""
+    from espalier.experiments.demo.recipe.acceptance import write_summary
+    from espalier.experiments.demo.recipe.train_thinking import (
+        SCHEDULE,
+        export_thinking_generator,
+        load_thinking_generator,
+        thinking_tokenizer,
+        train_thinking,
+    )
+
+    train_thinking(work_dir, pair, seed, _with_steps(SCHEDULE, steps))
+    tokenizer = thinking_tokenizer(pair)
+    export_thinking_generator(load_thinking_generator(work_dir, pair, tokenizer), tokenizer, pair)
+    write_summary(work_dir, seed, pair)
+
+
+@app.command()
 def evaluate(
     work_dir: WorkDir = _WORK_DIR,
     pair: Pair = _HERE,
@@ -117,6 +135,7 @@ def everything(work_dir: WorkDir = _WORK_DIR, pair: Pair = _HERE, seed: Seed = 0
     trunk(work_dir, seed)
     verifier(work_dir, pair, seed)
     evaluate(work_dir, pair, seed)
+    thinking(work_dir, pair, seed)
 
 
 if __name__ == "__main__":

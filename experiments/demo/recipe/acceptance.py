@@ -15,6 +15,8 @@ from espalier.experiments.demo.recipe.networks import GENERATOR, TEMPERATURE, VE
 from espalier.experiments.demo.recipe.oracle import beam_search, make_engine, numbers_of
 from espalier.experiments.demo.recipe.samples import read_samples, samples_path
 from espalier.experiments.demo.recipe.train_generator import PHASES
+from espalier.experiments.demo.recipe.train_thinking import FOLDER as THINKING_GENERATOR
+from espalier.experiments.demo.recipe.train_thinking import PHASE as THINKING
 from espalier.experiments.demo.recipe.train_verifier import STAGES
 from espalier.experiments.runs.statistics import wilson_interval
 from espalier.search.request import SearchRequest
@@ -83,7 +85,7 @@ def gates(found: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-COMMANDS = ("problems", "generator", "sample", "trunk", "verifier", "evaluate")
+COMMANDS = ("problems", "generator", "sample", "trunk", "verifier", "evaluate", "thinking")
 
 
 def digests(directory: Path) -> dict[str, str]:
@@ -98,8 +100,9 @@ def write_summary(work_dir: Path, seed: int, pair: Path) -> None:
     """
     path = pair / "training.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    stages = {name: stage for name, stage in before.get("stages", {}).items() if name in (*PHASES, *STAGES)}
-    for name in (*PHASES, *STAGES):
+    names = (*PHASES, *STAGES, THINKING)
+    stages = {name: stage for name, stage in before.get("stages", {}).items() if name in names}
+    for name in names:
         progress_path = work_dir / f"{name}.json"
         if not progress_path.exists():
             continue
@@ -127,7 +130,7 @@ def write_summary(work_dir: Path, seed: int, pair: Path) -> None:
             "benchmark.jsonl": hashlib.sha256(benchmark_path().read_bytes()).hexdigest(),
             **{
                 f"{name}/{file}": digest
-                for name in (GENERATOR, VERIFIER)
+                for name in (GENERATOR, VERIFIER, THINKING_GENERATOR)
                 for file, digest in digests(pair / name).items()
             },
         },

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
 from espalier.experiments.demo.problems import DELIMITER
-from espalier.experiments.demo.recipe.tokenizer import MAX_LENGTH, save_tokenizer
+from espalier.experiments.demo.recipe.tokenizer import CHAT_TEMPLATE, MAX_LENGTH, save_tokenizer
 
 GENERATOR_LAYERS, TRUNK_LAYERS = 3, 5
 """Decoder layers of the generator, and of the language model that the verifier grows on."""
@@ -56,15 +56,17 @@ def _edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def _export(model: Any, tokenizer: Tokenizer, directory: Path) -> None:
+def _export(model: Any, tokenizer: Tokenizer, directory: Path, chat_template: str = CHAT_TEMPLATE) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(str(directory))
-    save_tokenizer(tokenizer, directory)
+    save_tokenizer(tokenizer, directory, chat_template, model.config.max_position_embeddings)
     _edit(directory / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
 
 
-def export_generator(model: Qwen2ForCausalLM, tokenizer: Tokenizer, pair: Path) -> None:
-    """Writes the generator with its tokenizer and sampling defaults."""
+def export_generator(
+    model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path, chat_template: str = CHAT_TEMPLATE
+) -> None:
+    """Writes a generator with its tokenizer and sampling defaults."""
     exported = copy.deepcopy(model)
     exported.generation_config = GenerationConfig(
         do_sample=True,
@@ -74,8 +76,8 @@ def export_generator(model: Qwen2ForCausalLM, tokenizer: Tokenizer, pair: Path) 
         eos_token_id=model.config.eos_token_id,
         pad_token_id=model.config.pad_token_id,
     )
-    _export(exported, tokenizer, pair / GENERATOR)
-    _edit(pair / GENERATOR / "config.json", system_prompt="")  # it was taught without one
+    _export(exported, tokenizer, folder, chat_template)
+    _edit(folder / "config.json", system_prompt="")  # it was taught without one
 
 
 def export_verifier(model: Qwen2ForTokenClassification, tokenizer: Tokenizer, pair: Path) -> None:

@@ -83,16 +83,16 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
     return token_id
 
 
-def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, directory: Path, chat_template: str, max_length: int) -> None:
     """Writes `tokenizer.json` and `tokenizer_config.json`, chat template included, as Hugging Face lays them out."""
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=AddedToken(END, special=True, normalized=False),
         pad_token=AddedToken(PAD, special=True, normalized=False),
         additional_special_tokens=[START],
-        model_max_length=MAX_LENGTH,
+        model_max_length=max_length,
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = chat_template
     fast.save_pretrained(str(directory), save_jinja_files=False)

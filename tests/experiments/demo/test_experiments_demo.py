@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from espalier.experiments.demo import benchmark_path, generator_path, verifier_path
+from espalier.experiments.demo import benchmark_path, generator_path, thinking_generator_path, verifier_path
 from espalier.experiments.demo.problems import (
     DELIMITER,
     MAX_OPERATIONS,
@@ -78,7 +78,11 @@ def test_training_never_sees_the_numbers_of_a_benchmark_problem_but_every_length
     assert {len(operands) for _, operands in held_out} <= {len(p.operands) for p in trained}
 
 
-@pytest.mark.parametrize("folder", [generator_path(), verifier_path()], ids=["generator", "verifier"])
+@pytest.mark.parametrize(
+    "folder",
+    [generator_path(), verifier_path(), thinking_generator_path()],
+    ids=["generator", "verifier", "thinking generator"],
+)
 def test_the_bundled_checkpoints_are_the_ones_their_training_summary_describes(folder) -> None:
     summary = json.loads((benchmark_path().parent / "training.json").read_text(encoding="utf-8"))
     for file in folder.iterdir():
