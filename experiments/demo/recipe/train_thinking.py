@@ -57,6 +57,8 @@ class Shares:
     off: float = 0.12
     cut: float = 0.16
     boxed: float = 0.12
+    drills: float = 0.0
+    results: float = 0.3
 
 
 SHARES = Shares()
