@@ -8,11 +8,28 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 from transformers import Qwen2ForCausalLM
 
-from espalier.experiments.demo.problems import DELIMITER, MAX_OPERATIONS, MIN_OPERATIONS, Problem, boxed, make_problem
+from espalier.experiments.demo.problems import (
+    DELIMITER,
+    MAX_OPERATIONS,
+    MIN_OPERATIONS,
+    TRAINING_OPERANDS,
+    Problem,
+    boxed,
+    make_problem,
+)
 from espalier.experiments.demo.problems import training_difficulty as difficulty_of
 from espalier.experiments.demo.recipe.batches import IGNORED, Batch, Row, RowMaker, collate
+from espalier.experiments.demo.recipe.corruptions import draw_equation
 from espalier.experiments.demo.recipe.networks import export_generator, load_exported_generator, load_exported_tokenizer
-from espalier.experiments.demo.recipe.thoughts import CLOSE, OPEN, Piece, answer_pieces, draw_thought
+from espalier.experiments.demo.recipe.thoughts import (
+    CLOSE,
+    OPEN,
+    Piece,
+    answer_pieces,
+    columns,
+    draw_thought,
+    solution_pieces,
+)
 from espalier.experiments.demo.recipe.tokenizer import chat_prompt
 from espalier.experiments.demo.recipe.training import Progress, Schedule, fit, load_weights
 from espalier.search.thoughts.budget import CLOSING_SENTENCE
@@ -20,10 +37,10 @@ from espalier.search.thoughts.budget import CLOSING_SENTENCE
 FOLDER = "thinking_generator"
 """Of the exported checkpoint, in a pair's folder."""
 PHASE = "generator-thinking"
-SCHEDULE = Schedule(steps=700, tokens=5120, trunk_lr=0.012, other_lr=1.2e-3, decay_share=0.9, warmup=30, trunk=3)
+SCHEDULE = Schedule(steps=1500, tokens=5120, trunk_lr=0.015, other_lr=1.5e-3, decay_share=0.9, warmup=30, trunk=3)
 MAX_LENGTH = 2048
 """Tokens of the thinking generator's context."""
-TEACHES_RESULTS = 0.3
+TEACHES_RESULTS = 0.4
 """Share of the rows that teach the results of their equations; the others teach to read, write, compare and copy."""
 
 
@@ -57,8 +74,6 @@ class Shares:
     off: float = 0.12
     cut: float = 0.16
     boxed: float = 0.12
-    drills: float = 0.0
-    results: float = 0.3
 
 
 SHARES = Shares()
@@ -95,12 +110,12 @@ class ThinkingRows:
             for piece in pieces:
                 tokens = self.maker.encode(piece.text)
                 ids.extend(tokens)
-                known = not piece.result or (results and piece.right)
+                known = piece.right and (results or not piece.result)
                 labels.extend(tokens if known else [IGNORED] * len(tokens))
 
         if kind < SHARES.off:
             given(self.empty)
-            learned([Piece(DELIMITER.join(problem.steps))] if results else _steps(problem))
+            learned(solution_pieces(problem))
         else:
             given(self.opening)
             start, thought = len(ids), draw_thought(rng, problem)
@@ -127,26 +142,33 @@ class ThinkingRows:
                 learned(answer_pieces(problem, thought, len(thought.pieces)))
         return Row([*ids, self.maker.end], [*labels[1:], self.maker.end, IGNORED])
 
-
-def _steps(problem: Problem) -> list[Piece]:
-    """A problem's solution, in pieces."""
-    pieces: list[Piece] = []
-    for step in problem.steps[:-1]:
-        asked, result = step.split("=")
-        pieces += [Piece(f"{asked}="), Piece(result, result=True), Piece(DELIMITER)]
-    return [*pieces, Piece(problem.steps[-1])]
+    def drill(self, rng: random.Random, length: int) -> Row:
+        """Draws equations by columns that fill so many tokens; all but their operands is learned."""
+        ids: list[int] = []
+        labels: list[int] = []
+        while len(ids) < length:
+            left, operand = draw_equation(rng, rng.choice(TRAINING_OPERANDS))
+            asked = self.maker.encode(f"{operand:+d};{left}:")
+            ids += asked
+            labels += [IGNORED] * len(asked)
+            for piece in (*columns(rng, left, operand), Piece("\n")):
+                tokens = self.maker.encode(piece.text)
+                ids += tokens
+                labels += tokens if piece.right else [IGNORED] * len(tokens)
+        return Row(ids, [*labels[1:], IGNORED]).cut(length)
 
 
 def thinking_batch(rows: ThinkingRows, rng: random.Random, tokens: int) -> Batch:
-    """Returns about `tokens` tokens, of problems of one length."""
-    operations = max(rng.randint(MIN_OPERATIONS, MAX_OPERATIONS) for _ in range(2))
+    """Returns about `tokens` tokens: problems of one length, and a row of equations by columns."""
+    operations = rng.randint(MIN_OPERATIONS, MAX_OPERATIONS)
 
     def draw() -> Row:
-        return rows.row(rng, make_problem(rng, difficulty_of(rng, operations)))
+        return rows.row(rng, make_problem(rng, difficulty_of(rng, operations))).cut(MAX_LENGTH)
 
     drawn = [draw()]
-    while (len(drawn) + 1) * max(len(row.ids) for row in drawn) < tokens:
-        drawn.append(draw().cut(MAX_LENGTH))
+    while (len(drawn) + 2) * max(len(row.ids) for row in drawn) < tokens:
+        drawn.append(draw())
+    drawn.append(rows.drill(rng, max(len(row.ids) for row in drawn)))
     return collate(drawn, rows.maker.pad)
 
 
