@@ -59,9 +59,7 @@ def test_a_thought_lists_the_numbers_slips_and_does_it_again_by_columns(seed: in
     assert 1 <= len(passes) < MAX_PASSES
     for text in passes:
         *lines, box = text.strip().splitlines()
-        assert [int(line.rsplit(";", 1)[1]) for line in lines] == [
-            *accumulate(problem.operands, initial=problem.start)
-        ][1:]
+        assert [int(line.rsplit(";", 1)[1]) for line in lines] == problem.values[1:]
         assert box == f"\\boxed{{{problem.answer}}}"
 
 
