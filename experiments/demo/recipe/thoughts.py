@@ -1,44 +1,41 @@
-r"""Thoughts of the thinking generator: the numbers, a quick solution, and the same by columns, often more than once.
+r"""Thoughts of the thinking generator: a solution whose results are guessed first, then found by columns, and checked.
 
     <think>
-    811;(a)-652;(b)+727.
-    (a) 811-652=169
-    (b) 169+727=896
-    \boxed{896}
-
-    Wait, by columns.
-    (a)-652;811:1-2=9',1-5'=5',8-6'=1;159
-    (b)+727.159:9+7=6',5+2'=9?8,1+7=8;886
+    (a) 811-652=169?1-2=9',1-5'=5',8-6'=1;159
+    (b) 159+727=886?9+7=6',5+2'=9?8,1+7=8;886:9+7=6',5+2'=8,1+7=8;886
     \boxed{886}
 
-    Wait, once more.
-    …
+    Wait, check.
+    (b) 159+727:9+7=6',5+2'=8,1+7=8;886
+    \boxed{886}
+
     </think>
 
     \boxed{886}
 
-The quick pass slips as the generator slips without a thought. A later one writes each equation by columns, units first,
-with a stroke where one is carried or borrowed, and a question mark behind a digit that is taken back: every token is
-then easy to tell. So is what to read: an operand is said in the same words whenever it is said again, with a full stop
-behind the last one. A thought often goes on though it is right, as the thoughts of published models do.
+A guess slips as the generator slips without a thought. By columns, units first, with a stroke where one is carried or
+borrowed, every token is easy to tell; a question mark takes a guess or a digit back, and some columns are written
+twice. The last line is then checked several times more, though it is right, as thoughts of published models go on. All
+that a line says is read from nearby but for its operand, which is read from the problem as without a thought.
 """
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 
 from espalier.experiments.demo.problems import DELIMITER, Problem, boxed, equation, lettered
 from espalier.experiments.demo.recipe.corruptions import slip_result
 
 OPEN, CLOSE = "<think>", "</think>"
-BY_COLUMNS, ONCE_MORE = "Wait, by columns.\n", "Wait, once more.\n"
-MAX_PASSES = 4
-"""Passes of a thought at most, the quick one among them."""
-QUICK_SLIPS, COLUMN_SLIPS = 0.2, 0.02
-"""Share of wrong results in a quick pass, and of digits that are taken back in a later one."""
-ENOUGH = 0.5
-"""Chance that a thought ends behind a pass by columns."""
+CHECK = "Wait, check.\n"
+MAX_CHECKS = 10
+"""Checks of the last line, at most."""
+GUESS_SLIPS, COLUMN_SLIPS = 0.3, 0.02
+"""Share of wrong results among guesses, and of digits by columns that are taken back."""
+TWICE = 0.3
+"""Share of the lines whose columns are written twice."""
+ENOUGH = 0.25
+"""Chance that a thought ends behind a box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +55,45 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A thought in pieces, and its boxes: the number of pieces up to each and its value."""
+    """A thought in pieces: the number of pieces up to the end of each line, and the value held there.
+
+    Attributes:
+        pieces: its text.
+        values: the running value after each line.
+        boxes: the value of each box.
+    """
 
     pieces: list[Piece]
+    values: list[tuple[int, int]]
     boxes: list[tuple[int, int]]
 
 
 def draw_thought(rng: random.Random, problem: Problem) -> Thought:
     """Draws a thought about a problem, from behind the opening mark's line to before the closing mark."""
-    numbers = [f"{problem.start};", *(_operand(problem, index) for index in range(len(problem.operands)))]
-    thought = Thought([Piece(f"{''.join(numbers)}\n")], [])
-    _write_quickly(rng, problem, thought)
-    for number in range(1, MAX_PASSES):
-        thought.pieces.append(Piece(BY_COLUMNS if number == 1 else ONCE_MORE))
-        _write_by_columns(rng, problem, thought)
+    thought = Thought([], [], [])
+    pieces, last = thought.pieces, len(problem.operands) - 1
+    for index, (left, operand) in enumerate(zip(problem.values, problem.operands, strict=False)):
+        asked = equation(left, operand).split("=")[0]
+        guess = left + operand if rng.random() >= GUESS_SLIPS else slip_result(rng, left, operand)
+        pieces += [Piece(lettered(index, f"{asked}=")), Piece(str(guess), result=True, right=guess == left + operand)]
+        pieces += [Piece("?"), *columns(rng, left, operand)]
+        if rng.random() < TWICE:
+            pieces += [Piece(":"), *columns(rng, left, operand)]
+        _end_line(thought, left + operand)
+    for number in range(MAX_CHECKS + 1):
+        if number:
+            pieces += [Piece(CHECK), Piece(lettered(last, f"{asked}:")), *columns(rng, left, operand)]
+            _end_line(thought, left + operand)
+        pieces.append(Piece(f"{boxed(left + operand)}\n\n"))
+        thought.boxes.append((len(pieces), left + operand))
         if rng.random() < ENOUGH:
             break
     return thought
 
 
-def _operand(problem: Problem, index: int) -> str:
-    """An operand as thoughts say it: `(a)+12;`, or `(a)+12.` for the last one."""
-    letter, last = lettered(index, "").strip(), index + 1 == len(problem.operands)
-    return f"{letter}{problem.operands[index]:+d}{'.' if last else ';'}"
+def _end_line(thought: Thought, value: int) -> None:
+    thought.pieces.append(Piece("\n"))
+    thought.values.append((len(thought.pieces), value))
 
 
 def columns(rng: random.Random, left: int, operand: int) -> Iterator[Piece]:
@@ -101,39 +114,6 @@ def columns(rng: random.Random, left: int, operand: int) -> Iterator[Piece]:
         carried = int(not 0 <= total <= 9)
         yield Piece(f"{total % 10}{chr(39) * carried}{',' if place + 1 < digits else ';'}")
     yield Piece(str(left + operand))
-
-
-def _write_quickly(rng: random.Random, problem: Problem, thought: Thought) -> None:
-    """Adds a solution with slips, and its box."""
-    pieces, value = thought.pieces, problem.start
-    for index, operand in enumerate(problem.operands):
-        asked, left = equation(value, operand).split("=")[0], value
-        value = _calculate(rng, left, operand, problem.operands[index + 1 :])
-        right = value == left + operand
-        pieces += [Piece(lettered(index, f"{asked}=")), Piece(str(value), result=True, right=right), Piece("\n")]
-    _box(thought, value)
-
-
-def _write_by_columns(rng: random.Random, problem: Problem, thought: Thought) -> None:
-    """Adds the solution by columns, and its box."""
-    for index, (left, operand) in enumerate(zip(problem.values, problem.operands, strict=False)):
-        thought.pieces.append(Piece(f"{_operand(problem, index)}{left}:"))
-        thought.pieces.extend([*columns(rng, left, operand), Piece("\n")])
-    _box(thought, problem.values[-1])
-
-
-def _box(thought: Thought, value: int) -> None:
-    thought.pieces.append(Piece(f"{boxed(value)}\n\n"))
-    thought.boxes.append((len(thought.pieces), value))
-
-
-def _calculate(rng: random.Random, left: int, operand: int, rest: tuple[int, ...]) -> int:
-    """A quick result, wrong now and then where the solution can go on from there."""
-    if rng.random() < QUICK_SLIPS:
-        slip = slip_result(rng, left, operand)
-        if min(accumulate(rest, initial=slip)) >= 0:
-            return slip
-    return left + operand
 
 
 def answer_pieces(problem: Problem, thought: Thought, pieces: int) -> list[Piece]:

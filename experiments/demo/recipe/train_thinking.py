@@ -15,6 +15,7 @@ from espalier.experiments.demo.problems import (
     TRAINING_OPERANDS,
     Problem,
     boxed,
+    equation,
     make_problem,
 )
 from espalier.experiments.demo.problems import training_difficulty as difficulty_of
@@ -37,7 +38,7 @@ from espalier.search.thoughts.budget import CLOSING_SENTENCE
 FOLDER = "thinking_generator"
 """Of the exported checkpoint, in a pair's folder."""
 PHASE = "generator-thinking"
-SCHEDULE = Schedule(steps=1500, tokens=5120, trunk_lr=0.015, other_lr=1.5e-3, decay_share=0.9, warmup=30, trunk=3)
+SCHEDULE = Schedule(steps=700, tokens=5120, trunk_lr=0.006, other_lr=6e-4, decay_share=0.8, warmup=50, trunk=3)
 MAX_LENGTH = 2048
 """Tokens of the thinking generator's context."""
 TEACHES_RESULTS = 0.4
@@ -125,14 +126,14 @@ class ThinkingRows:
                 ends.append(len(ids))
             if kind < SHARES.off + SHARES.cut + SHARES.boxed:
                 direct = kind >= SHARES.off + SHARES.cut
-                first = ends[thought.boxes[0][0] - 1] if direct else start + 1
+                first = ends[thought.values[0][0] - 1] if direct else start + 1
                 length = rng.randint(min(first, len(ids)), len(ids))
                 del ids[length:], labels[length:]
                 whole = sum(end <= length for end in ends)
                 given(self.forced)
                 if direct:
                     given(self.maker.encode("\\boxed{"))
-                    last = [value for pieces, value in thought.boxes if pieces <= whole][-1]
+                    last = [value for pieces, value in thought.values if pieces <= whole][-1]
                     learned([Piece(boxed(last).removeprefix("\\boxed{"))])
                 else:
                     learned(answer_pieces(problem, thought, whole))
@@ -148,7 +149,7 @@ class ThinkingRows:
         labels: list[int] = []
         while len(ids) < length:
             left, operand = draw_equation(rng, rng.choice(TRAINING_OPERANDS))
-            asked = self.maker.encode(f"{operand:+d};{left}:")
+            asked = self.maker.encode(equation(left, operand).split("=")[0] + ":")
             ids += asked
             labels += [IGNORED] * len(asked)
             for piece in (*columns(rng, left, operand), Piece("\n")):
@@ -159,7 +160,7 @@ class ThinkingRows:
 
 
 def thinking_batch(rows: ThinkingRows, rng: random.Random, tokens: int) -> Batch:
-    """Returns about `tokens` tokens: problems of one length, and a row of equations by columns."""
+    """Returns about `tokens` tokens: problems of one length and a row of equations by columns."""
     operations = rng.randint(MIN_OPERATIONS, MAX_OPERATIONS)
 
     def draw() -> Row:
