@@ -64,15 +64,21 @@ def _export(model: Any, tokenizer: Tokenizer, directory: Path, chat_template: st
 
 
 def export_generator(
-    model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path, chat_template: str = CHAT_TEMPLATE
+    model: Qwen2ForCausalLM,
+    tokenizer: Tokenizer,
+    folder: Path,
+    chat_template: str = CHAT_TEMPLATE,
+    temperature: float = TEMPERATURE,
+    top_p: float = 1.0,
+    top_k: int = 0,
 ) -> None:
     """Writes a generator with its tokenizer and sampling defaults."""
     exported = copy.deepcopy(model)
     exported.generation_config = GenerationConfig(
         do_sample=True,
-        temperature=TEMPERATURE,
-        top_p=1.0,
-        top_k=0,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
         eos_token_id=model.config.eos_token_id,
         pad_token_id=model.config.pad_token_id,
     )

@@ -1,41 +1,30 @@
-r"""Thoughts of the thinking generator: a solution whose results are guessed first, then found by columns, and checked.
+r"""Thoughts of the thinking generator: a worked solution, some of whose results are taken back, and checks of its end.
 
     <think>
-    (a) 811-652=169?1-2=9',1-5'=5',8-6'=1;159
-    (b) 159+727=886?9+7=6',5+2'=9?8,1+7=8;886:9+7=6',5+2'=8,1+7=8;886
-    \boxed{886}
-
-    Wait, check.
-    (b) 159+727:9+7=6',5+2'=8,1+7=8;886
-    \boxed{886}
-
-    </think>
+    (a) 811-652=159 <delimiter> (b) 159+727=876?886 <delimiter> \boxed{886} <delimiter>
+    Hmm, once more. <delimiter> (b) 159+727=886 <delimiter> \boxed{886} <delimiter> </think> <delimiter>
 
     \boxed{886}
 
-A guess slips as the generator slips without a thought. By columns, units first, with a stroke where one is carried or
-borrowed, every token is easy to tell; a question mark takes a guess or a digit back, and some columns are written
-twice. The last line is then checked several times more, though it is right, as thoughts of published models go on. All
-that a line says is read from nearby but for its operand, which is read from the problem as without a thought.
+A question mark takes a result back. The last line is checked several times more, though it is right, as thoughts of
+published models go on. Without a thought the generator says the answer at once.
 """
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from espalier.experiments.demo.problems import DELIMITER, Problem, boxed, equation, lettered
 from espalier.experiments.demo.recipe.corruptions import slip_result
 
 OPEN, CLOSE = "<think>", "</think>"
-CHECK = "Wait, check.\n"
-MAX_CHECKS = 10
+DOUBTS = ("Wait", "Hmm", "So", "Now", "Well"), ("check.", "again.", "once more.", "is it so?", "is that right?")
+"""Beginnings and ends of what stands before a check; with fewer, a thought would seem to go in circles."""
+MAX_CHECKS = 24
 """Checks of the last line, at most."""
-GUESS_SLIPS, COLUMN_SLIPS = 0.3, 0.02
-"""Share of wrong results among guesses, and of digits by columns that are taken back."""
-TWICE = 0.3
-"""Share of the lines whose columns are written twice."""
-ENOUGH = 0.25
-"""Chance that a thought ends behind a box."""
+SLIPS = 0.1
+"""Share of the results that are wrong at first, and of boxes that a check has to correct."""
+ENOUGH = (0.07, 0.25)
+"""Chance that a thought ends behind a box: of the most and of the least thorough thoughts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,88 +33,58 @@ class Piece:
 
     Attributes:
         text: the text, which begins and ends between two tokens.
-        result: whether it is the result of an equation that has to be calculated at once.
-        right: whether it is right.
+        right: whether it is right, and so to be learned.
     """
 
     text: str
-    result: bool = False
     right: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Thought:
-    """A thought in pieces: the number of pieces up to the end of each line, and the value held there.
+    """A thought in pieces, and how far its pieces have come.
 
     Attributes:
         pieces: its text.
-        values: the running value after each line.
-        boxes: the value of each box.
+        lines: the number of pieces up to the end of each line of the solution.
+        boxes: the number of pieces up to the end of each box, and the value in it.
     """
 
-    pieces: list[Piece]
-    values: list[tuple[int, int]]
-    boxes: list[tuple[int, int]]
+    pieces: list[Piece] = field(default_factory=list[Piece])
+    lines: list[int] = field(default_factory=list[int])
+    boxes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
 def draw_thought(rng: random.Random, problem: Problem) -> Thought:
     """Draws a thought about a problem, from behind the opening mark's line to before the closing mark."""
-    thought = Thought([], [], [])
-    pieces, last = thought.pieces, len(problem.operands) - 1
-    for index, (left, operand) in enumerate(zip(problem.values, problem.operands, strict=False)):
-        asked = equation(left, operand).split("=")[0]
-        guess = left + operand if rng.random() >= GUESS_SLIPS else slip_result(rng, left, operand)
-        pieces += [Piece(lettered(index, f"{asked}=")), Piece(str(guess), result=True, right=guess == left + operand)]
-        pieces += [Piece("?"), *columns(rng, left, operand)]
-        if rng.random() < TWICE:
-            pieces += [Piece(":"), *columns(rng, left, operand)]
-        _end_line(thought, left + operand)
+    thought = Thought()
+    last = len(problem.operands) - 1
+    for index in range(last + 1):
+        thought.pieces += _line(rng, problem, index)
+        thought.lines.append(len(thought.pieces))
+    enough = rng.uniform(*ENOUGH)
     for number in range(MAX_CHECKS + 1):
-        if number:
-            pieces += [Piece(CHECK), Piece(lettered(last, f"{asked}:")), *columns(rng, left, operand)]
-            _end_line(thought, left + operand)
-        pieces.append(Piece(f"{boxed(left + operand)}\n\n"))
-        thought.boxes.append((len(pieces), left + operand))
-        if rng.random() < ENOUGH:
+        value, right = problem.values[-1], rng.random() >= SLIPS
+        if not right:
+            value = slip_result(rng, problem.values[last], problem.operands[last])
+        thought.pieces.append(Piece(f"{boxed(value)}{DELIMITER}", right=right))
+        thought.boxes.append((len(thought.pieces), value))
+        if right and rng.random() < enough:
             break
+        if number < MAX_CHECKS:
+            thought.pieces += [Piece(f"{', '.join(map(rng.choice, DOUBTS))}{DELIMITER}"), *_line(rng, problem, last)]
     return thought
 
 
-def _end_line(thought: Thought, value: int) -> None:
-    thought.pieces.append(Piece("\n"))
-    thought.values.append((len(thought.pieces), value))
+def _line(rng: random.Random, problem: Problem, index: int) -> list[Piece]:
+    left, operand = problem.values[index], problem.operands[index]
+    line = [Piece(lettered(index, equation(left, operand).split("=")[0] + "="))]
+    if rng.random() < SLIPS:
+        line += [Piece(str(slip_result(rng, left, operand)), right=False), Piece("?")]
+    return [*line, Piece(str(left + operand)), Piece(DELIMITER)]
 
 
-def columns(rng: random.Random, left: int, operand: int) -> Iterator[Piece]:
-    """Yields `left±operand` by columns: units first, strokes for what is carried, some digits taken back.
-
-    The result, which must not be negative, follows behind a semicolon.
-    """
-    sign = 1 if operand > 0 else -1
-    digits = max(len(str(left)), len(str(abs(operand))))
-    carried = 0
-    for place in range(digits):
-        upper, lower = left // 10**place % 10, abs(operand) // 10**place % 10
-        total = upper + sign * (lower + carried)
-        yield Piece(f"{upper}{'+' if sign > 0 else '-'}{lower}{chr(39) * carried}=")
-        if rng.random() < COLUMN_SLIPS:
-            yield Piece(str((total + rng.choice((-1, 1))) % 10), right=False)
-            yield Piece("?")
-        carried = int(not 0 <= total <= 9)
-        yield Piece(f"{total % 10}{chr(39) * carried}{',' if place + 1 < digits else ';'}")
-    yield Piece(str(left + operand))
-
-
-def answer_pieces(problem: Problem, thought: Thought, pieces: int) -> list[Piece]:
-    """The answer after so many pieces of a thought: its last box, or the solution where it has none yet."""
+def value_after(problem: Problem, thought: Thought, pieces: int) -> int:
+    """The value that so many pieces of a thought have come to."""
     boxes = [value for end, value in thought.boxes if end <= pieces]
-    return [Piece(boxed(boxes[-1]))] if boxes else solution_pieces(problem)
-
-
-def solution_pieces(problem: Problem) -> list[Piece]:
-    """A problem's solution without a thought."""
-    pieces: list[Piece] = []
-    for step in problem.steps[:-1]:
-        asked, result = step.split("=")
-        pieces += [Piece(f"{asked}="), Piece(result, result=True), Piece(DELIMITER)]
-    return [*pieces, Piece(problem.steps[-1])]
+    return boxes[-1] if boxes else problem.values[sum(end <= pieces for end in thought.lines)]

@@ -15,21 +15,17 @@ from espalier.experiments.demo.problems import (
     TRAINING_OPERANDS,
     Problem,
     boxed,
-    equation,
     make_problem,
 )
 from espalier.experiments.demo.problems import training_difficulty as difficulty_of
 from espalier.experiments.demo.recipe.batches import IGNORED, Batch, Row, RowMaker, collate
-from espalier.experiments.demo.recipe.corruptions import draw_equation
 from espalier.experiments.demo.recipe.networks import export_generator, load_exported_generator, load_exported_tokenizer
 from espalier.experiments.demo.recipe.thoughts import (
     CLOSE,
     OPEN,
     Piece,
-    answer_pieces,
-    columns,
     draw_thought,
-    solution_pieces,
+    value_after,
 )
 from espalier.experiments.demo.recipe.tokenizer import chat_prompt
 from espalier.experiments.demo.recipe.training import Progress, Schedule, fit, load_weights
@@ -38,12 +34,12 @@ from espalier.search.thoughts.budget import CLOSING_SENTENCE
 FOLDER = "thinking_generator"
 """Of the exported checkpoint, in a pair's folder."""
 PHASE = "generator-thinking"
-SCHEDULE = Schedule(steps=700, tokens=5120, trunk_lr=0.006, other_lr=6e-4, decay_share=0.8, warmup=50, trunk=3)
+SCHEDULE = Schedule(steps=500, tokens=5120, trunk_lr=0.006, other_lr=6e-4, decay_share=0.8, warmup=30, trunk=3)
 MAX_LENGTH = 2048
 """Tokens of the thinking generator's context."""
-TEACHES_RESULTS = 0.4
-"""Share of the rows that teach the results of their equations; the others teach to read, write, compare and copy."""
 
+
+BOX = "\\boxed{"
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -68,16 +64,18 @@ class Shares:
 
     Attributes:
         off: answer at once behind an empty thought.
-        cut: are closed by the host within the thought, and answer.
-        boxed: likewise, and the host has opened the answer's box.
+        cut: are closed by the host within the thought, and answer; of half of them it opens the box too.
+        drills: are right equations.
     """
 
-    off: float = 0.12
-    cut: float = 0.16
-    boxed: float = 0.12
+    off: float = 0.1
+    cut: float = 0.25
+    drills: float = 0.2
 
 
 SHARES = Shares()
+WHOLE = 0.5
+"""Share of the batches that have whole thoughts; the others have their beginnings, where there is most to learn."""
 
 
 def thinking_tokenizer(pair: Path) -> Tokenizer:
@@ -93,15 +91,25 @@ class ThinkingRows:
     def __init__(self, maker: RowMaker) -> None:
         self.maker = maker
         self.opening = maker.encode(f"{OPEN}\n")
-        self.closing = maker.encode(f"{CLOSE}{DELIMITER}")
         self.forced = maker.encode(f"{CLOSING_SENTENCE}{CLOSE}{DELIMITER}")
         self.empty = maker.encode(f"{OPEN}{DELIMITER}{CLOSE}{DELIMITER}")
 
+    def first_pass(self, rng: random.Random, problem: Problem) -> Row:
+        """Draws the beginning of a thought, to its first box."""
+        given = [*self.maker.encode(chat_prompt(problem.text)), *self.opening]
+        thought = draw_thought(rng, problem)
+        row = Row(given, [IGNORED] * len(given))
+        for piece in thought.pieces[: thought.boxes[0][0]]:
+            tokens = self.maker.encode(piece.text)
+            row.ids.extend(tokens)
+            row.labels.extend(tokens if piece.right else [IGNORED] * len(tokens))
+        return Row(row.ids, [*row.labels[1:], IGNORED])
+
     def row(self, rng: random.Random, problem: Problem) -> Row:
         """Draws a row about a problem."""
-        kind, results = rng.random(), rng.random() < TEACHES_RESULTS
-        prompt = self.maker.encode(chat_prompt(problem.text))
-        ids, labels = [*prompt], [IGNORED] * len(prompt)
+        kind = rng.random()
+        ids = self.maker.encode(chat_prompt(problem.text))
+        labels = [IGNORED] * len(ids)
 
         def given(tokens: list[int]) -> None:
             ids.extend(tokens)
@@ -111,12 +119,11 @@ class ThinkingRows:
             for piece in pieces:
                 tokens = self.maker.encode(piece.text)
                 ids.extend(tokens)
-                known = piece.right and (results or not piece.result)
-                labels.extend(tokens if known else [IGNORED] * len(tokens))
+                labels.extend(tokens if piece.right else [IGNORED] * len(tokens))
 
+        value, in_box = problem.values[-1], False
         if kind < SHARES.off:
             given(self.empty)
-            learned(solution_pieces(problem))
         else:
             given(self.opening)
             start, thought = len(ids), draw_thought(rng, problem)
@@ -124,52 +131,35 @@ class ThinkingRows:
             for piece in thought.pieces:
                 learned([piece])
                 ends.append(len(ids))
-            if kind < SHARES.off + SHARES.cut + SHARES.boxed:
-                direct = kind >= SHARES.off + SHARES.cut
-                first = ends[thought.values[0][0] - 1] if direct else start + 1
-                length = rng.randint(min(first, len(ids)), len(ids))
+            if kind < SHARES.off + SHARES.cut:
+                length = rng.randint(start + 1, len(ids))
                 del ids[length:], labels[length:]
-                whole = sum(end <= length for end in ends)
                 given(self.forced)
-                if direct:
-                    given(self.maker.encode("\\boxed{"))
-                    last = [value for pieces, value in thought.values if pieces <= whole][-1]
-                    learned([Piece(boxed(last).removeprefix("\\boxed{"))])
-                else:
-                    learned(answer_pieces(problem, thought, whole))
+                value, in_box = value_after(problem, thought, sum(end <= length for end in ends)), rng.random() < 0.5
             else:
-                ids.extend(self.closing)
-                labels.extend(self.closing)
-                learned(answer_pieces(problem, thought, len(thought.pieces)))
+                learned([Piece(f"{CLOSE}{DELIMITER}")])
+        answer = boxed(value)
+        if in_box:
+            given(self.maker.encode(BOX))
+            answer = answer.removeprefix(BOX)
+        learned([Piece(answer)])
         return Row([*ids, self.maker.end], [*labels[1:], self.maker.end, IGNORED])
-
-    def drill(self, rng: random.Random, length: int) -> Row:
-        """Draws equations by columns that fill so many tokens; all but their operands is learned."""
-        ids: list[int] = []
-        labels: list[int] = []
-        while len(ids) < length:
-            left, operand = draw_equation(rng, rng.choice(TRAINING_OPERANDS))
-            asked = self.maker.encode(equation(left, operand).split("=")[0] + ":")
-            ids += asked
-            labels += [IGNORED] * len(asked)
-            for piece in (*columns(rng, left, operand), Piece("\n")):
-                tokens = self.maker.encode(piece.text)
-                ids += tokens
-                labels += tokens if piece.right else [IGNORED] * len(tokens)
-        return Row(ids, [*labels[1:], IGNORED]).cut(length)
 
 
 def thinking_batch(rows: ThinkingRows, rng: random.Random, tokens: int) -> Batch:
-    """Returns about `tokens` tokens: problems of one length and a row of equations by columns."""
-    operations = rng.randint(MIN_OPERATIONS, MAX_OPERATIONS)
+    """Returns about `tokens` tokens: problems of one length."""
+    operations = max(rng.randint(MIN_OPERATIONS, MAX_OPERATIONS) for _ in range(2))
+    make = rows.row if rng.random() < WHOLE else rows.first_pass
 
     def draw() -> Row:
-        return rows.row(rng, make_problem(rng, difficulty_of(rng, operations))).cut(MAX_LENGTH)
+        return make(rng, make_problem(rng, difficulty_of(rng, operations))).cut(MAX_LENGTH)
 
     drawn = [draw()]
-    while (len(drawn) + 2) * max(len(row.ids) for row in drawn) < tokens:
+    while (len(drawn) / (1 - SHARES.drills) + 1) * max(len(row.ids) for row in drawn) < tokens:
         drawn.append(draw())
-    drawn.append(rows.drill(rng, max(len(row.ids) for row in drawn)))
+    length = max(len(row.ids) for row in drawn)
+    for _ in range(round(len(drawn) * SHARES.drills / (1 - SHARES.drills))):
+        drawn.append(rows.maker.drill(rng, length, TRAINING_OPERANDS))
     return collate(drawn, rows.maker.pad)
 
 
@@ -192,8 +182,8 @@ def train_thinking(work_dir: Path, pair: Path, seed: int, plan: Schedule = SCHED
 
 
 def export_thinking_generator(model: Qwen2ForCausalLM, tokenizer: Tokenizer, pair: Path) -> None:
-    """Writes the thinking generator beside the pair."""
-    export_generator(model, tokenizer, pair / FOLDER, CHAT_TEMPLATE)
+    """Writes the thinking generator beside the pair, with the sampling that published thinking models ask for."""
+    export_generator(model, tokenizer, pair / FOLDER, CHAT_TEMPLATE, temperature=0.6, top_p=0.95, top_k=20)
 
 
 def _begin(pair: Path, tokenizer: Tokenizer) -> Qwen2ForCausalLM:
