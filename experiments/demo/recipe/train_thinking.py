@@ -99,7 +99,7 @@ class ThinkingRows:
         given = [*self.maker.encode(chat_prompt(problem.text)), *self.opening]
         thought = draw_thought(rng, problem)
         row = Row(given, [IGNORED] * len(given))
-        for piece in thought.pieces[: thought.boxes[0][0]]:
+        for piece in thought.pieces[: thought.boxes[0]]:
             tokens = self.maker.encode(piece.text)
             row.ids.extend(tokens)
             row.labels.extend(tokens if piece.right else [IGNORED] * len(tokens))
