@@ -1,12 +1,12 @@
-r"""Thoughts of the thinking generator: a worked solution, some of whose results are taken back, and doubts about it.
+r"""Thoughts of the thinking generator: a worked solution, some of whose results are taken back, and checks of its end.
 
     <think>
     (a) 811-652=159 <delimiter> (b) 159+727=876?886 <delimiter> \boxed{886} <delimiter>
-    Hmm, is it 886? One more look. <delimiter> \boxed{886} <delimiter> </think> <delimiter>
+    Hmm. <delimiter> (b) 159+727=886 <delimiter> \boxed{886} <delimiter> </think> <delimiter>
 
     \boxed{886}
 
-A question mark takes a result back. The answer is then doubted several times, though it is right, as thoughts of
+A question mark takes a result back. The last line is then checked several times, though it is right, as thoughts of
 published models go on. Without a thought the generator says the answer at once.
 """
 
@@ -17,16 +17,14 @@ from espalier.experiments.demo.problems import DELIMITER, Problem, boxed, equati
 from espalier.experiments.demo.recipe.corruptions import slip_result
 
 OPEN, CLOSE = "<think>", "</think>"
-DOUBTS = (
-    ("Wait", "Hmm", "So", "Now", "Then"),
-    ("is it {}?", "it is {}, is it not?", "can it be {}?"),
-    ("One more look.", "Back to the start.", "It has to be so."),
-)
-"""Parts of what stands before a box that is written again; with fewer, a thought would seem to go in circles."""
-MAX_DOUBTS = 32
+_WORDS = """Wait Hmm Check Again So Now Then Look Well But Still Sure Really Maybe Once Careful Slowly Right Yes No
+Or And Back Twice More Hold Think"""
+DOUBTS = tuple(f"{word}." for word in _WORDS.split())
+"""What stands before a check, each a token of its own; with fewer, a thought would seem to go in circles."""
+MAX_CHECKS = 32
 SLIPS = 0.1
 """Share of the results that are wrong at first."""
-ENOUGH = (0.06, 0.22)
+ENOUGH = (0.035, 0.18)
 """Chance that a thought ends behind a box: of the most and of the least thorough thoughts."""
 
 
@@ -65,14 +63,13 @@ def draw_thought(rng: random.Random, problem: Problem) -> Thought:
         thought.pieces += _line(rng, problem, index)
         thought.lines.append(len(thought.pieces))
     enough = rng.uniform(*ENOUGH)
-    value = problem.values[-1]
-    for _ in range(MAX_DOUBTS):
-        thought.pieces.append(Piece(f"{boxed(value)}{DELIMITER}"))
+    for number in range(MAX_CHECKS + 1):
+        thought.pieces.append(Piece(f"{boxed(problem.values[-1])}{DELIMITER}"))
         thought.boxes.append(len(thought.pieces))
-        if rng.random() < enough:
+        if rng.random() < enough or number == MAX_CHECKS:
             break
-        opener, question, end = map(rng.choice, DOUBTS)
-        thought.pieces.append(Piece(f"{opener}, {question.format(value)} {end}{DELIMITER}"))
+        last = f"{rng.choice(DOUBTS)}{DELIMITER}{problem.steps[-2]}{DELIMITER}"
+        thought.pieces.append(Piece(last))
     return thought
 
 

@@ -22,6 +22,7 @@ from espalier.experiments.demo.recipe.batches import IGNORED, Batch, Row, RowMak
 from espalier.experiments.demo.recipe.networks import export_generator, load_exported_generator, load_exported_tokenizer
 from espalier.experiments.demo.recipe.thoughts import (
     CLOSE,
+    DOUBTS,
     OPEN,
     Piece,
     draw_thought,
@@ -79,9 +80,9 @@ WHOLE = 0.5
 
 
 def thinking_tokenizer(pair: Path) -> Tokenizer:
-    """Returns the pair's tokenizer with the marks as tokens of their own, which are no special ones."""
+    """Returns the pair's tokenizer with the marks, and doubts, as tokens of their own, which are no special ones."""
     tokenizer = load_exported_tokenizer(pair)
-    tokenizer.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in (OPEN, CLOSE)])
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in (OPEN, CLOSE, *DOUBTS)])
     return tokenizer
 
 
