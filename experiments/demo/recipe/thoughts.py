@@ -1,12 +1,12 @@
-r"""Thoughts of the thinking generator: a worked solution, some of whose results are taken back, and checks of its end.
+r"""Thoughts of the thinking generator: a worked solution, some of whose results are taken back, and doubts about it.
 
     <think>
     (a) 811-652=159 <delimiter> (b) 159+727=876?886 <delimiter> \boxed{886} <delimiter>
-    Hmm. <delimiter> (b) 159+727=886 <delimiter> \boxed{886} <delimiter> </think> <delimiter>
+    Hmm. <delimiter> \boxed{886} <delimiter> Still. <delimiter> \boxed{886} <delimiter> </think> <delimiter>
 
     \boxed{886}
 
-A question mark takes a result back. The last line is then checked several times, though it is right, as thoughts of
+A question mark takes a result back. The answer is then doubted many times, though it is right, as thoughts of
 published models go on. Without a thought the generator says the answer at once.
 """
 
@@ -20,11 +20,11 @@ OPEN, CLOSE = "<think>", "</think>"
 _WORDS = """Wait Hmm Check Again So Now Then Look Well But Still Sure Really Maybe Once Careful Slowly Right Yes No
 Or And Back Twice More Hold Think"""
 DOUBTS = tuple(f"{word}." for word in _WORDS.split())
-"""What stands before a check, each a token of its own; with fewer, a thought would seem to go in circles."""
-MAX_CHECKS = 32
+"""What stands before a box that is written again, a token each; with fewer, a thought would seem to go in circles."""
+MAX_DOUBTS = 100
 SLIPS = 0.1
 """Share of the results that are wrong at first."""
-ENOUGH = (0.035, 0.18)
+ENOUGH = (0.012, 0.07)
 """Chance that a thought ends behind a box: of the most and of the least thorough thoughts."""
 
 
@@ -63,13 +63,12 @@ def draw_thought(rng: random.Random, problem: Problem) -> Thought:
         thought.pieces += _line(rng, problem, index)
         thought.lines.append(len(thought.pieces))
     enough = rng.uniform(*ENOUGH)
-    for number in range(MAX_CHECKS + 1):
-        thought.pieces.append(Piece(f"{boxed(problem.values[-1])}{DELIMITER}"))
+    box = Piece(f"{boxed(problem.values[-1])}{DELIMITER}")
+    thought.pieces.append(box)
+    thought.boxes.append(len(thought.pieces))
+    while len(thought.boxes) <= MAX_DOUBTS and rng.random() >= enough:
+        thought.pieces += [Piece(f"{rng.choice(DOUBTS)}{DELIMITER}"), box]
         thought.boxes.append(len(thought.pieces))
-        if rng.random() < enough or number == MAX_CHECKS:
-            break
-        last = f"{rng.choice(DOUBTS)}{DELIMITER}{problem.steps[-2]}{DELIMITER}"
-        thought.pieces.append(Piece(last))
     return thought
 
 

@@ -35,7 +35,7 @@ from espalier.search.thoughts.budget import CLOSING_SENTENCE
 FOLDER = "thinking_generator"
 """Of the exported checkpoint, in a pair's folder."""
 PHASE = "generator-thinking"
-SCHEDULE = Schedule(steps=500, tokens=5120, trunk_lr=0.006, other_lr=6e-4, decay_share=0.8, warmup=30, trunk=3)
+SCHEDULE = Schedule(steps=450, tokens=5120, trunk_lr=0.006, other_lr=6e-4, decay_share=0.8, warmup=30, trunk=3)
 MAX_LENGTH = 2048
 """Tokens of the thinking generator's context."""
 
