@@ -93,14 +93,13 @@ def thinking(work_dir: WorkDir = _WORK_DIR, pair: Pair = _HERE, seed: Seed = 0, 
     """Teach the generator to think before it answers; export the result as another one, and add it to the record."""
     from espalier.experiments.demo.recipe.acceptance import write_summary
     from espalier.experiments.demo.recipe.train_thinking import (
-        SCHEDULE,
         export_thinking_generator,
         load_thinking_generator,
         thinking_tokenizer,
         train_thinking,
     )
 
-    train_thinking(work_dir, pair, seed, _with_steps(SCHEDULE, steps))
+    train_thinking(work_dir, pair, seed, steps)
     tokenizer = thinking_tokenizer(pair)
     export_thinking_generator(load_thinking_generator(work_dir, pair, tokenizer), tokenizer, pair)
     write_summary(work_dir, seed, pair)

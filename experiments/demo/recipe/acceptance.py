@@ -16,7 +16,7 @@ from espalier.experiments.demo.recipe.oracle import beam_search, make_engine, nu
 from espalier.experiments.demo.recipe.samples import read_samples, samples_path
 from espalier.experiments.demo.recipe.train_generator import PHASES
 from espalier.experiments.demo.recipe.train_thinking import FOLDER as THINKING_GENERATOR
-from espalier.experiments.demo.recipe.train_thinking import PHASE as THINKING
+from espalier.experiments.demo.recipe.train_thinking import PHASES as THINKING_PHASES
 from espalier.experiments.demo.recipe.train_verifier import STAGES
 from espalier.experiments.runs.statistics import wilson_interval
 from espalier.search.request import SearchRequest
@@ -100,7 +100,7 @@ def write_summary(work_dir: Path, seed: int, pair: Path) -> None:
     """
     path = pair / "training.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    names = (*PHASES, *STAGES, THINKING)
+    names = (*PHASES, *STAGES, *THINKING_PHASES)
     stages = {name: stage for name, stage in before.get("stages", {}).items() if name in names}
     for name in names:
         progress_path = work_dir / f"{name}.json"

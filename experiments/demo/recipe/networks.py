@@ -69,16 +69,14 @@ def export_generator(
     folder: Path,
     chat_template: str = CHAT_TEMPLATE,
     temperature: float = TEMPERATURE,
-    top_p: float = 1.0,
-    top_k: int = 0,
 ) -> None:
     """Writes a generator with its tokenizer and sampling defaults."""
     exported = copy.deepcopy(model)
     exported.generation_config = GenerationConfig(
         do_sample=True,
         temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
+        top_p=1.0,
+        top_k=0,
         eos_token_id=model.config.eos_token_id,
         pad_token_id=model.config.pad_token_id,
     )

@@ -1,7 +1,7 @@
 """Stage `thinking`: teach the generator to think between marks before it answers."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,13 +29,11 @@ from espalier.experiments.demo.recipe.thoughts import (
     value_after,
 )
 from espalier.experiments.demo.recipe.tokenizer import chat_prompt
-from espalier.experiments.demo.recipe.training import Progress, Schedule, fit, load_weights
+from espalier.experiments.demo.recipe.training import Schedule, fit, load_weights
 from espalier.search.thoughts.budget import CLOSING_SENTENCE
 
 FOLDER = "thinking_generator"
 """Of the exported checkpoint, in a pair's folder."""
-PHASE = "generator-thinking"
-SCHEDULE = Schedule(steps=450, tokens=5120, trunk_lr=0.006, other_lr=6e-4, decay_share=0.8, warmup=30, trunk=3)
 MAX_LENGTH = 2048
 """Tokens of the thinking generator's context."""
 
@@ -60,23 +58,39 @@ CHAT_TEMPLATE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """Shares of the rows of each kind; the others think until they have had enough.
+class Phase:
+    """One training of the thinking generator.
 
     Attributes:
-        off: answer at once behind an empty thought.
-        cut: are closed by the host within the thought, and answer; of half of them it opens the box too.
-        drills: are right equations.
+        schedule: for how long, and how fast it learns.
+        off: share of the rows that answer at once behind an empty thought.
+        cut: share of those whose thought the host closes before its end; of half of them it opens the box, too.
+        drills: share of rows of right equations.
+        beginnings: share of the batches with beginnings of thoughts alone, where there is most to learn.
+        boxes: boxes of a beginning.
+        seed: begins the name of every batch's seed.
     """
 
-    off: float = 0.1
-    cut: float = 0.25
-    drills: float = 0.2
+    schedule: Schedule
+    off: float
+    cut: float
+    drills: float
+    beginnings: float
+    boxes: int
+    seed: str
 
 
-SHARES = Shares()
-WHOLE = 0.5
-"""Share of the batches that have whole thoughts; the others have their beginnings, where there is most to learn."""
+PHASES = {
+    "generator-thinking": Phase(
+        Schedule(steps=450, tokens=5120, trunk_lr=0.006, other_lr=6e-4, decay_share=0.8, warmup=30, trunk=3),
+        off=0.1, cut=0.25, drills=0.2, beginnings=0.5, boxes=1, seed="thinking",
+    ),
+    "generator-doubting": Phase(
+        Schedule(steps=250, tokens=5120, trunk_lr=0.008, other_lr=8e-4, decay_share=0.9, warmup=10, trunk=3),
+        off=0.1, cut=0.35, drills=0.1, beginnings=0.6, boxes=4, seed="doubting",
+    ),
+}  # fmt: skip
+"""By the names of their checkpoints, in order: it learns to think first, and then to hold on to what it found."""
 
 
 def thinking_tokenizer(pair: Path) -> Tokenizer:
@@ -89,18 +103,18 @@ def thinking_tokenizer(pair: Path) -> Tokenizer:
 class ThinkingRows:
     """Turns problems into rows with thoughts."""
 
-    def __init__(self, maker: RowMaker) -> None:
-        self.maker = maker
+    def __init__(self, maker: RowMaker, phase: Phase) -> None:
+        self.maker, self.phase = maker, phase
         self.opening = maker.encode(f"{OPEN}\n")
         self.forced = maker.encode(f"{CLOSING_SENTENCE}{CLOSE}{DELIMITER}")
         self.empty = maker.encode(f"{OPEN}{DELIMITER}{CLOSE}{DELIMITER}")
 
-    def first_pass(self, rng: random.Random, problem: Problem) -> Row:
-        """Draws the beginning of a thought, to its first box."""
+    def beginning(self, rng: random.Random, problem: Problem) -> Row:
+        """Draws the beginning of a thought, to one of its first boxes."""
         given = [*self.maker.encode(chat_prompt(problem.text)), *self.opening]
         thought = draw_thought(rng, problem)
         row = Row(given, [IGNORED] * len(given))
-        for piece in thought.pieces[: thought.boxes[0]]:
+        for piece in thought.pieces[: thought.boxes[: self.phase.boxes][-1]]:
             tokens = self.maker.encode(piece.text)
             row.ids.extend(tokens)
             row.labels.extend(tokens if piece.right else [IGNORED] * len(tokens))
@@ -123,7 +137,7 @@ class ThinkingRows:
                 labels.extend(tokens if piece.right else [IGNORED] * len(tokens))
 
         value, in_box = problem.values[-1], False
-        if kind < SHARES.off:
+        if kind < self.phase.off:
             given(self.empty)
         else:
             given(self.opening)
@@ -132,7 +146,7 @@ class ThinkingRows:
             for piece in thought.pieces:
                 learned([piece])
                 ends.append(len(ids))
-            if kind < SHARES.off + SHARES.cut:
+            if kind < self.phase.off + self.phase.cut:
                 length = rng.randint(start + 1, len(ids))
                 del ids[length:], labels[length:]
                 given(self.forced)
@@ -150,16 +164,17 @@ class ThinkingRows:
 def thinking_batch(rows: ThinkingRows, rng: random.Random, tokens: int) -> Batch:
     """Returns about `tokens` tokens: problems of one length."""
     operations = max(rng.randint(MIN_OPERATIONS, MAX_OPERATIONS) for _ in range(2))
-    make = rows.row if rng.random() < WHOLE else rows.first_pass
+    make = rows.beginning if rng.random() >= 1 - rows.phase.beginnings else rows.row
+    drills = rows.phase.drills
 
     def draw() -> Row:
         return make(rng, make_problem(rng, difficulty_of(rng, operations))).cut(MAX_LENGTH)
 
     drawn = [draw()]
-    while (len(drawn) / (1 - SHARES.drills) + 1) * max(len(row.ids) for row in drawn) < tokens:
+    while (len(drawn) / (1 - drills) + 1) * max(len(row.ids) for row in drawn) < tokens:
         drawn.append(draw())
     length = max(len(row.ids) for row in drawn)
-    for _ in range(round(len(drawn) * SHARES.drills / (1 - SHARES.drills))):
+    for _ in range(round(len(drawn) * drills / (1 - drills))):
         drawn.append(rows.maker.drill(rng, length, TRAINING_OPERANDS))
     return collate(drawn, rows.maker.pad)
 
@@ -167,24 +182,27 @@ def thinking_batch(rows: ThinkingRows, rng: random.Random, tokens: int) -> Batch
 def load_thinking_generator(work_dir: Path, pair: Path, tokenizer: Tokenizer) -> Qwen2ForCausalLM:
     """Returns the thinking generator as its training left it."""
     model = _begin(pair, tokenizer)
-    load_weights(work_dir / f"{PHASE}.pt", model)
+    load_weights(work_dir / f"{list(PHASES)[-1]}.pt", model)
     return model.eval()
 
 
-def train_thinking(work_dir: Path, pair: Path, seed: int, plan: Schedule = SCHEDULE) -> Progress:
-    """Trains the thinking generator, from the pair's generator, or goes on with it."""
+def train_thinking(work_dir: Path, pair: Path, seed: int, steps: int | None = None) -> None:
+    """Trains the thinking generator, from the pair's generator, or goes on with it; `steps` of each phase if given."""
     tokenizer = thinking_tokenizer(pair)
-    rows = ThinkingRows(RowMaker(tokenizer))
+    model = _begin(pair, tokenizer)
+    for name, phase in PHASES.items():
+        rows, plan = ThinkingRows(RowMaker(tokenizer), phase), phase.schedule
+        plan = plan if steps is None else replace(plan, steps=steps)
 
-    def batch(step: int) -> Batch:
-        return thinking_batch(rows, random.Random(f"thinking-{seed}-{step}"), plan.tokens)
+        def batch(step: int, rows: ThinkingRows = rows, tokens: int = plan.tokens) -> Batch:
+            return thinking_batch(rows, random.Random(f"{rows.phase.seed}-{seed}-{step}"), tokens)
 
-    return fit(PHASE, _begin(pair, tokenizer), batch, plan, work_dir / f"{PHASE}.pt")
+        fit(name, model, batch, plan, work_dir / f"{name}.pt")
 
 
 def export_thinking_generator(model: Qwen2ForCausalLM, tokenizer: Tokenizer, pair: Path) -> None:
-    """Writes the thinking generator beside the pair, with the sampling that published thinking models ask for."""
-    export_generator(model, tokenizer, pair / FOLDER, CHAT_TEMPLATE, temperature=0.6, top_p=0.95, top_k=20)
+    """Writes the thinking generator beside the pair, with the temperature that published thinking models ask for."""
+    export_generator(model, tokenizer, pair / FOLDER, CHAT_TEMPLATE, temperature=0.6)
 
 
 def _begin(pair: Path, tokenizer: Tokenizer) -> Qwen2ForCausalLM:
