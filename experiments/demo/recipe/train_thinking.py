@@ -1,6 +1,7 @@
 """Stage `thinking`: teach the generator to think between marks before it answers."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from espalier.experiments.demo.recipe.thoughts import (
     DOUBTS,
     OPEN,
     Piece,
+    Thought,
     draw_thought,
     value_after,
 )
@@ -68,6 +70,7 @@ class Phase:
         drills: share of rows of right equations.
         beginnings: share of the batches with beginnings of thoughts alone, where there is most to learn.
         boxes: boxes of a beginning.
+        cut_beginnings: share of the beginnings that the host closes.
         seed: begins the name of every batch's seed.
     """
 
@@ -78,6 +81,7 @@ class Phase:
     beginnings: float
     boxes: int
     seed: str
+    cut_beginnings: float = 0.0
 
 
 PHASES = {
@@ -89,8 +93,12 @@ PHASES = {
         Schedule(steps=250, tokens=5120, trunk_lr=0.008, other_lr=8e-4, decay_share=0.9, warmup=10, trunk=3),
         off=0.1, cut=0.35, drills=0.1, beginnings=0.6, boxes=4, seed="doubting",
     ),
+    "generator-answering": Phase(
+        Schedule(steps=250, tokens=5120, trunk_lr=0.006, other_lr=6e-4, decay_share=0.9, warmup=10, trunk=3),
+        off=0.1, cut=0.5, drills=0.05, beginnings=0.75, boxes=6, seed="answering", cut_beginnings=0.8,
+    ),
 }  # fmt: skip
-"""By the names of their checkpoints, in order: it learns to think first, and then to hold on to what it found."""
+"""By the names of their checkpoints, in order: it learns to think, to hold on to what it found, and to say it at once."""
 
 
 def thinking_tokenizer(pair: Path) -> Tokenizer:
@@ -111,54 +119,71 @@ class ThinkingRows:
 
     def beginning(self, rng: random.Random, problem: Problem) -> Row:
         """Draws the beginning of a thought, to one of its first boxes."""
-        given = [*self.maker.encode(chat_prompt(problem.text)), *self.opening]
+        row = _Row(self.maker, problem)
+        row.given(self.opening)
         thought = draw_thought(rng, problem)
-        row = Row(given, [IGNORED] * len(given))
-        for piece in thought.pieces[: thought.boxes[: self.phase.boxes][-1]]:
-            tokens = self.maker.encode(piece.text)
-            row.ids.extend(tokens)
-            row.labels.extend(tokens if piece.right else [IGNORED] * len(tokens))
-        return Row(row.ids, [*row.labels[1:], IGNORED])
+        ends = row.learned(thought.pieces[: thought.boxes[: self.phase.boxes][-1]])
+        if not self.phase.cut_beginnings or rng.random() >= self.phase.cut_beginnings:
+            return Row(row.ids, [*row.labels[1:], IGNORED])
+        self._close(rng, row, problem, thought, ends)
+        return row.ended()
 
     def row(self, rng: random.Random, problem: Problem) -> Row:
         """Draws a row about a problem."""
-        kind = rng.random()
-        ids = self.maker.encode(chat_prompt(problem.text))
-        labels = [IGNORED] * len(ids)
-
-        def given(tokens: list[int]) -> None:
-            ids.extend(tokens)
-            labels.extend([IGNORED] * len(tokens))
-
-        def learned(pieces: list[Piece]) -> None:
-            for piece in pieces:
-                tokens = self.maker.encode(piece.text)
-                ids.extend(tokens)
-                labels.extend(tokens if piece.right else [IGNORED] * len(tokens))
-
-        value, in_box = problem.values[-1], False
+        row, kind = _Row(self.maker, problem), rng.random()
         if kind < self.phase.off:
-            given(self.empty)
+            row.given(self.empty)
+            row.learned([Piece(boxed(problem.values[-1]))])
+            return row.ended()
+        row.given(self.opening)
+        thought = draw_thought(rng, problem)
+        ends = row.learned(thought.pieces)
+        if kind < self.phase.off + self.phase.cut:
+            self._close(rng, row, problem, thought, ends)
         else:
-            given(self.opening)
-            start, thought = len(ids), draw_thought(rng, problem)
-            ends: list[int] = []
-            for piece in thought.pieces:
-                learned([piece])
-                ends.append(len(ids))
-            if kind < self.phase.off + self.phase.cut:
-                length = rng.randint(start + 1, len(ids))
-                del ids[length:], labels[length:]
-                given(self.forced)
-                value, in_box = value_after(problem, thought, sum(end <= length for end in ends)), rng.random() < 0.5
-            else:
-                learned([Piece(f"{CLOSE}{DELIMITER}")])
-        answer = boxed(value)
-        if in_box:
-            given(self.maker.encode(BOX))
+            row.learned([Piece(f"{CLOSE}{DELIMITER}"), Piece(boxed(problem.values[-1]))])
+        return row.ended()
+
+    def _close(self, rng: random.Random, row: "_Row", problem: Problem, thought: Thought, ends: list[int]) -> None:
+        """Ends a thought, whose pieces end at `ends`, anywhere, as the host does; then comes what it has come to."""
+        start = row.start + len(self.opening)
+        length = rng.randint(start + 1, len(row.ids))
+        del row.ids[length:], row.labels[length:]
+        row.given(self.forced)
+        answer = boxed(value_after(problem, thought, sum(end <= length for end in ends)))
+        if rng.random() < 0.5:
+            row.given(self.maker.encode(BOX))
             answer = answer.removeprefix(BOX)
-        learned([Piece(answer)])
-        return Row([*ids, self.maker.end], [*labels[1:], self.maker.end, IGNORED])
+        row.learned([Piece(answer)])
+
+
+class _Row:
+    """A row in the making: a prompt, and what is given and learned behind it."""
+
+    def __init__(self, maker: RowMaker, problem: Problem) -> None:
+        self.maker = maker
+        self.ids = maker.encode(chat_prompt(problem.text))
+        self.labels = [IGNORED] * len(self.ids)
+        self.start = len(self.ids)
+
+    def given(self, tokens: list[int]) -> None:
+        """Adds tokens that are not learned."""
+        self.ids += tokens
+        self.labels += [IGNORED] * len(tokens)
+
+    def learned(self, pieces: Sequence[Piece]) -> list[int]:
+        """Adds text that is learned where it is right; returns where each piece ends."""
+        ends: list[int] = []
+        for piece in pieces:
+            tokens = self.maker.encode(piece.text)
+            self.ids += tokens
+            self.labels += tokens if piece.right else [IGNORED] * len(tokens)
+            ends.append(len(self.ids))
+        return ends
+
+    def ended(self) -> Row:
+        """The row, which ends its turn."""
+        return Row([*self.ids, self.maker.end], [*self.labels[1:], self.maker.end, IGNORED])
 
 
 def thinking_batch(rows: ThinkingRows, rng: random.Random, tokens: int) -> Batch:

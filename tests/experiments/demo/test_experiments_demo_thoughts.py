@@ -66,8 +66,8 @@ def test_a_row_learns_neither_its_prompt_nor_slips_nor_what_the_host_writes(kind
     learned = decode([label for label in row.labels if label != IGNORED], skip_special_tokens=False)
     assert problem.text not in learned
     assert "Considering" not in learned
-    assert learned.endswith("}<|im_end|>" if kind == "row" else "\n\n")
-    whole = kind == "beginning" or "</think>" in learned  # what is cut off may end within a number
+    assert learned.endswith("}<|im_end|>") or (kind == "beginning" and learned.endswith("\n\n"))
+    whole = "Considering" not in decode(row.ids)  # what is cut off may end within a number
     for _, left, sign, right, slip, result in _LINE.findall(learned if whole else ""):
         assert not slip
         assert int(left) + int(sign + right) == int(result)
