@@ -98,7 +98,7 @@ PHASES = {
         off=0.1, cut=0.5, drills=0.05, beginnings=0.75, boxes=6, seed="answering", cut_beginnings=0.8,
     ),
 }  # fmt: skip
-"""By the names of their checkpoints, in order: it learns to think, then to keep what it found, then to say it at once."""
+"""By the names of their checkpoints, in order: it learns to think, to keep what it found, and to say it at once."""
 
 
 def thinking_tokenizer(pair: Path) -> Tokenizer:
