@@ -155,7 +155,7 @@ def test_console_command_and_checkpoint_names_are_registered():
     (command,) = entry_points(group="console_scripts", name="espalier")
     assert callable(command.load())
     folders = {entry.name: entry.load()() for entry in entry_points(group="espalier.checkpoints")}
-    assert set(folders) == {"demo-generator", "demo-verifier"}
+    assert set(folders) == {"demo-generator", "demo-thinking-generator", "demo-verifier"}
     assert all((folder / "config.json").is_file() for folder in folders.values())
 
 
