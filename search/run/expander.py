@@ -280,7 +280,7 @@ class TreeExpander:
         left, marks = min(room, request.max_step_tokens or room), NO_MARKS
         if self._thoughts and state.position.phase is not Phase.ANSWER:
             marks, of_thought = self._thoughts.step_marks, self._thoughts.budget - node.path_tokens()
-            if of_thought > 0 or state.position.inside:
+            if state.position.inside or (of_thought > 0 and not state.position.closed):
                 left = min(left, max(1, of_thought))
         overrun = min(self._rule.overrun(self._thoughts is not None), room - left)
         expansion = PendingExpansion(node, first, expand.to_end, expand.greedy, round_root)

@@ -389,6 +389,14 @@ def test_a_thought_is_closed_at_its_budget_and_the_path_answers(shape: str, budg
     assert result.nodes[-1].termination == "eos"
 
 
+@pytest.mark.parametrize("budget", range(9, 14))
+def test_an_answer_is_not_cut_where_its_thoughts_budget_ends(budget: int, think: Callable[..., Any]):
+    script = *"Try 6*7.", "</think>", "\n\n", "\\boxed{42}", "<|im_end|>"
+    result = think("opened by the prompt", *script, thinking=str(budget))
+    assert result.answer == "42"
+    assert [node.text.strip() for node in result.nodes if node.text.strip()] == ["Try 6*7.", "\\boxed{42}"]
+
+
 def test_what_comes_after_the_close_is_the_answer_and_a_second_close_is_no_text(think: Callable[..., Any]):
     """Of marks that are text, which are not masked."""
     script = "<think>", *"Try 6*7.", "</think>", "\n\n", "It is 42", "\n\n", "\\boxed{2}"
