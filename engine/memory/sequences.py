@@ -245,7 +245,8 @@ class SequenceTable:
         taken: list[list[int]] = []
         if self.states is not None and hashes:
             self._unhashed[row] = hashes
-            self._stops[row] = sorted({*fork_points, len(hashes)})
+            at_open = (stop for stop in self._stops.get(row, ()) if stop < len(hashes))  # the prompt's end, for one
+            self._stops[row] = sorted({*fork_points, *at_open, len(hashes)})
             known = self._longest_known(hashes[:count])
             if not self._promised.isdisjoint(hashes[max(known - 1, 0) : count]):
                 return False

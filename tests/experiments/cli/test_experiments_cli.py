@@ -144,8 +144,8 @@ def test_wrong_value_names_its_option(espalier, arguments, option):
         ([*SOLVE, "--kv-memory", "1K"], "--kv-memory"),
         ([*SOLVE, "--kv-memory", "100000T"], "--kv-memory"),
         ([*SOLVE, "--kv-memory", "1M", "-N", 64], "the pool holds 980.0 KiB; raise --kv-memory"),
-        ([*SOLVE, "--generator", "nope"], "not one of demo-generator, demo-verifier"),
-        ([*SOLVE, "--verifier", "nope"], "not one of demo-generator, demo-verifier"),
+        ([*SOLVE, "--generator", "nope"], "not one of demo-generator, demo-thinking-generator, demo-verifier"),
+        ([*SOLVE, "--verifier", "nope"], "not one of demo-generator, demo-thinking-generator, demo-verifier"),
         ([*SOLVE, "-a", "greedy", "--generator", "demo-verifier"], "not a generator"),
         ([*SOLVE, "--verifier", "demo-generator"], "nothing in it says which"),
         ([*SOLVE, "--verifier", ""], "--verifier: beam needs one, and there is none for --generator demo-generator"),
@@ -164,7 +164,7 @@ def test_wrong_value_names_its_option(espalier, arguments, option):
         (["sweep", "--grid", "nowhere.yaml"], "--grid: cannot read 'nowhere.yaml': No such file or directory"),
         (["eval", "--benchmark", "nowhere.jsonl"], "neither a file, a folder, a hub id"),
         (["serve", "--host", "0.0.0.0"], "--insecure-bind"),
-        (["serve", "--port", 0, "--generator", "nope"], "not one of demo-generator, demo-verifier"),
+        (["serve", "--port", 0, "--generator", "nope"], "not one of demo-generator, demo-thinking-generator, demo-verifier"),
     ],
 )
 def test_mistake_is_one_line_and_exit_code_two(espalier, arguments, said):

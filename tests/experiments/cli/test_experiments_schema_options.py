@@ -186,7 +186,7 @@ def test_a_new_field_is_checked_an_option_in_files_and_on_the_wire(larger_messag
     assert CliRunner().invoke(app, ["x", "-F", "3"]).exit_code == 0
     assert seen == [3]
 
-    message = convert.request_to_wire(LargerRequest("x", flavour=4))
+    message = convert.request_to_wire(LargerRequest("x", flavour=4), larger_message)
     assert message.flavour == 4  # pyright: ignore[reportAttributeAccessIssue]
     again = larger_message.FromString(message.SerializeToString())
     assert convert.request_from_wire(again) == (LargerRequest("x", flavour=4), [])
