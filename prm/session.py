@@ -114,10 +114,12 @@ class VerifierSession(ScoreSession, Generic[Family]):
 
     def _submit_step(self, node: StepNode, state: NodeState) -> StepScore:
         """Submit the step of a node, whose parent is scored, if it is wanted."""
-        if not state.wanted:
-            return StepScore(node)
         search, limits = self._search, self._search.limits
         parent = self._states[search.root if self._family.info.whole_answers else node.parent]  # pyright: ignore[reportArgumentType]
+        if not state.wanted:
+            if parent.sequence is not None and not node.text.strip():  # its path goes on from what was read before it
+                state.sequence = self._engine.fork(parent.sequence, 1)[0]
+            return StepScore(node)
         if parent.sequence is None:
             return StepScore(node, status=ScoreStatus.UNREADABLE, reason="a step before it has no score")
         room, length = UNLIMITED, self._engine.length(parent.sequence)

@@ -1,4 +1,4 @@
-"""How an executor is stepped: in the loop of a thread that owns it, or by whoever waits for a result of it."""
+"""Drivers of an executor: the loop of a thread that owns it, and an executor that whoever waits for a result steps."""
 
 import threading
 from collections.abc import Callable, Iterator

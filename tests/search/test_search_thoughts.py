@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from search_runs import ALL, BEAM, GREEDY, MAJORITY, outcome, run
+from search_runs import ALL, BEAM, BEST_OF_N, GREEDY, MAJORITY, outcome, run
 from thinkers import SHAPES, ids_of, thinker, write_thinker
 
 from espalier.engine.errors import InvalidRequestError
@@ -387,6 +387,22 @@ def test_a_thought_is_closed_at_its_budget_and_the_path_answers(shape: str, budg
     assert "\ufffd" not in "".join(node.text for node in result.nodes)
     assert result.answer == ""  # half a box in a thought is never read
     assert result.nodes[-1].termination == "eos"
+
+
+@pytest.mark.parametrize("request_", [BEST_OF_N, BEAM])
+def test_an_answer_is_scored_behind_a_step_that_is_a_mark_alone(request_: SearchRequest, think: Callable[..., Any]):
+    script = "Try 6*7.", "\n\n", "</think>", "\n\n\\boxed{42}", "<|im_end|>"
+    result = think(
+        "opened by the prompt",
+        *script,
+        request=replace(request_, beam_width=1, max_steps=6, max_step_tokens=40, max_tokens=300),
+    )
+    assert [(node.text.strip(), node.score is None) for node in result.nodes[1:]] == [
+        ("Try 6*7.", False),
+        ("", True),
+        ("\\boxed{42}", False),
+    ]
+    assert result.answer == "42"
 
 
 @pytest.mark.parametrize("budget", range(9, 14))

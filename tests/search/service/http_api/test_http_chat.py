@@ -387,16 +387,16 @@ def test_a_client_whose_timeout_ends_cancels_its_search(serve, chat, fake):
 def test_a_cancelled_task_cancels_its_search(serve, fake):
     server = serve()
 
-    async def ask() -> None:
+    async def ask() -> str:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
             call = client.chat.completions.create(model="espalier", messages=user("hold"))
             task = asyncio.create_task(call)
-            await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE)
+            search_id = await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE)
             task.cancel()
             await asyncio.wait([task])
+            return search_id
 
-    asyncio.run(ask())
-    fake.cancelled.get(timeout=PATIENCE)
+    assert asyncio.run(ask()) == fake.cancelled.get(timeout=PATIENCE)
 
 
 def test_a_client_that_leaves_the_queue_takes_no_slot_with_it(serve, chat, fake):
