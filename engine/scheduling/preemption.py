@@ -18,11 +18,11 @@ class Preemption:
     kept, so KV can be computed again (shared blocks once), and nothing that was sampled or scored is lost.
 
     The first owner with work is never preempted, and always goes on. It fits the KV pool alone once its blocks lie
-    together; where its paths together do not, they take turns. If it finds no blocks for one model although nobody else holds any, that model's slabs have no free slot
-    (free slots of a model's own slabs are used before another slab, however its blocks are scattered), so they are as
-    few as its blocks need, and the slabs that it lacks are those of another model, or of another KV group of the same
-    one, that its blocks there are scattered over. `compact` drops its KV of that model too; it is computed again later,
-    and then that model fits.
+    together; where its paths together do not, they take turns. If it finds no blocks for one model although nobody
+    else holds any, that model's slabs have no free slot (free slots of a model's own slabs are used before another
+    slab, however its blocks are scattered), so they are as few as its blocks need, and the slabs that it lacks are
+    those of another model, or of another KV group of the same one, that its blocks there are scattered over.
+    `compact` drops its KV of that model too; it is computed again later, and then that model fits.
     """
 
     def __init__(self, kv_pool: KVPool, schedulers: Mapping[str, Scheduler], admission: Admission) -> None:
