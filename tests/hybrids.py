@@ -20,6 +20,8 @@ def write_hybrid_talker(folder: Path, kind: str = KIND) -> Path:
     """
     write_checkpoint(folder, kind)
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.add_tokens(["Yes", "No"])  # with which it can be asked about its own steps
+    tokenizer.save_pretrained(folder)
     checkpoint = Checkpoint(folder)
     (embedding,) = (name for name in checkpoint.tensors if name.endswith("embed_tokens.weight"))
     embedded = checkpoint.take(embedding, torch.float32, "cpu").clone()
