@@ -13,7 +13,7 @@ from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, stream_key
 from espalier.prm.base import PrmFamily, ScoreInput, StepPath
 from espalier.prm.limits import PathLimits, RationaleLimits
-from espalier.prm.scorer import StepNode, StepScore
+from espalier.prm.scorer import StepNode, StepScore, steps_with_text
 from espalier.prm.session import NodeState, VerifierSession
 
 
@@ -137,7 +137,7 @@ class RationaleSession(VerifierSession[GenerativeFamily]):
     """
 
     def _submit(self, node: StepNode, parent: KVSequence, state: NodeState, max_tokens: int) -> int | None:
-        family, search, path = self._family, self._search, self._path(node)
+        family, search, path = self._family, self._search, self._path(steps_with_text(node))
         ids = family.text_ids(path)
         family.model.require_embedded(VERIFIER, ids)
         if len(ids) > family.context or len(ids) + family.rationales_cost > max_tokens:

@@ -151,8 +151,8 @@ class VerifierSession(ScoreSession, Generic[Family]):
             NoEmbeddingError: the step has a token without an embedding; nothing is submitted.
         """
 
-    def _path(self, node: StepNode) -> StepPath:
-        return self._family.plain_text.path(self._search.problem, (step.text for step in steps_with_text(node)))
+    def _path(self, steps: Iterable[StepNode]) -> StepPath:
+        return self._family.plain_text.path(self._search.problem, (step.text for step in steps))
 
     def _continued(self, parent: KVSequence, state: NodeState) -> KVSequence:
         """The sequence that goes on from the parent's: a fork, or itself."""
@@ -190,7 +190,8 @@ class StepSession(VerifierSession[PrmFamily]):
     reopened = 0
 
     def _submit(self, node: StepNode, parent: KVSequence, state: NodeState, max_tokens: int) -> int | None:
-        path, length = self._path(node), self._engine.length(parent)
+        steps, length = steps_with_text(node), self._engine.length(parent)
+        path = self._path(steps)
         full = self._family.read(path)
         self._family.model.require_embedded(VERIFIER, full.token_ids)
         reading, extends = self._relative(parent, full)
@@ -199,7 +200,7 @@ class StepSession(VerifierSession[PrmFamily]):
             return None
         start = 0 if extends else reading.score_positions[0]
         sequence = self._continued(parent, state) if extends else self._reopened(reading, parent, state)
-        before = steps_with_text(node)[-2].score if len(path.steps) > 1 else None
+        before = steps[-2].score if len(steps) > 1 else None
         state.sequence = sequence
         self._submit_from(reading, start, _Step(node, path, sequence, before))
         return max(added, 1)

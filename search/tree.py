@@ -162,7 +162,7 @@ class Node:
         """The path's nodes from the first step to this one, without the root; with `most`, only so many of the last."""
         nodes: list[Node] = []
         node: Node | None = self
-        while node is not None and node.parent is not None and len(nodes) != most:
+        while node is not None and node.parent is not None and (most is None or len(nodes) < most):
             nodes.append(node)
             node = node.parent
         return nodes[::-1]

@@ -51,10 +51,11 @@ class StepEnds:
         delimiter = work.delimiter.encode()
         if delimiter and self._with_byte(delimiter[-1])[token_ids[-1]]:
             # A long step is decoded as a whole only where it seems to end.
-            last = self._tokenizer.decode(token_ids[-max(_WINDOW, len(delimiter) + 1) :].tolist())
-            return work.delimiter in last and (
-                work.delimiter in self._tokenizer.decode(token_ids.tolist()).lstrip()[1:]
-            )
+            last = token_ids[-max(_WINDOW, len(delimiter) + 1) :]
+            text = self._tokenizer.decode(last.tolist())
+            if work.delimiter in text and len(last) < len(token_ids):
+                text = self._tokenizer.decode(token_ids.tolist())
+            return work.delimiter in text.lstrip()[1:]
         if work.markers and self._beyond_words[token_ids[-1]]:
             return bool(_begun_by(work.markers).search(self._last(token_ids).lstrip()))
         return False
