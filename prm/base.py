@@ -2,10 +2,10 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache, reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class FamilyInfo:
         source: where the format is documented.
         incremental: whether a step only appends tokens to its parent's; else the path is computed again.
         whole_answers: whether only complete answers have a score; searches that use step scores are then refused.
+        of_sampling: whether scores also depend on how the generator sampled the steps, so that given texts have none.
     """
 
     name: str
@@ -41,6 +42,7 @@ class FamilyInfo:
     source: str
     incremental: bool = True
     whole_answers: bool = False
+    of_sampling: bool = False
 
 
 class StepPath(NamedTuple):
@@ -48,6 +50,20 @@ class StepPath(NamedTuple):
 
     problem: str
     steps: tuple[str, ...]
+
+
+class Sampled(NamedTuple):
+    """How the generator sampled some steps: the sum of their tokens' log-probabilities, and the number of these tokens.
+
+    Both are 0 for given texts.
+    """
+
+    log_probability: float = 0.0
+    num_tokens: int = 0
+
+    def and_then(self, later: "Sampled") -> "Sampled":
+        """These steps and later ones together."""
+        return Sampled(self.log_probability + later.log_probability, self.num_tokens + later.num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +136,23 @@ class PrmFamily(ABC):
     def read(self, path: StepPath) -> ScoreInput:
         """Return the tokens to feed for the newest step of `path`, given that its parent's are computed."""
 
-    def score(self, values: np.ndarray, before: float | None) -> float:
-        """Compute the step's score in [0, 1].
+    def evidence(self, values: np.ndarray, before: Any, sampled: Sampled) -> Any:
+        """What a path's score is made from once its newest step is read; by default the step's score itself.
 
         Args:
             values: the head's output, float32 `[len(score_positions), k]`.
-            before: score of the previous step, None for the first step.
+            before: evidence of the path up to the step before; None for the first step.
+            sampled: how the step was sampled.
         """
         return float(values[0, 0])
+
+    def score(self, evidence: Any) -> float:
+        """The score in [0, 1] of a path's newest step."""
+        return evidence
+
+    def full_evidence(self, path: StepPath, values: np.ndarray, sampled: Sequence[Sampled]) -> Any:
+        """The same evidence, from the values that `full_path` reads, and how each step of the path was sampled."""
+        return self.evidence(values, None, reduce(Sampled.and_then, sampled, Sampled()))
 
     def bounds(self, limits: PathLimits) -> PathLimits:
         """Turn bounds on the tokens of steps into those of a search that this family scores."""
@@ -136,7 +161,7 @@ class PrmFamily(ABC):
     def full_path(self, path: StepPath) -> ScoreInput:
         """Return the full path as one input, for the newest step; `read` must give the same score.
 
-        Its values give the score without that of the previous step. Families override this where they can build the
+        Its values give the score without evidence of the steps before. Families override this where they can build the
         text independently of `read`, so that each checks the other.
         """
         last = self.read(path)

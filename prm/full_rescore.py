@@ -15,6 +15,9 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
 """Allowed absolute difference where results depend on the shape of the batch: in float32 scores differ by about 1e-6;
 for one 7B model in bfloat16, differences up to 0.04 between two runs are reported."""
 
+Read = Callable[[Scored], float]
+"""The score of a path that was computed as a whole."""
+
 
 def tolerance_of(model: Model) -> float:
     """The difference allowed between scores that a model gives step by step and from the whole text.
@@ -34,7 +37,6 @@ class FullRescore:
         owner: Hashable,
         role: str,
         name: str,
-        read: Callable[[Scored], float],
         rounding: float = 0.0,
         head: str = "",
     ) -> None:
@@ -45,7 +47,6 @@ class FullRescore:
             owner: owner of the work.
             role: whose model reads them.
             name: the scorer's, for messages.
-            read: the score of a path that was computed as a whole.
             rounding: difference between scores that their summation order may make.
             head: the model's head to read; empty for its own.
         """
@@ -53,10 +54,9 @@ class FullRescore:
         self._owner = owner
         self._role = role
         self._name = name
-        self._read = read
         self._head = head
         self._tolerance = rounding + tolerance_of(engine.model(role))
-        self._paths: deque[tuple[ScoreInput, float, int]] = deque()  # the first one is being computed
+        self._paths: deque[tuple[ScoreInput, float, int, Read]] = deque()  # the first one is being computed
         self._running: Score | None = None
 
     @property
@@ -64,9 +64,9 @@ class FullRescore:
         """Scores that are yet to be compared."""
         return len(self._paths)
 
-    def add(self, path: ScoreInput, score: float, num_steps: int) -> None:
-        """Queue a whole path of `num_steps` steps, whose last one got `score`."""
-        self._paths.append((path, score, num_steps))
+    def add(self, path: ScoreInput, score: float, num_steps: int, read: Read) -> None:
+        """Queue a whole path of `num_steps` steps, whose last one got `score`; `read` tells it once it is computed."""
+        self._paths.append((path, score, num_steps, read))
         if self._running is None:
             self._start()
 
@@ -81,10 +81,10 @@ class FullRescore:
             ScoreMismatchError: the scores differ.
         """
         assert isinstance(done, Scored)
-        _, score, num_steps = self._paths.popleft()
+        _, score, num_steps, read = self._paths.popleft()
         self._running = None
         self._engine.release(done.work.sequence)
-        again = self._read(done)
+        again = read(done)
         if not abs(again - score) <= self._tolerance:  # also true for NaN
             raise ScoreMismatchError(self._name, num_steps, score, again, self._tolerance)
         if self._paths:

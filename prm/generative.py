@@ -11,7 +11,7 @@ from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
 from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, stream_key
-from espalier.prm.base import PrmFamily, ScoreInput, StepPath
+from espalier.prm.base import PrmFamily, Sampled, ScoreInput, StepPath
 from espalier.prm.limits import PathLimits, RationaleLimits
 from espalier.prm.scorer import StepNode, StepScore, steps_with_text
 from espalier.prm.session import NodeState, VerifierSession
@@ -94,7 +94,7 @@ class GenerativeFamily(PrmFamily):
         ids = (*self.text_ids(path), *self.lead_ids)
         return ScoreInput(ids, (len(ids) - 1,), full_path=True)
 
-    def score(self, values: np.ndarray, before: float | None) -> float:
+    def evidence(self, values: np.ndarray, before: float | None, sampled: Sampled) -> float:
         """Probability of yes: the softmax of the logits of yes and no."""
         yes, no = (float(values[0, i]) for i in self.verdict_ids)
         return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))
@@ -160,7 +160,7 @@ class RationaleSession(VerifierSession[GenerativeFamily]):
             return self._finish(StepScore(self._search.root))
         rationales, chains = done.work.tag
         self._release_opened(done.work.sequence)
-        rationales.scores += [self._family.score(done.values, None)] * chains
+        rationales.scores += [self._family.evidence(done.values, None, Sampled())] * chains
         rationales.unread -= chains
         if rationales.unread:
             return ()

@@ -16,6 +16,8 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.kernels.linear import Linear
 
+_ROWS = 256
+"""Maximum rows whose logits are held at once: with a vocabulary of 150,000, float32."""
 Output = Callable[[torch.Tensor], torch.Tensor]
 """Maps logits, float32 `[R, labels]`, to scores, float32 `[R, 1]`."""
 
@@ -40,6 +42,19 @@ def stacked_head(layers: Sequence[Product], output: Output) -> Head:
         for layer in layers[:-1]:
             hidden = F.relu(layer(hidden))
         return output(layers[-1](hidden).float())
+
+    return head
+
+
+def log_probability_head(logits: Product) -> Head:
+    """The log-probability of a target token under a language model's head, float32 `[R, 1]`."""
+
+    def head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        parts = zip(hidden.split(_ROWS), targets.split(_ROWS), strict=True)
+        return torch.cat([log_softmax_at(logits(rows), its) for rows, its in parts])
+
+    def log_softmax_at(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(rows.float(), dim=-1).gather(1, wanted[:, None])
 
     return head
 

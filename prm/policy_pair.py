@@ -10,9 +10,7 @@ from espalier.engine.models.model import Head
 from espalier.kernels.batch import StepBatch
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear
-
-_ROWS = 256
-"""Maximum rows whose logits are held at once: with a vocabulary of 150,000, float32, for two models."""
+from espalier.prm.heads import log_probability_head
 
 
 class PolicyPairDecoder(Decoder):
@@ -66,16 +64,10 @@ class PolicyPairDecoder(Decoder):
 def log_ratio_head(first: Linear, second: Linear, coefficient: float) -> Head:
     """`coefficient` times the difference of a target token's log-probabilities, first model minus second."""
     width = first.in_features
+    one, other = log_probability_head(first), log_probability_head(second)
 
     def head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        ratios = []
-        for rows, wanted in zip(hidden.split(_ROWS), targets.split(_ROWS), strict=True):
-            one = _log_probability(first(rows[:, :width].contiguous()), wanted)
-            ratios.append(one - _log_probability(second(rows[:, width:].contiguous()), wanted))
-        return coefficient * torch.cat(ratios)[:, None]
+        of_first, of_second = hidden[:, :width].contiguous(), hidden[:, width:].contiguous()
+        return coefficient * (one(of_first, targets) - other(of_second, targets))
 
     return head
-
-
-def _log_probability(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None])[:, 0]

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.engine.work import Done, Generated, Scored
+from espalier.engine.work import Done, Generated
 from espalier.prm.full_rescore import FullRescore
 from espalier.prm.limits import UNLIMITED, PathLimits
 
@@ -31,6 +31,16 @@ class StepNode(Protocol):
     @property
     def score(self) -> float | None:
         """The step's score."""
+        ...
+
+    @property
+    def log_probability(self) -> float:
+        """Sum of the log-probabilities of its tokens under the generator; 0 for a given text."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were sampled for it; 0 for a given text."""
         ...
 
     @property
@@ -179,6 +189,8 @@ class Scorer(ABC):
         name: what it is called in messages.
         scores: whether every step has a score, or complete answers only.
         reads_texts: whether it scores steps by their text; else only as they are sampled.
+        reads_tokens: whether its scores may differ between steps of equal text that were sampled as other tokens; then
+            only siblings that are the same tokens are merged.
         reads_probes: whether it reads the probes of paths; then each step that is not complete is probed first.
         digests: digests of the weights or code that its scores depend on, by role, besides those of engine models.
         rescored: role whose KV the full-rescore check uses, for one more path of a search; empty without a check.
@@ -187,6 +199,7 @@ class Scorer(ABC):
     name: str
     scores: Literal["steps", "answers"] = "steps"
     reads_texts: bool = True
+    reads_tokens: bool = False
     reads_probes: bool = False
     digests: Mapping[str, str] = MappingProxyType({})
     rescored: str = ""
@@ -218,13 +231,11 @@ class Scorer(ABC):
         """
         return None
 
-    def rescore_check(
-        self, search: ScoredSearch, read: Callable[[Scored], float], rounding: float = 0.0, head: str = ""
-    ) -> FullRescore | None:
+    def rescore_check(self, search: ScoredSearch, rounding: float = 0.0, head: str = "") -> FullRescore | None:
         """The full-rescore check of a search, see `FullRescore`; None without a check."""
         if not self.rescored:
             return None
-        return FullRescore(search.engine, search.owner, self.rescored, self.name, read, rounding, head)
+        return FullRescore(search.engine, search.owner, self.rescored, self.name, rounding, head)
 
     @abstractmethod
     def begin(self, search: ScoredSearch) -> ScoreSession:

@@ -3,13 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from espalier.engine.errors import NoEmbeddingError
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Score, Scored
-from espalier.prm.base import PrmFamily, ScoreInput, StepPath
+from espalier.prm.base import PrmFamily, Sampled, ScoreInput, StepPath
 from espalier.prm.full_rescore import FullRescore
 from espalier.prm.limits import UNLIMITED
 from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepNode, StepScore, steps_with_text
@@ -21,12 +21,14 @@ Family = TypeVar("Family", bound=PrmFamily)
 class NodeState:
     """A node's sequence, and its children that wait: they are scored after it, so that they share its KV.
 
-    `wanted` and `in_place` are as it was handed in; `released` is set if the search needs it no longer.
+    `wanted` and `in_place` are as it was handed in; `released` is set if the search needs it no longer. `evidence` is
+    its path's, without its own step until that is scored.
     """
 
     wanted: bool
     in_place: bool = False
     sequence: KVSequence | None = None
+    evidence: Any = None
     scored: bool = False
     released: bool = False
     waiting: list[StepNode] = field(default_factory=list)
@@ -116,6 +118,7 @@ class VerifierSession(ScoreSession, Generic[Family]):
         """Submit the step of a node, whose parent is scored, if it is wanted."""
         search, limits = self._search, self._search.limits
         parent = self._states[search.root if self._family.info.whole_answers else node.parent]  # pyright: ignore[reportArgumentType]
+        state.evidence = parent.evidence
         if not state.wanted:
             if parent.sequence is not None and not node.text.strip():  # its path goes on from what was read before it
                 state.sequence = self._engine.fork(parent.sequence, 1)[0]
@@ -170,13 +173,11 @@ class _Step:
     Attributes:
         sequence: the sequence from which its path will be continued.
         probe: probe tokens still to be fed on a fork of it, None if this work reads the score.
-        before: score of the step before it.
     """
 
     node: StepNode
     path: StepPath
     sequence: KVSequence
-    before: float | None
     probe: Score | None = None
 
 
@@ -190,8 +191,7 @@ class StepSession(VerifierSession[PrmFamily]):
     reopened = 0
 
     def _submit(self, node: StepNode, parent: KVSequence, state: NodeState, max_tokens: int) -> int | None:
-        steps, length = steps_with_text(node), self._engine.length(parent)
-        path = self._path(steps)
+        path, length = self._path(steps_with_text(node)), self._engine.length(parent)
         full = self._family.read(path)
         self._family.model.require_embedded(VERIFIER, full.token_ids)
         reading, extends = self._relative(parent, full)
@@ -200,9 +200,8 @@ class StepSession(VerifierSession[PrmFamily]):
             return None
         start = 0 if extends else reading.score_positions[0]
         sequence = self._continued(parent, state) if extends else self._reopened(reading, parent, state)
-        before = steps[-2].score if len(steps) > 1 else None
         state.sequence = sequence
-        self._submit_from(reading, start, _Step(node, path, sequence, before))
+        self._submit_from(reading, start, _Step(node, path, sequence))
         return max(added, 1)
 
     def _relative(self, parent: KVSequence, reading: ScoreInput) -> tuple[ScoreInput, bool]:
@@ -251,7 +250,22 @@ class StepSession(VerifierSession[PrmFamily]):
             return ()
         if done.work.sequence in self._opened:
             self._release_opened(done.work.sequence)
-        score = self._family.score(done.values, step.before)
+        state = self._states[step.node]
+        state.evidence = self._family.evidence(done.values, state.evidence, _sampled(step.node))
+        score = self._family.score(state.evidence)
         if self._check:
-            self._check.add(self._family.full_path(step.path), score, len(step.path.steps))
+            self._check_step(self._check, step, score)
         return self._finish(StepScore(step.node, score))
+
+    def _check_step(self, check: FullRescore, step: _Step, score: float) -> None:
+        family, path = self._family, step.path
+        sampled = [_sampled(node) for node in steps_with_text(step.node)]
+
+        def read(done: Scored) -> float:
+            return family.score(family.full_evidence(path, done.values, sampled))
+
+        check.add(family.full_path(path), score, len(path.steps), read)
+
+
+def _sampled(node: StepNode) -> Sampled:
+    return Sampled(node.log_probability, node.num_tokens)

@@ -35,6 +35,7 @@ class Verifier(Scorer):
         self.family = family
         self.name = family.name
         self.scores = "answers" if family.info.whole_answers else "steps"
+        self.reads_texts, self.reads_tokens = not family.info.of_sampling, family.info.of_sampling
         self.rescored = VERIFIER if full_rescore else ""
         self._same_vocabulary: dict[TextTokenizer, bool] = {}
 
@@ -68,6 +69,4 @@ class Verifier(Scorer):
 
     def begin(self, search: ScoredSearch) -> ScoreSession:
         """See `Scorer`."""
-        family = self.family
-        check = self.rescore_check(search, lambda done: family.score(done.values, None), family.rounding)
-        return self._session(family, search, check)
+        return self._session(self.family, search, self.rescore_check(search, self.family.rounding))

@@ -1,6 +1,7 @@
 """Small random checkpoints in genuine Hugging Face layout, written by transformers itself."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -80,7 +81,7 @@ def write_all(root: Path) -> dict[str, Path]:
     def qwen2(**shape: object) -> Qwen2Config:
         return Qwen2Config(**{**shared, "max_position_embeddings": 512, "rope_theta": 10_000.0, **shape})
 
-    def save(name: str, model: PreTrainedModel, extra: dict[str, object] | None = None) -> Path:
+    def save(name: str, model: PreTrainedModel, extra: Mapping[str, object] | None = None) -> Path:
         folder = root / name
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -144,15 +145,15 @@ def write_all(root: Path) -> dict[str, Path]:
     return folders
 
 
-def edit_json(file: Path, changes: dict[str, object]) -> None:
+def edit_json(file: Path, changes: Mapping[str, object]) -> None:
     """Merge `changes` into a JSON file; None removes a key."""
-    merged = json.loads(file.read_text()) | changes
+    merged = {**json.loads(file.read_text()), **changes}
     file.write_text(json.dumps({k: v for k, v in merged.items() if v is not None}))
 
 
-def edit_tensors(file: Path, changes: dict[str, torch.Tensor | None]) -> None:
+def edit_tensors(file: Path, changes: Mapping[str, torch.Tensor | None]) -> None:
     """Merge `changes` into a safetensors file; None removes a tensor."""
-    merged = load_file(file) | changes
+    merged = {**load_file(file), **changes}
     save_file({k: v.contiguous() for k, v in merged.items() if v is not None}, file, metadata={"format": "pt"})
 
 
@@ -167,7 +168,7 @@ def randomize(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return model.eval()
 
 
-def _talkative(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def _talkative(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """Make blank lines, ends and boxed answers frequent, so that searches have steps, ends and votes.
 
     Dimension 0 of the residual stream is a large constant, through which the head adds a bias to chosen tokens.

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.chat.system_prompt import system_prompt_of
 from espalier.engine.models.chat.turns import TurnEnd, turn_ends
 from espalier.engine.models.checkpoint import Outline
 from espalier.engine.models.config import DecoderConfig
@@ -25,7 +26,7 @@ from espalier.prm.families import FamilyMatch, families_of, identify, known_clas
 from espalier.prm.policy_pair import PolicyPairDecoder
 from espalier.prm.scorers import SELF, names_checkpoint
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
-from espalier.search.run.generator import has_thinking_switch, render_prompt, system_prompt_of
+from espalier.search.run.generator import has_thinking_switch, render_prompt
 from espalier.search.thoughts.marks import find_marks
 from espalier.search.thoughts.mode_sampling import sampling_for
 

@@ -19,7 +19,17 @@ from espalier.engine.models.model import Model
 from espalier.engine.models.options import LoadFormat
 from espalier.engine.roles import VERIFIER
 from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
-from espalier.prm.families import eurus, outcome, rlhflow, thinkprm, token_classifier, universal, value_guided, yes_no
+from espalier.prm.families import (
+    eurus,
+    likelihood,
+    outcome,
+    rlhflow,
+    thinkprm,
+    token_classifier,
+    universal,
+    value_guided,
+    yes_no,
+)
 from espalier.prm.families.from_spec import info_of, load_from_spec
 from espalier.prm.families.spec import DetectionTable, FamilySpec, read_spec
 
@@ -81,6 +91,8 @@ def entries() -> tuple[Entry, ...]:
         Entry(eurus.INFO, None),
         Entry(thinkprm.INFO, thinkprm.load),
         Entry(yes_no.INFO, yes_no.load),
+        Entry(likelihood.INFO, likelihood.load),
+        Entry(likelihood.RATIO_INFO, likelihood.load_ratio),
     )
 
 

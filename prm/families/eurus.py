@@ -4,7 +4,7 @@ The reward of a path is a coefficient times the difference of its log-probabilit
 was trained from; the reward of a step is that of all tokens up to its end. Both models read the same tokens, so they
 run as one decoder over one KV layout (`prm.policy_pair`). The score is the sigmoid of the reward, which keeps the order
 of rewards and is 0.5 where both models agree. Rewards are clipped to `LIMIT`, and later steps continue from the clipped
-value, so that a score is never 0 or 1 and determines its reward.
+value, so that a score is never 0 or 1.
 
 Layout: the problem as the user's turn, then `Step 1: …`; each step includes the blank line after it. The
 log-probability of a step's first token needs the hidden state of the token before it, so the last token of a path is
@@ -29,7 +29,7 @@ from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Model, language_model_head, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
-from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step, without_label
+from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath, stripped_step, without_label
 from espalier.prm.policy_pair import PolicyPairDecoder, log_ratio_head
 
 COEFFICIENT = 1e-3
@@ -52,7 +52,7 @@ class EurusPrm(PrmFamily):
     """The EurusPRM family; see the module."""
 
     info = INFO
-    rounding = 1e-9  # a path's reward is summed step by step, through the scores, or at once
+    rounding = 1e-9  # a path's reward is summed step by step or at once
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -73,18 +73,20 @@ class EurusPrm(PrmFamily):
         return ScoreInput(ids, tuple(range(len(ids))), targets=targets)
 
     def full_path(self, path: StepPath) -> ScoreInput:
-        """The whole path at once, whose sum needs no score of the previous step."""
+        """The whole path at once, whose sum needs no evidence of the steps before."""
         prompt = self._prompt(path.problem)
         steps = [i for number, step in enumerate(path.steps, start=1) for i in self._step(step, number)]
         ids, targets = (*prompt, *steps[:-1]), (prompt[-1], *steps)
         return ScoreInput(ids, tuple(range(len(prompt) - 2, len(ids))), full_path=True, targets=targets)
 
-    def score(self, values: np.ndarray, before: float | None) -> float:
-        """Sigmoid of the clipped reward: that of the previous step plus the log-ratios of this step's tokens."""
-        logit = 0.0 if before is None else math.log(before) - math.log1p(-before)
-        reward = math.fsum(values[:, 0].tolist()) + logit
-        reward = max(min(reward, LIMIT), -LIMIT)  # this order keeps NaN
-        return 1.0 / (1.0 + math.exp(-reward))
+    def evidence(self, values: np.ndarray, before: float | None, sampled: Sampled) -> float:
+        """The clipped reward: that of the previous step plus the log-ratios of this step's tokens."""
+        reward = math.fsum(values[:, 0].tolist()) + (before or 0.0)
+        return max(min(reward, LIMIT), -LIMIT)  # this order keeps NaN
+
+    def score(self, evidence: float) -> float:
+        """Sigmoid of the reward."""
+        return 1.0 / (1.0 + math.exp(-evidence))
 
     def _prompt(self, problem: str) -> list[int]:
         return self.model.tokenizer.encode(self.model.tokenizer.render_chat([{"role": "user", "content": problem}]))

@@ -10,7 +10,15 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, without_label, without_special_tokens
+from espalier.prm.base import (
+    FamilyInfo,
+    PrmFamily,
+    Sampled,
+    ScoreInput,
+    StepPath,
+    without_label,
+    without_special_tokens,
+)
 from espalier.prm.families.spec import FamilySpec
 from espalier.prm.heads import load_scoring_model, probability_of, require_published_ids, require_token
 
@@ -76,7 +84,7 @@ class SpecifiedFamily(PrmFamily):
         """The whole text encoded at once, where the tag is a special token, so that this gives the same ids."""
         return self._encoded_whole(path) if self._special_tokens else super().full_path(path)
 
-    def score(self, values: np.ndarray, before: float | None) -> float:
+    def evidence(self, values: np.ndarray, before: float | None, sampled: Sampled) -> float:
         """Combine the scores of the step's lines."""
         return float(_REDUCE[self._spec.head.reduce](values[:, 0].tolist()))
 

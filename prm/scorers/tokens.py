@@ -31,7 +31,7 @@ class TokenSession(ScoreSession):
     """The scores of one search by a scorer of tokens."""
 
     def __init__(self, scorer: TokenScorer, search: ScoredSearch) -> None:
-        super().__init__(scorer.rescore_check(search, scorer.score, head=scorer.head))
+        super().__init__(scorer.rescore_check(search, head=scorer.head))
         self.head = scorer.head
         self._scorer = scorer
         self._engine = search.engine
@@ -41,5 +41,5 @@ class TokenSession(ScoreSession):
         score = self._scorer.score(done)
         if self._check:
             ids = tuple(self._engine.token_ids(done.sequence)[:-1])
-            self._check.add(ScoreInput(ids, (len(ids) - 1,)), score, len(node.lineage()))
+            self._check.add(ScoreInput(ids, (len(ids) - 1,)), score, len(node.lineage()), self._scorer.score)
         return score

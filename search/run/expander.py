@@ -108,6 +108,7 @@ class TreeExpander:
         self._probes = AnswerProbes(engine, owner, resolved) if resolved.probes else None
         self._held: dict[Node, tuple[Expand, Node, bool]] = {}  # by the node whose probe they wait for, see `_generate`
         self._scores_probes = self._scorer is not None and self._scorer.reads_probes
+        self._merges_texts = resolved.request.merge_duplicates and not (self._scorer and self._scorer.reads_tokens)
         self._unscored: dict[Node, bool] = {}  # nodes that are to be scored once probed, by `in_place` of `want`
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, resolved.verifier_limits is not None)
@@ -325,8 +326,7 @@ class TreeExpander:
             self._unfinished -= count - 1
             # Merge only equal terminations: the same text can be complete in one sample and cut off in another.
             alike = parent, node.text, node.termination, state.position, node.written
-            mergeable = self._request.merge_duplicates and not self._scores_probes  # probes are of tokens, not of texts
-            if mergeable and (kept := self._siblings.setdefault(alike, node)) is not node:
+            if self._merges_texts and (kept := self._siblings.setdefault(alike, node)) is not node:
                 self._merge(node, kept)
                 return
         elif node.termination is None and self._gate:

@@ -12,11 +12,10 @@ from espalier.engine.errors import (
     InvalidRequestError,
     NoEmbeddingError,
     RequestTooLargeError,
-    TemplateLimitError,
     Violation,
     name_tokens,
 )
-from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.chat.system_prompt import render_with_system
 from espalier.engine.models.model import Model
 from espalier.engine.models.text_files import require
 from espalier.engine.models.tokenizer import SPECIAL_TOKENS, TextTokenizer
@@ -31,24 +30,8 @@ from espalier.search.thoughts.mode import ThinkingMode
 from espalier.search.thoughts.mode_sampling import Parameters, sampling_for
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 
-STEP_SYSTEM_PROMPT = (
-    "Solve the following math problem step by step. For a short problem, use few steps. Start each step with "
-    '"## Step k: " and a short title, and leave one blank line between steps. End with one line that says '
-    r'"Therefore, the final answer is: $\boxed{answer}$."'
-)
-"""Default system prompt for instruction-tuned models: asks for steps separated by blank lines."""
 _MIN_TOP_P = 1e-9
 """top_p that keeps only the most likely token, as a configured 0 does in transformers."""
-
-
-def system_prompt_of(checkpoint: Checkpoint) -> str:
-    """The system prompt that a checkpoint asks for, or `STEP_SYSTEM_PROMPT`.
-
-    Raises:
-        CheckpointError: `system_prompt` in its config.json is no text.
-    """
-    found = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
-    return require(checkpoint.place("config.json"), "system_prompt", found, "text", lambda text: isinstance(text, str))
 
 
 def render_prompt(
@@ -59,9 +42,6 @@ def render_prompt(
     switches: Mapping[str, bool] = MappingProxyType({"enable_thinking": False}),
 ) -> str:
     """Render the prompt: through the chat template, or as plain text and a blank line without one.
-
-    If the template rejects a system message (Mistral, Gemma), the system prompt is put before the first thing that the
-    user says.
 
     Args:
         tokenizer: has the chat template.
@@ -76,25 +56,15 @@ def render_prompt(
     """
     if history and history[0].role == ChatRole.SYSTEM:
         system_prompt, history = history[0].content, history[1:]
-    before = f"{system_prompt}\n\n" if system_prompt else ""
     if not tokenizer.has_chat_template:
+        before = f"{system_prompt}\n\n" if system_prompt else ""
         return f"{tokenizer.begin}{before}{conversation_text(problem, history)}\n\n"
     messages = [{"role": str(message.role), "content": message.content} for message in history]
     for rendered, message in zip(messages, history, strict=True):
         if thought := message.reasoning_content:
             rendered.update(reasoning_content=thought, thinking=thought)  # templates read either
     messages.append({"role": "user", "content": problem})
-    if system_prompt:
-        try:
-            system = {"role": "system", "content": system_prompt}
-            return tokenizer.render_chat([system, *messages], **switches)
-        except TemplateLimitError:
-            raise
-        except CheckpointError:  # it takes no system message; what else it has against them, it says again below
-            pass
-        first = next(message for message in messages if message["role"] == "user")
-        first["content"] = before + first["content"]
-    return tokenizer.render_chat(messages, **switches)
+    return render_with_system(tokenizer, system_prompt, messages, **switches)
 
 
 Advice = Callable[[str], tuple[str, ...]]

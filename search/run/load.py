@@ -390,7 +390,8 @@ def _make_engine(
 
 
 def _make_generator(settings: RuntimeSettings, engine: Engine, checkpoint: Checkpoint) -> Generator:
-    from espalier.search.run.generator import Generator, system_prompt_of
+    from espalier.engine.models.chat.system_prompt import system_prompt_of
+    from espalier.search.run.generator import Generator
 
     system_prompt = settings.system_prompt
     if system_prompt is None:

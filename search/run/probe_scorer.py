@@ -22,6 +22,7 @@ class ProbeScorer(Scorer):
 
     name = "probe"
     reads_texts = False
+    reads_tokens = True
     reads_probes = True
 
     def begin(self, search: ScoredSearch) -> ScoreSession:

@@ -52,6 +52,8 @@ def write_families(root: Path, tiny: dict[str, Path]) -> dict[str, Path]:
         "eurus-prm": tiny["qwen2-untied"],
         "thinkprm": write_thinkprm(root / "thinkprm", tiny["qwen2-untied"]),
         "yes-no": _yes_no(root / "yes-no", tiny["talker"]),
+        "likelihood": (likely := _likelihood(root / "likelihood", tiny["qwen2-untied"])),
+        "likelihood-ratio": likely,
         "eurus-reference": _reference(root / "eurus-reference", tiny["qwen2-untied"]),
     }
 
@@ -142,6 +144,13 @@ def _yes_no(folder: Path, talker: Path) -> Path:
         model.lm_head.weight[-2:] = 0.3 * torch.randn(2, model.config.hidden_size)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _likelihood(folder: Path, generator: Path) -> Path:
+    """A generator with a system prompt of its own."""
+    shutil.copytree(generator, folder)
+    edit_json(folder / "config.json", {"system_prompt": "Use steps."})
     return folder
 
 

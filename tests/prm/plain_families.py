@@ -25,9 +25,8 @@ def _chat(folder: Path, *turns: str, generation: bool = True, system: str | None
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]
     start = [] if system is None else [{"role": "system", "content": system}]
-    return hf_tokenizer(folder).apply_chat_template(
-        start + messages, tokenize=False, add_generation_prompt=generation, date_string="26 Jul 2024"
-    )
+    how = {"tokenize": False, "add_generation_prompt": generation, "date_string": "26 Jul 2024"}
+    return str(hf_tokenizer(folder).apply_chat_template(start + messages, **how))
 
 
 @cache
@@ -91,6 +90,17 @@ def yes_no(folder: Path, problem: str, steps: list[str]) -> list[float]:
         logits = model(torch.tensor([_encode(folder, chat.replace("ANSWER", answer))])).logits[0, -1]
         scores.append(float(torch.softmax(logits[[yes, no]], dim=-1)[0]))
     return scores
+
+
+def likelihood(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    """The model's own prompt and the steps as they are, read whole: exp of mean log-probabilities up to each step."""
+    prompt = _encode(folder, _chat(folder, problem, system="Use steps."))
+    parts = [_encode(folder, "\n\n" * (i > 0 and steps[i - 1][-1] != "\n") + step) for i, step in enumerate(steps)]
+    answer = [i for part in parts for i in part]
+    logits = _causal(folder)(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    found = torch.log_softmax(logits.double(), dim=-1).gather(1, torch.tensor(answer)[:, None])[:, 0].cumsum(0)
+    ends = torch.tensor([len(part) for part in parts]).cumsum(0)
+    return (found[ends - 1] / ends).exp().tolist()
 
 
 def rlhflow(folder: Path, problem: str, steps: list[str]) -> list[float]:
@@ -248,15 +258,16 @@ def plain_scores(name: str, folders: dict[str, Path], problem: str, steps: list[
         "reasonflux-prm": reasonflux,
         "skywork-o1-open-prm": skywork,
         "yes-no": yes_no,
+        "likelihood": likelihood,
         "rlhflow": rlhflow,
         "versaprm": versaprm,
         "math-shepherd": math_shepherd,
-        "token-classifier": lambda *args: plain_classifier_scores(*args, "\n", False),
-        "chat-classifier": lambda *args: plain_classifier_scores(*args, "\n\n", True),
+        "token-classifier": lambda folder, *path: plain_classifier_scores(folder, path[0], path[1], "\n", False),
+        "chat-classifier": lambda folder, *path: plain_classifier_scores(folder, path[0], path[1], "\n\n", True),
         "pure": pure,
         "value-guided": value_guided,
         "universal-prm": universal,
-        "eurus-prm": lambda *args: eurus(*args, folders["eurus-reference"]),
+        "eurus-prm": lambda folder, *path: eurus(folder, path[0], path[1], folders["eurus-reference"]),
     }
     with torch.inference_mode():
         return recipes[name](folders[name], problem, steps)

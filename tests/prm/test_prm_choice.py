@@ -21,7 +21,17 @@ from espalier.prm.verifier import Verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 BY_ITSELF = ["qwen2.5-math-prm", "reasonflux-prm", "skywork-o1-open-prm", "token-classifier", "outcome"]
-BY_FLAG = ["rlhflow", "versaprm", "math-shepherd", "pure", "universal-prm", "eurus-prm", "thinkprm", "yes-no"]
+BY_FLAG = [
+    "rlhflow",
+    "versaprm",
+    "math-shepherd",
+    "pure",
+    "universal-prm",
+    "eurus-prm",
+    "thinkprm",
+    "yes-no",
+    "likelihood",
+]
 MINIMAL = {
     "name": '"mine"',
     "step.tag": '"<extra_0>"',
@@ -113,7 +123,8 @@ def test_any_generator_may_be_asked_as_a_verifier_by_its_flag(copy_of: Callable[
     folder = copy_of("rlhflow")
     edit_json(folder / "config.json", {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})
     with pytest.raises(
-        CheckpointError, match=r"is a Qwen3ForCausalLM, .* of the verifiers yes-no; .*yes-no asks any instruction-tuned"
+        CheckpointError,
+        match=r"is a Qwen3ForCausalLM, .* of the verifiers yes-no, .*; .*yes-no asks any instruction-tuned",
     ):
         chosen(folder)
 

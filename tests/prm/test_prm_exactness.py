@@ -35,6 +35,7 @@ STEPWISE = [
     "universal-prm",
     "eurus-prm",
     "yes-no",
+    "likelihood",
 ]
 TAGS = {
     "qwen2.5-math-prm": ("<extra_0>", "<extra 0>"),

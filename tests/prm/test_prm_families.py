@@ -83,10 +83,10 @@ def test_a_generator_given_as_verifier_is_refused_in_one_short_message_with_the_
 ):
     folder = tiny_checkpoints["qwen2-tied"]
     with pytest.raises(
-        CheckpointError, match=r"Qwen2ForCausalLM.* eurus-prm, thinkprm, yes-no; .*--generator.*--verifier-family"
+        CheckpointError, match=r"Qwen2ForCausalLM.* eurus-prm, thinkprm, yes-no, .*--generator.*--verifier-family"
     ) as error:
         load(folder)
-    assert len(str(error.value).replace(str(folder), "")) < 260
+    assert len(str(error.value).replace(str(folder), "")) < 290
 
 
 def test_a_verifiers_class_that_nobody_knows_is_refused_with_those_that_are(copy_of: Callable[[str], Path]):

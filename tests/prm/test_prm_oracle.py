@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from paths import PROBLEM, STEPS, begin, child, score_path, score_step, settle, want
 from test_prm_exactness import STEPWISE
@@ -84,7 +83,7 @@ def test_a_parent_whose_kv_was_overwritten_is_caught(verifier_of: Make):
 
 
 def test_a_score_that_is_not_a_number_is_caught(verifier_of: Make, monkeypatch: pytest.MonkeyPatch):
-    def nan(self: PrmFamily, values: np.ndarray, before: float | None) -> float:
+    def nan(self: PrmFamily, evidence: float) -> float:
         return float("nan")
 
     monkeypatch.setattr(SpecifiedFamily, "score", nan)

@@ -12,7 +12,7 @@ from paths import PROBLEM, begin, child, score_path, score_step, settle, want
 from espalier.engine.engine import Engine
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.work import Score, Scored
-from espalier.prm.base import PrmFamily, ScoreInput, StepPath, without_label, without_special_tokens
+from espalier.prm.base import PrmFamily, Sampled, ScoreInput, StepPath, without_label, without_special_tokens
 from espalier.prm.families import load_verifier
 from espalier.prm.scorer import ScoreStatus
 from espalier.prm.session import StepSession
@@ -59,7 +59,7 @@ def test_a_path_that_is_tokenised_otherwise_is_read_anew_with_the_same_score(
         whole = merging.full_path(StepPath(PROBLEM, steps[:end]))
         sequence = engine.open("verifier", [])
         values = read(engine, sequence, list(whole.token_ids), list(whole.score_positions))
-        assert merging.score(values, None) == scores[end - 1]
+        assert merging.score(merging.evidence(values, None, Sampled())) == scores[end - 1]
         release(engine, sequence)
 
 
@@ -90,7 +90,7 @@ class FromTheFirstStep(PrmFamily):
         ]
         return ScoreInput(ends[-1].token_ids, tuple(end.score_positions[0] for end in ends), full_path=True)
 
-    def score(self, values: np.ndarray, before: float | None) -> float:
+    def evidence(self, values: np.ndarray, before: float | None, sampled: Sampled) -> float:
         return float(values.min())
 
 
@@ -216,9 +216,10 @@ def test_an_implicit_reward_of_any_size_gives_a_score_that_the_next_step_can_go_
         return np.array(rewards)[:, None]
 
     family = load_family("eurus-prm")
-    score = family.score(values(reward), None)
+    evidence = family.evidence(values(reward), None, Sampled())
+    score = family.score(evidence)
     assert 0 < score < 1
     assert abs(score - (reward > 0)) < 1e-15
-    assert family.score(values(0.0), score) == pytest.approx(score, rel=0.1)
-    back = family.score(values(-30.0 if reward > 0 else 30.0), score)
+    assert family.score(family.evidence(values(0.0), evidence, Sampled())) == score
+    back = family.score(family.evidence(values(-30.0 if reward > 0 else 30.0), evidence, Sampled()))
     assert 1 / (1 + np.exp(-6.1)) > max(back, 1 - back) > 1 / (1 + np.exp(-5.9)), "6 are left of 36"

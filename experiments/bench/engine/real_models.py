@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from espalier.engine.engine import Engine, EngineSettings
+from espalier.engine.models.chat.system_prompt import STEP_SYSTEM_PROMPT
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
@@ -23,7 +24,7 @@ from espalier.engine.models.weights import GGUF
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 from espalier.experiments.bench.report import Show, nothing_shown
-from espalier.search.run.generator import STEP_SYSTEM_PROMPT, render_prompt
+from espalier.search.run.generator import render_prompt
 
 TEXTS = (
     "The steam engine was improved step by step: Newcomen pumped water, Watt condensed the steam apart.",

@@ -19,12 +19,13 @@ from hostile_gguf import HostileGguf, Parts, take_apart, write
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.chat import template
+from espalier.engine.models.chat.system_prompt import system_prompt_of
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.work import Sampling
 from espalier.experiments.planning.inspection import inspect_checkpoint
 from espalier.prm.families import load_verifier
-from espalier.search.run.generator import Generator, system_prompt_of
+from espalier.search.run.generator import Generator
 
 SECONDS = 20
 """Beyond this a case hangs."""

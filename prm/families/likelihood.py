@@ -1,0 +1,145 @@
+"""How likely another language model finds a solution: `likelihood` and `likelihood-ratio`; nothing is trained for them.
+
+`likelihood` is the geometric mean of the probabilities of a path's tokens, up to and with a step, under the verifier:
+exp of their mean log-probability. `likelihood-ratio` divides it by the same mean under the generator, which sampling
+gives with each step: with r that ratio the score is r / (1 + r), so 0.5 where both models find the path equally likely.
+What both find likely is then no evidence, such as a phrase that every solution has. Means, not sums: a sum prefers
+short solutions.
+
+Layout: the prompt that the verifier would solve the problem from as a generator, with the system prompt that its
+checkpoint asks for, else the one that asks for steps; then the steps as they were sampled. A step that does not end its
+line is followed by a blank line before the next one. The log-probability of a step's first token needs the hidden state
+of the token before it, so the last token of a path is fed with the next step. The verifier reads texts, so its tokens
+need not be the generator's; each mean is over its own tokens, and the generator's has the end of the answer too.
+
+Source: scoring with a language model's log-likelihood is as old as these; the ratio to the model that sampled is the
+expert and amateur of contrastive decoding (Li et al., arXiv:2210.15097), over whole steps.
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from espalier.engine.models.chat.system_prompt import render_with_system, system_prompt_of
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model, load_generator
+from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath
+from espalier.prm.heads import log_probability_head
+
+INFO = FamilyInfo(
+    name="likelihood",
+    models="any generator",
+    architectures=("*ForCausalLM",),
+    head="`lm_head`",
+    layout="the prompt of a generator, the steps as they are; a blank line after one that does not end its line",
+    score_positions="every token from the one before the step to its last but one",
+    score="exp of the mean log-probability of the path's tokens",
+    source="the geometric mean probability of the text, Espalier's",
+)
+RATIO_INFO = replace(
+    INFO,
+    name="likelihood-ratio",
+    score="r / (1 + r), r that of `likelihood` over that of the generator, from sampling",
+    source="arXiv:2210.15097, of whole paths",
+    of_sampling=True,
+)
+
+
+class Likelihoods(NamedTuple):
+    """Evidence of a path: log-probability and number of its tokens under the verifier, and as they were sampled."""
+
+    read: Sampled
+    sampled: Sampled
+
+
+class Likelihood(PrmFamily):
+    """The likelihood family; see the module."""
+
+    info = INFO
+    rounding = 1e-9  # a path's log-probabilities are summed step by step or at once
+    max_special_tokens = 3  # a blank line, and the token before the step
+
+    def __init__(self, model: Model, system_prompt: str) -> None:
+        self.model = model
+        self._system_prompt = system_prompt
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        """The prompt without its last token."""
+        return self._prompt(problem)[:-1]
+
+    def read(self, path: StepPath) -> ScoreInput:
+        """Feed the token before the step and the step without its last token; each is read for the token after it."""
+        step = self._step(path, len(path.steps) - 1)
+        before = self._step(path, len(path.steps) - 2) if len(path.steps) > 1 else self._prompt(path.problem)
+        ids = (before[-1], *step[:-1])
+        return ScoreInput(ids, tuple(range(len(ids))), targets=tuple(step))
+
+    def full_path(self, path: StepPath) -> ScoreInput:
+        """The whole path at once, whose mean needs no evidence of the steps before."""
+        prompt = self._prompt(path.problem)
+        steps = [i for index in range(len(path.steps)) for i in self._step(path, index)]
+        ids = (*prompt, *steps[:-1])
+        return ScoreInput(ids, tuple(range(len(prompt) - 1, len(ids))), full_path=True, targets=tuple(steps))
+
+    def evidence(self, values: np.ndarray, before: Likelihoods | None, sampled: Sampled) -> Likelihoods:
+        """The path's sums."""
+        read = Sampled(math.fsum(values[:, 0].tolist()), len(values))
+        if before is None:
+            return Likelihoods(read, sampled)
+        return Likelihoods(before.read.and_then(read), before.sampled.and_then(sampled))
+
+    def score(self, evidence: Likelihoods) -> float:
+        """The geometric mean of the probabilities of the path's tokens."""
+        return math.exp(_mean(evidence.read))
+
+    def _prompt(self, problem: str) -> list[int]:
+        tokenizer = self.model.tokenizer
+        if tokenizer.has_chat_template:
+            turn = {"role": "user", "content": problem}
+            text = render_with_system(tokenizer, self._system_prompt, [turn], enable_thinking=False)
+        else:
+            system = f"{self._system_prompt}\n\n" if self._system_prompt else ""
+            text = f"{tokenizer.begin}{system}{problem}\n\n"
+        return tokenizer.encode(text)
+
+    def _step(self, path: StepPath, index: int) -> list[int]:
+        """Ids of a step, with the blank line that the step before it lacks; not what follows a last step."""
+        text = path.steps[index]
+        begins = index > 0 and not path.steps[index - 1].endswith("\n")
+        return self.model.tokenizer.encode("\n\n" * begins + text)
+
+
+class LikelihoodRatio(Likelihood):
+    """The family of likelihood ratios; see the module."""
+
+    info = RATIO_INFO
+
+    def score(self, evidence: Likelihoods) -> float:
+        """The ratio of the geometric means, as a share of its sum with 1."""
+        return 1.0 / (1.0 + math.exp(min(_mean(evidence.sampled) - _mean(evidence.read), 700.0)))
+
+
+def _mean(tokens: Sampled) -> float:
+    return tokens.log_probability / tokens.num_tokens if tokens.num_tokens else 0.0
+
+
+def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Likelihood:
+    """Load a language model that says how likely solutions are.
+
+    Raises:
+        CheckpointError: the checkpoint is no generator.
+    """
+    return Likelihood(*_loaded(checkpoint, dtype, device))
+
+
+def load_ratio(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> LikelihoodRatio:
+    """Load a language model whose likelihoods are compared with the generator's; raises as `load`."""
+    return LikelihoodRatio(*_loaded(checkpoint, dtype, device))
+
+
+def _loaded(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> tuple[Model, str]:
+    model = load_generator(checkpoint, dtype, device)
+    return replace(model, head=log_probability_head(model.head), eos_token_ids=()), system_prompt_of(checkpoint)
