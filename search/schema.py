@@ -17,13 +17,16 @@ import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 
@@ -67,7 +70,7 @@ class Option:
     parse: Callable[[str], Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Field:
     """One declared field.
 
@@ -94,12 +97,19 @@ class Field:
         """The long flag."""
         return "--" + self.name.replace("_", "-")
 
-    @property
+    @cached_property
     def item(self) -> type | None:
         """The dataclass whose instances the field lists; None for a single value."""
         items = get_args(self.kind)
         lists = get_origin(self.kind) is tuple and isinstance(items[0], type) and is_dataclass(items[0])
         return items[0] if lists else None
+
+    @cached_property
+    def _adapter(self) -> "TypeAdapter[Any]":
+        from pydantic import ConfigDict, TypeAdapter  # slow to import: 0.1 s
+
+        rule: Any = self.kind if self.bounds is None else Annotated[self.kind, self.bounds]
+        return TypeAdapter(rule, config=ConfigDict(strict=True, allow_inf_nan=False))
 
     @property
     def range(self) -> str:
@@ -124,19 +134,17 @@ class Field:
 
     def violation(self, value: Any) -> str | None:
         """Return what is wrong with a value, None if it is valid."""
-        from pydantic import ValidationError
-
         if (value is None and self.optional) or (self.own and isinstance(value, CodeName)):
             return None
         if self.item:
             return _list_violation(self.item, value)
         try:
-            _adapter(self).validate_python(value)
-        except ValidationError as error:
+            self._adapter.validate_python(value)
+        except ValueError as error:
             rule = self.range
             if issubclass(self.kind, StrEnum):
                 rule = f"one of {', '.join(self.kind)}"
-            elif not rule or "type" in error.errors()[0]["type"]:
+            elif not rule or "type" in cast("ValidationError", error).errors()[0]["type"]:
                 rule = KINDS.get(self.kind, "a path")
             return f"must be {rule}, is {self.show(value)}"
         return None
@@ -267,14 +275,6 @@ def _list_violation(kind: type, values: Any) -> str | None:
         return f"must be a list of objects with {' and '.join(field.name for field in declared(kind))}"
     found = (f"item {i}: {wrong.field} {wrong.description}" for i, v in enumerate(values) for wrong in violations(v))
     return next(found, None)
-
-
-@cache
-def _adapter(field: Field) -> Any:
-    from pydantic import ConfigDict, TypeAdapter  # slow to import: 0.1 s
-
-    rule: Any = field.kind if field.bounds is None else Annotated[field.kind, field.bounds]
-    return TypeAdapter(rule, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 def _field(name: str, annotation: Any, default: Any) -> Field:
