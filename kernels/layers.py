@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from espalier.kernels.attention import Attend, PrepareAttention
 from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.cache import write_kv
+from espalier.kernels.kept import Kept
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import Rotary, apply_rotary, attention_factor, inverse_frequencies, rotary_table
 
@@ -136,6 +137,9 @@ class Layers(Protocol):
     def weights(self, index: int) -> LayerWeights:
         """One layer's weights as they were given."""
         ...
+
+    def kept(self) -> Kept | None:
+        """All weights of the layers, for `Backend.layers_of_kept`; None where that would save no time."""
 
     def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool) -> None:
         """Do once, before the first step over this KV pool, what would hold up the first steps: nothing, usually.

@@ -10,6 +10,7 @@ from espalier.kernels.attention import Attend, GatheredAttention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import copy_blocks, write_kv
 from espalier.kernels.calls import Call, PrepareStep, TorchStepCalls
+from espalier.kernels.kept import Kept
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
 from espalier.kernels.layout import KVLayout, LayerKV
 from espalier.kernels.linear import GroupedLinear, Linear, QuantizedPacker
@@ -31,11 +32,13 @@ class TorchBackend:
         copy_blocks: see `kernels.cache.copy_blocks`.
         filter_logits: see `kernels.sampling.filter_logits`.
         draw_tokens: see `kernels.sampling.draw_tokens`.
+        keeps_int8: whether weights in int8 can be kept for a later process; see `layers_of_kept`.
         causal_convolution: see `kernels.recurrent`, as of the three others there.
     """
 
     layout: type[KVLayout] = KVLayout
     rows_are_independent = False
+    keeps_int8 = False
     write_kv = staticmethod(write_kv)
     causal_convolution = staticmethod(causal_convolution)
     gated_delta_rule = staticmethod(gated_delta_rule)
@@ -60,6 +63,18 @@ class TorchBackend:
             UnsupportedShapeError: when the backend has no room for such layers.
         """
         return TorchLayers(count, load, spec, outer, self.prepare_attention)
+
+    def layers_of_kept(self, kept: Kept, count: int, spec: DecoderSpec, outer: EmbeddingAndNorm) -> Layers:
+        """The layers whose `kept` is given, of the same kind of backend; see `prepare_layers`."""
+        raise NotImplementedError
+
+    def keep_weight(self, weight: torch.Tensor) -> Kept | None:
+        """A quantised weight, for `weight_of_kept`; None where quantising it anew takes no longer."""
+        del weight
+
+    def weight_of_kept(self, kept: Kept) -> torch.Tensor:
+        """The weight that `keep_weight` was given, of the same kind of backend."""
+        raise NotImplementedError
 
     def prepare_attention(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
         """Attention of one step, for all of its layers; see `kernels.attention.PrepareAttention`."""

@@ -16,6 +16,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.adapter import Adapter
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.families import GENERATOR_CLASSES, family_of, impl_of, parse_decoder_config
+from espalier.engine.models.load_cache import LoadCache, code_state
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.models.stored.base import StoredFormat
 from espalier.engine.models.stored.formats import stored_format
@@ -30,6 +31,8 @@ from espalier.engine.models.weights import (
     small_files,
     weight_files,
 )
+from espalier.kernels.backend import Backend
+from espalier.kernels.kept import Kept
 
 if TYPE_CHECKING:
     from espalier.engine.models.gguf.file import GgufFile
@@ -43,6 +46,8 @@ _DUMMY_STD = 0.02
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _EMBEDDINGS = [f"{before}{_EMBEDDING}" for before in ("model.", "", "model.language_model.", "language_model.model.")]
 """The last two are of checkpoints with images."""
+_TAKEN, _WARNINGS = "taken", "warnings"
+"""Facts of what is kept: the tensors it was made of, and what was odd about them."""
 _ROWS = 4096
 """Rows that are compared at a time."""
 
@@ -73,6 +78,7 @@ class Checkpoint:
         batch_invariant: bool = False,
         adapter: Path | None = None,
         model_impl: ModelImpl = ModelImpl.AUTO,
+        load_cache: LoadCache | None = None,
     ) -> None:
         """Open `folder`, reading names and shapes from every weight file, and no tensor.
 
@@ -84,6 +90,7 @@ class Checkpoint:
             batch_invariant: whether a request must have the same bits in any batch, on every device.
             adapter: folder of a LoRA adapter that is merged into the weights as they are read; see `adapter`.
             model_impl: which code is to run the decoder.
+            load_cache: keeps weights as they are once they are loaded, where a backend can begin with them.
 
         Raises:
             CheckpointError: when its configuration or weights are missing or unreadable.
@@ -96,6 +103,7 @@ class Checkpoint:
         self.batch_invariant = batch_invariant
         self.model_impl = model_impl
         self.load_format = load_format
+        self._load_cache = load_cache
         self._on_bytes = on_bytes
         self.tensors: dict[str, TensorInfo] = {}
         self._packed: PackedWeights | None = None
@@ -232,8 +240,11 @@ class Checkpoint:
             _fill_with_noise(name, out)
             return
         self._require(name, tuple(out.shape))
-        stored = self._read(name)
-        self._finish(name, stored, out.copy_(stored))
+        suits = out.dtype == torch.float32 and out.device.type == "cpu" and out.is_contiguous()
+        stored = self._read(name, out if suits else None)
+        if stored.data_ptr() != out.data_ptr():
+            out.copy_(stored)
+        self._finish(name, stored, out)
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor as it is stored, on the host; its bytes may be the file's, so it must not be written to.
@@ -251,6 +262,51 @@ class Checkpoint:
     def ignore(self, name: str) -> None:
         """Count a tensor as used without reading it."""
         self._count(name)
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """Names of the tensors that count as used so far."""
+        return frozenset(self._taken)
+
+    def kept(self, part: str, backend: Backend, dtype: torch.dtype) -> Kept | None:
+        """What `keep` was given in this process or an earlier one; the same tensors then count as used.
+
+        Args:
+            part: of the model.
+            backend: the one that runs it.
+            dtype: of the weights that are not quantised.
+        """
+        if not self._keeps(backend) or not (kept := cast(LoadCache, self._load_cache).read(self._entry(part, dtype))):
+            return None
+        for name in kept.facts[_TAKEN]:
+            self._count(name)
+        for text in kept.facts[_WARNINGS]:
+            self.warn(text)
+        return kept
+
+    def keep(self, part: str, backend: Backend, dtype: torch.dtype, kept: Kept, taken: frozenset[str]) -> None:
+        """Keep a part of the model for later processes, if there is a cache.
+
+        Args:
+            part: see `kept`.
+            backend: see `kept`.
+            dtype: see `kept`.
+            kept: what it is made of.
+            taken: the tensors that counted as used before it was made.
+        """
+        if self._keeps(backend):
+            facts = {**kept.facts, _TAKEN: sorted(self._taken - taken), _WARNINGS: list(self.warnings)}
+            cast(LoadCache, self._load_cache).write(self._entry(part, dtype), kept._replace(facts=facts))
+
+    def _keeps(self, backend: Backend) -> bool:
+        """True if there is a cache, and weights that it saves time for: int8 ones, of files."""
+        known = self.quantization is Quantization.INT8 and self.load_format is not LoadFormat.DUMMY
+        return self._load_cache is not None and known and backend.keeps_int8
+
+    def _entry(self, part: str, dtype: torch.dtype) -> str:
+        """The name of an entry: a hash of the checkpoint's files, of what becomes of them, and of the code for that."""
+        of = f"{self.digest()} {part} {dtype} {self.decoder_config.impl} {code_state()}"
+        return hashlib.sha256(of.encode()).hexdigest()[:32]
 
     def require_all_taken(self) -> None:
         """Raise CheckpointError when a tensor of the checkpoint was neither taken nor ignored; closes its files."""
@@ -290,6 +346,10 @@ class Checkpoint:
         The files are configuration, tokenizer, chat template and, except with dummy weights, the weight files, in order
         of name. A weight file in the hub's cache is a link to a blob named by its sha256, so it is not read for this.
         """
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         dummy = self.load_format is LoadFormat.DUMMY
         total = hashlib.sha256(f"{self.quantization} {dummy}".encode())
         adapter = [*small_files(self._adapter.folder), self._adapter.file] if self._adapter else []
@@ -315,6 +375,12 @@ class Checkpoint:
             return False
         if self.shape(embedding) != self.shape(_HEAD):
             return True
+        if (
+            not self._adapter and not self._packed
+        ):  # most differ from the beginning; packed ones take long to read whole
+            one, other = (self._file(self.tensors[each].file).first_rows(each, _ROWS) for each in (embedding, _HEAD))
+            if not torch.equal(one.float(), other.float()):
+                return True
         parts = (self._read(name).split(_ROWS) for name in (embedding, _HEAD))
         return not all(torch.equal(one.float(), other.float()) for one, other in zip(*parts, strict=True))
 
@@ -326,16 +392,17 @@ class Checkpoint:
         if suffix := adapter.architecture_suffix:
             self.config["architectures"] = [re.sub(r"For\w+$", "", self.architecture) + suffix]
 
-    def _read(self, name: str) -> torch.Tensor:
+    def _read(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor:
+        """A tensor as it is to be used; see `WeightFile.read`."""
         if not self._adapter:
-            return self._read_base(name)
-        weight = self._adapter.read(name) if name in self._adapter.replaced else self._read_base(name)
+            return self._read_base(name, room)
+        weight = self._adapter.read(name) if name in self._adapter.replaced else self._read_base(name, room)
         return self._adapter.merge(name, weight) if name in self._adapter.changed else weight
 
-    def _read_base(self, name: str) -> torch.Tensor:
+    def _read_base(self, name: str, room: torch.Tensor | None) -> torch.Tensor:
         if self._packed and name in self._packed.parts:
             return self._packed.read(name)
-        return self._file(self.tensors[name].file).read(name)
+        return self._file(self.tensors[name].file).read(name, room)
 
     def _finish(self, name: str, stored: torch.Tensor, out: torch.Tensor) -> None:
         """Count a tensor as used, if `out`, its values as they are taken, are numbers."""

@@ -12,10 +12,13 @@ from espalier.engine.models.options import Quantization
 from espalier.engine.models.quantization import make_quantizer, refined_outputs, stored_bytes
 from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.batch import StepBatch
+from espalier.kernels.kept import Kept
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV
 
 log = logging.getLogger("espalier.engine")
+_EMBEDDING, _NORM, _BYTES = "embedding", "norm", "weight bytes"
+"""Names of what is kept beside the layers."""
 
 
 class Decoder:
@@ -100,6 +103,11 @@ def load_decoder(
     backend = choose_backend_for(checkpoint, dtype, device)
     log.info("%s runs by native code", checkpoint.folder)
     quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
+    if kept := checkpoint.kept("decoder", backend, dtype):
+        outer = EmbeddingAndNorm(kept.tensors[_EMBEDDING], kept.tensors[_NORM])
+        layers = backend.layers_of_kept(kept, config.num_layers, config.spec, outer)
+        return Decoder(config, backend, layers, kept.facts[_BYTES])
+    taken = checkpoint.taken
     weight_bytes, rooms = 0, dict[torch.Size, torch.Tensor]()
     prefix = checkpoint.decoder_prefix
     if "language_model." in prefix:
@@ -116,12 +124,14 @@ def load_decoder(
 
     def fuse(names: Sequence[str], rows: Sequence[int], *columns: int) -> torch.Tensor:
         """Tensors one below the other, of `rows` rows each, or one that holds them all; each is read into its place."""
-        if len(names) == 1:
+        quantised = columns and checkpoint.quantization is not Quantization.NONE
+        if len(names) == 1 and not quantised:
             return take(names[0], sum(rows), *columns)
         whole = torch.empty(sum(rows), *columns, dtype=dtype, device=device)
-        if columns and checkpoint.quantization is not Quantization.NONE:
+        if quantised:
             whole = rooms.setdefault(whole.shape, whole)  # quantised before the next one is read
-        for name, part in zip(names, whole.split(list(rows)), strict=True):
+        parts = whole.split(list(rows)) if len(names) > 1 else [whole]
+        for name, part in zip(names, parts, strict=True):
             checkpoint.take_into(prefix + name, part)
         return whole
 
@@ -165,7 +175,11 @@ def load_decoder(
         layers = backend.prepare_layers(config.num_layers, layer, config.spec, outer)
     except UnsupportedShapeError as error:
         raise CheckpointError(f"{checkpoint.folder} cannot be run on {device}: {error}; --device cpu can") from error
-    return Decoder(config, backend, layers, weight_bytes + embedding.nbytes + outer.norm.nbytes)
+    weight_bytes += embedding.nbytes + outer.norm.nbytes
+    if kept := layers.kept():
+        tensors = {**kept.tensors, _EMBEDDING: embedding, _NORM: outer.norm}
+        checkpoint.keep("decoder", backend, dtype, Kept(tensors, {**kept.facts, _BYTES: weight_bytes}), taken)
+    return Decoder(config, backend, layers, weight_bytes)
 
 
 def _ignore_images(checkpoint: Checkpoint) -> None:

@@ -150,7 +150,7 @@ def language_model_head(checkpoint: Checkpoint, decoder: Decoder, quantised: boo
     if not decoder.config.tied:
         return _untied_head(checkpoint, decoder.backend, decoder.dtype, decoder.device, quantised)
     checkpoint.ignore(_HEAD)
-    return _prepared_head(decoder.embedding, decoder.backend, quantised)
+    return _head(checkpoint, decoder.backend, decoder.dtype, lambda: decoder.embedding, quantised)
 
 
 @freed_at_once()
@@ -158,13 +158,21 @@ def _untied_head(
     checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, device: torch.device | str, quantised: bool
 ) -> Head:
     config = checkpoint.decoder_config
-    weight = checkpoint.take(_HEAD, dtype, device, (config.vocab_size, config.hidden_size))
-    return _prepared_head(weight, backend, quantised)
+    shape = config.vocab_size, config.hidden_size
+    return _head(checkpoint, backend, dtype, lambda: checkpoint.take(_HEAD, dtype, device, shape), quantised)
 
 
-def _prepared_head(weight: torch.Tensor, backend: Backend, quantised: bool) -> Head:
-    if quantised and backend.quantized_packer():
-        weight = make_quantizer(Quantization.INT8, backend, weight.dtype, weight.device)(weight, 0)
+def _head(
+    checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, read: Callable[[], torch.Tensor], quantised: bool
+) -> Head:
+    if not quantised or not backend.quantized_packer():
+        return backend.prepare_linear(read())
+    if kept := checkpoint.kept("head", backend, dtype):
+        return backend.prepare_linear(backend.weight_of_kept(kept))
+    taken, weight = checkpoint.taken, read()
+    weight = make_quantizer(Quantization.INT8, backend, weight.dtype, weight.device)(weight, 0)
+    if kept := backend.keep_weight(weight):
+        checkpoint.keep("head", backend, dtype, kept, taken)
     return backend.prepare_linear(weight)
 
 

@@ -44,8 +44,17 @@ class WeightFile(Protocol):
         """The tensors of the file, by name."""
         ...
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor on the host; copy it and do not keep it, for its bytes may belong to the file."""
+    def read(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor:
+        """A tensor on the host; copy it and do not keep it, for its bytes may belong to the file.
+
+        Args:
+            name: the tensor's name.
+            room: contiguous float32 memory of its shape, which values that must be expanded may be put in.
+        """
+        ...
+
+    def first_rows(self, name: str, count: int) -> torch.Tensor:
+        """The first rows of an embedding or a head on the host, with the values of `read`."""
         ...
 
 
@@ -68,9 +77,13 @@ class SafetensorsFile:
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise _damaged(path, error) from error
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor:
         """See `WeightFile`."""
         return self._file.get_tensor(name)
+
+    def first_rows(self, name: str, count: int) -> torch.Tensor:
+        """See `WeightFile`."""
+        return self._file.get_slice(name)[:count]
 
     def _info(self, path: Path, name: str) -> TensorInfo:
         lazy = self._file.get_slice(name)
@@ -106,9 +119,13 @@ class BinFile:
         self._held = _require_tensors(path, held)
         self.tensors = {name: _info(path, tensor) for name, tensor in self._held.items()}
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor:
         """See `WeightFile`."""
         return self._held[name]
+
+    def first_rows(self, name: str, count: int) -> torch.Tensor:
+        """See `WeightFile`."""
+        return self._held[name][:count]
 
 
 def open_weight_file(path: Path) -> WeightFile:

@@ -18,7 +18,7 @@ from espalier.search.run.load import RuntimeSettings
 from espalier.search.tokenization import TokenizationRequest
 
 _CONNECT_SECONDS = 10.0
-_PATHS = ("generator", "verifier", "verifier_family", "verifier_reference", "cache_dir")
+_PATHS = ("generator", "verifier", "verifier_family", "verifier_reference", "cache_dir", "load_cache")
 """Settings that may name files, relative to the folder of this process."""
 
 

@@ -1,6 +1,7 @@
 """The backend for float32 on CPU, compiled by numba."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -13,13 +14,14 @@ from espalier.kernels.cpu.attention.spans import spans_compilation
 from espalier.kernels.cpu.cache import copy_blocks_cpu, copy_compilation
 from espalier.kernels.cpu.decoder import CpuLayers
 from espalier.kernels.cpu.layer_weights import run_in_one_call
-from espalier.kernels.cpu.products.int8_linear import pack_int8
+from espalier.kernels.cpu.products.int8_linear import Int8Weight, int8_of_kept, kept_int8, pack_int8
 from espalier.kernels.cpu.products.linear import CpuLinear
 from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_quantized
 from espalier.kernels.cpu.recurrent.convolution import causal_convolution_cpu
 from espalier.kernels.cpu.recurrent.recurrence import gated_delta_rule_cpu, state_space_scan_cpu
 from espalier.kernels.cpu.sampling import draw_compilation, draw_tokens_cpu, filter_logits_cpu
 from espalier.kernels.cpu.threads import set_threads, usable_cores
+from espalier.kernels.kept import Kept
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear, QuantizedPacker, Rest
@@ -30,6 +32,7 @@ class CpuBackend(TorchBackend):
     """See `TorchBackend`. Layers run in one compiled call; those in int4 run operation by operation."""
 
     rows_are_independent = True
+    keeps_int8 = HAS_VNNI
     copy_blocks = staticmethod(copy_blocks_cpu)
     filter_logits = staticmethod(filter_logits_cpu)
     draw_tokens = staticmethod(draw_tokens_cpu)
@@ -47,10 +50,20 @@ class CpuBackend(TorchBackend):
             return load(index) if index else first
 
         if run_in_one_call(first):
-            layers = CpuLayers(count, rest, spec, outer)
-            compile_ahead(compilations(layers), usable_cores())
-            return layers
+            return _compiled(CpuLayers(count, rest, spec, outer))
         return TorchLayers(count, rest, spec, outer, self.prepare_attention)
+
+    def layers_of_kept(self, kept: Kept, count: int, spec: DecoderSpec, outer: EmbeddingAndNorm) -> Layers:
+        """See `Backend`."""
+        return _compiled(CpuLayers(count, _no_weights, spec, outer, kept))
+
+    def keep_weight(self, weight: torch.Tensor) -> Kept | None:
+        """See `Backend`."""
+        return kept_int8(weight, "weight") if isinstance(weight, Int8Weight) else None
+
+    def weight_of_kept(self, kept: Kept) -> torch.Tensor:
+        """See `Backend`."""
+        return cast(torch.Tensor, int8_of_kept(*kept, "weight"))
 
     def prepare_attention(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
         """See `Backend`."""
@@ -84,6 +97,15 @@ def _pack(
     if bits == 8 and HAS_VNNI:
         return pack_int8(values, scales, rest)
     return pack_quantized(values, scales, zeros, bits)
+
+
+def _no_weights(index: int) -> LayerWeights:
+    raise AssertionError(f"layer {index} is packed already")
+
+
+def _compiled(layers: CpuLayers) -> CpuLayers:
+    compile_ahead(compilations(layers), usable_cores())
+    return layers
 
 
 def compilations(layers: CpuLayers) -> list[Compilation]:

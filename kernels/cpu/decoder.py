@@ -55,6 +55,7 @@ from espalier.kernels.cpu.products.linear import (
 from espalier.kernels.cpu.products.tiles import aligned
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import num_threads, parallel_run, phase_items
+from espalier.kernels.kept import Kept
 from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import KVLayout, LayerKV
 
@@ -276,15 +277,23 @@ class CpuLayers(Layers):
     """
 
     def __init__(
-        self, count: int, load: Callable[[int], LayerWeights], spec: DecoderSpec, outer: EmbeddingAndNorm
+        self,
+        count: int,
+        load: Callable[[int], LayerWeights],
+        spec: DecoderSpec,
+        outer: EmbeddingAndNorm,
+        kept: Kept | None = None,
     ) -> None:
-        """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals."""
+        """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals.
+
+        With `kept`, what `kept()` gave, they are packed already.
+        """
         self.outer = outer
         self.tokens_per_item = TOKENS_PER_ITEM
         self._kv_places: _KVPlaces | None = None  # of the KV pool that the last step was on
         self._last = _LastStep()
         self._spec = spec
-        self._stacked = StackedLayers(count, load, spec)
+        self._stacked = StackedLayers.of_kept(kept, spec) if kept else StackedLayers.load(count, load, spec)
         self._windows = np.array([spec.window(index) or UNLIMITED for index in range(count)])
         frequencies = [(inverse.numpy(), np.full(len(inverse), f, np.float32)) for inverse, f in spec.frequencies()]
         ends = np.cumsum([0, *(len(inverse) for inverse, _ in frequencies)])
@@ -302,6 +311,10 @@ class CpuLayers(Layers):
     def weights(self, index: int) -> LayerWeights:
         """See `Layers`."""
         return self._stacked.weights(index)
+
+    def kept(self) -> Kept | None:
+        """See `Layers`."""
+        return self._stacked.kept()
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""

@@ -22,18 +22,21 @@ _SECONDS = 5e-10
 """What a value takes, within a factor of two or so."""
 
 
-def expand(packed: np.ndarray, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> np.ndarray:
+def expand(
+    packed: np.ndarray, kind: GGMLQuantizationType, shape: tuple[int, ...], room: np.ndarray | None = None
+) -> np.ndarray:
     """Values of a tensor in float32.
 
     Args:
         packed: uint8, `[..., bytes of a row]`.
         kind: how values are packed.
         shape: of the values.
+        room: where to put them, contiguous, with as many elements: memory that was used before is faster than new.
 
     Raises:
         NotImplementedError: neither this code nor the package knows the kind.
     """
-    values = np.empty(shape, np.float32)
+    values = np.empty(shape, np.float32) if room is None else room.reshape(shape)
     size, num_bytes = GGML_QUANT_SIZES[kind]
     blocks, out = packed.reshape(-1, num_bytes), values.reshape(-1, size)
     seconds = values.size * _SECONDS

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.cpu.products.int8_linear import GROUP, Int8Weight, int8_panels
+from espalier.kernels.cpu.products.int8_linear import GROUP, Int8Weight, int8_of_kept, int8_panels, kept_int8
 from espalier.kernels.cpu.products.linear import PANEL, pack, room_for_weights, unpack
+from espalier.kernels.kept import Kept
 from espalier.kernels.layers import DecoderSpec, LayerWeights
 
 
@@ -56,19 +57,48 @@ class StackedLayers:
         arrays: what compiled code reads: `StackedWeights` of arrays, those in panels flat or `Int8Panels`.
     """
 
-    def __init__(self, count: int, load: Callable[[int], LayerWeights], spec: DecoderSpec) -> None:
+    def __init__(
+        self, packed: StackedWeights, spec: DecoderSpec, inner: int, has_bias: bool, has_out_bias: bool
+    ) -> None:
+        """Have weights that are packed; see `load`, and `of_kept`."""
+        self._packed, self._spec, self.inner = packed, spec, inner
+        self._has_bias, self._has_out_bias = has_bias, has_out_bias
+        self.int8 = isinstance(packed.qkv, Int8Weight)
+        self.refined = packed.qkv.refined if isinstance(packed.qkv, Int8Weight) else 0
+        self.arrays = StackedWeights(*(_as_array(whole) for whole in packed))
+
+    @classmethod
+    def load(cls, count: int, load: Callable[[int], LayerWeights], spec: DecoderSpec) -> "StackedLayers":
         """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals."""
-        self._spec = spec
         first = load(0)
-        self._has_bias, self._has_out_bias = first.qkv_bias is not None, first.out_bias is not None
-        self.inner = first.down.shape[1]
-        self.int8 = isinstance(first.qkv, Int8Weight)
-        self.refined = first.qkv.refined if isinstance(first.qkv, Int8Weight) else 0
-        self._packed = StackedWeights(*(_room(count, part) for part in _pack(first, spec)))
+        packed = StackedWeights(*(_room(count, part) for part in _pack(first, spec)))
         for index in range(count):
-            for whole, part in zip(self._packed, _pack(load(index) if index else first, spec), strict=True):
+            for whole, part in zip(packed, _pack(load(index) if index else first, spec), strict=True):
                 _of_each(lambda whole, part, index=index: whole[index].copy_(part), whole, part)
-        self.arrays = StackedWeights(*(_as_array(whole) for whole in self._packed))
+        return cls(packed, spec, first.down.shape[1], first.qkv_bias is not None, first.out_bias is not None)
+
+    @classmethod
+    def of_kept(cls, kept: Kept, spec: DecoderSpec) -> "StackedLayers":
+        """The layers whose weights `kept` gave."""
+        tensors, facts = kept
+        packed = (
+            tensors[name] if name in tensors else int8_of_kept(tensors, facts, name) for name in StackedWeights._fields
+        )
+        return cls(StackedWeights(*packed), spec, facts["inner"], facts["has_bias"], facts["has_out_bias"])
+
+    def kept(self) -> Kept | None:
+        """All weights, for `of_kept`; None where they are not in int8."""
+        if not self.int8:
+            return None
+        tensors = dict[str, torch.Tensor]()
+        facts: dict[str, Any] = {"inner": self.inner, "has_bias": self._has_bias, "has_out_bias": self._has_out_bias}
+        for name, part in self._packed._asdict().items():
+            if isinstance(part, Int8Weight):
+                its = kept_int8(part, name)
+                tensors, facts = {**tensors, **its.tensors}, {**facts, **its.facts}
+            else:
+                tensors[name] = part
+        return Kept(tensors, facts)
 
     def weights(self, index: int) -> LayerWeights:
         """One layer's weights as they were given."""

@@ -108,6 +108,13 @@ class RuntimeSettings:
     cache_dir: Annotated[
         Path | None, Option("Download folder; default: HF_HUB_CACHE, else ~/.cache/huggingface/hub.")
     ] = None
+    load_cache: Annotated[
+        str,
+        Option(
+            "Folder that keeps weights once they are int8, on a CPU by native code, so that the next load takes a "
+            "fraction of the time; auto is espalier/weights in XDG_CACHE_HOME or ~/.cache, none keeps nothing."
+        ),
+    ] = AUTO
     kv_memory: Annotated[
         int | None,
         Option(
@@ -206,6 +213,7 @@ class SolverSettings(TypedDict, total=False):
     verifier_quantization: Quantization | str
     offline: bool
     cache_dir: Path | None
+    load_cache: str
     gpu_memory_utilization: float
     reserved_share: float
     expected_tokens: int | None
@@ -430,6 +438,7 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     """Open the checkpoints by role before loading any, so that errors in either are raised at once."""
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.hub import HubSettings, locate_with_adapter
+    from espalier.engine.models.load_cache import open_cache
 
     hub = HubSettings(settings.offline, settings.cache_dir)
     done = 0
@@ -440,11 +449,11 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         if on_bytes:
             on_bytes(done, sum(checkpoint.nbytes for checkpoint in opened.values()))
 
-    form = settings.load_format
+    form, kept = settings.load_format, open_cache(settings.load_cache)
     opened = dict[str, Checkpoint]()
     for role, (name, quantization) in settings.checkpoints.items():
         folder, adapter = locate_with_adapter(name, form, hub)
-        options = settings.batch_invariant, adapter, settings.model_impl
+        options = settings.batch_invariant, adapter, settings.model_impl, kept
         opened[role] = Checkpoint(folder, form, quantization, count, *options)
     if _device(settings.device).type == "cpu":
         _require_memory(opened, settings)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,10 @@ class GgufFile:
         """
         header = Header(path)
         first, *_ = parts_of(path)
+        self._path, self._header = path, header
         self._metadata = header.metadata if path == first else Header(first).metadata
         if not isinstance(kind := self._metadata.get("general.architecture"), str):
             raise CheckpointError(f"{path} holds no model: general.architecture in its metadata is {shown(kind)}")
-        self._path = path
         self._mapped: MappedArchitecture | None = None
         if kind not in LIKE_LLAMA:
             self._open_mapped(header)
@@ -79,12 +80,21 @@ class GgufFile:
             for name, (_, tensor) in self._stored.items()
         }
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor:
         """See `WeightFile`; float32, or as it is stored where that is float16."""
+        into = None if room is None else room.numpy()
         if self._mapped:
-            return self._mapped.read(name, lambda part: _values(self._stored[part][1], self._path))
+            into = into if len(self._mapped.parts[name]) == 1 else None
+            return self._mapped.read(name, lambda part: _values(self._stored[part][1], self._path, into))
         name, stored = self._stored[name]
-        return torch.from_numpy(self._in_layout_order(name, _values(stored, self._path)))
+        return torch.from_numpy(self._in_layout_order(name, _values(stored, self._path, into)))
+
+    def first_rows(self, name: str, count: int) -> torch.Tensor:
+        """The first rows of a tensor that is stored in the order of its values, as an embedding is; see `read`."""
+        _, stored = self._stored[self._mapped.parts[name][0] if self._mapped else name]
+        data = stored.data[:count]
+        part = replace(stored, data=data, shape=(len(data), *stored.shape[1:]))
+        return torch.from_numpy(_values(part, self._path))
 
     def text(self, name: str) -> str | None:
         """The text of the small file `name` of the same checkpoint in Hugging Face layout, or None where it has none.
@@ -110,7 +120,7 @@ class GgufFile:
 
     def _open_mapped(self, header: Header) -> None:
         """Find the tensors of an architecture that transformers' tables map."""
-        every = {name: tensor for part in parts_of(self._path) for name, tensor in Header(part).tensors.items()}
+        every = self._all_stored()
         try:
             mapped = MappedArchitecture(self._metadata, {name: tensor.shape for name, tensor in every.items()})
         except ValueError as error:
@@ -130,10 +140,15 @@ class GgufFile:
     def _config(self) -> dict[str, Any]:
         if self._mapped:
             return self._mapped.config
-        whole = {name: tensor for part in parts_of(self._path) for name, tensor in Header(part).tensors.items()}
+        whole = self._all_stored()
         shapes = {self._layout_name(name): tensor.shape for name, tensor in whole.items()}
         factors = whole.get(_ROPE_FACTORS)
         return model_config(self._metadata, shapes, None if factors is None else _values(factors, self._path))
+
+    def _all_stored(self) -> dict[str, StoredTensor]:
+        """The tensors of all parts of the file, by llama.cpp's names."""
+        headers = (self._header if part == self._path else Header(part) for part in parts_of(self._path))
+        return {name: tensor for header in headers for name, tensor in header.tensors.items()}
 
     def _layout_name(self, name: str) -> str:
         """The name in the Hugging Face layout of a tensor that llama.cpp calls `name`."""
@@ -155,14 +170,14 @@ class GgufFile:
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
 
 
-def _values(stored: StoredTensor, path: Path) -> np.ndarray:
-    """The values of a tensor, in its shape; float16 where it is stored so, else float32."""
+def _values(stored: StoredTensor, path: Path, room: np.ndarray | None = None) -> np.ndarray:
+    """The values of a tensor, in its shape; float16 where it is stored so, else float32, in `room` if it is given."""
     if (dtype := _PLAIN.get(stored.kind)) is not None:
         values = np.array(stored.data).view(dtype)
         stored.let_go()
         return values
     try:
-        values = expand(stored.data, stored.kind, stored.shape)
+        values = expand(stored.data, stored.kind, stored.shape, room)
     except NotImplementedError as error:
         raise CheckpointError(f"{path} has tensors of type {stored.kind.name}, which is not read") from error
     stored.let_go()

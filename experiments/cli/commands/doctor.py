@@ -70,6 +70,7 @@ def examine(settings: ServerSettings | None = None, runtime: RuntimeSettings | N
         "processor": _processor,
         "gpus": _gpus,
         "kernels": _kernels,
+        "weights": partial(_kept_weights, runtime or RuntimeSettings()),
         "models": partial(_models, runtime or RuntimeSettings()),
         "server": partial(server_findings, settings or ServerSettings()),
     }
@@ -141,6 +142,18 @@ def _kernels() -> Iterator[Finding]:
     count = len(list(place.rglob("*.nbc")))
     advice = "" if count else "none yet: the first search compiles them, which takes about 20 seconds"
     yield Finding("compiled kernels", f"{count} in {place}", advice)
+
+
+def _kept_weights(runtime: RuntimeSettings) -> Iterator[Finding]:
+    from espalier.engine.models.load_cache import open_cache
+    from espalier.kernels.cpu import HAS_VNNI
+
+    if (cache := open_cache(runtime.load_cache)) is None:
+        yield Finding("kept int8 weights", "none: --load-cache none, or no home")
+        return
+    entries = cache.entries()
+    held = f"{len(entries)} in {cache.folder}, {sum(size for _, size in entries) / 2**30:.1f} GiB"
+    yield Finding("kept int8 weights", held, "" if HAS_VNNI else "this processor has no AVX-512 VNNI: none are kept")
 
 
 def _code_of(folder: Path, runtime: RuntimeSettings) -> str:

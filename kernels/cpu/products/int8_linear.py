@@ -14,6 +14,7 @@ Integers are summed without error and groups in their order, so a row does not d
 inner dimension is filled up to whole groups, with zeros on the left side.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -47,6 +48,7 @@ from espalier.kernels.cpu.simd import (
     to_all_lanes,
     vector_function,
 )
+from espalier.kernels.kept import Kept
 from espalier.kernels.linear import Rest
 
 GROUP = 32
@@ -148,6 +150,18 @@ def pack_int8(values: torch.Tensor, scales: torch.Tensor, rest: Rest | None = No
     panels = pack(values.view(torch.int32)).view(torch.uint8).unflatten(-1, (PANEL, _PER_LANE))
     panels.bitwise_xor_(_OFFSET)  # bytes of two's complement: 128 is added by its bit
     return cast(torch.Tensor, Int8Weight((out, inner), panels, pack(scales.float()).view(-1, PANEL), refined))
+
+
+def kept_int8(weight: Int8Weight, name: str) -> Kept:
+    """A weight's tensors and shape under its name, for `int8_of_kept`."""
+    tensors = {f"{name}.values": weight.values, f"{name}.scales": weight.scales}
+    return Kept(tensors, {name: [*weight.shape, weight.refined]})
+
+
+def int8_of_kept(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any], name: str) -> Int8Weight:
+    """The weight that was kept under a name."""
+    out, inner, refined = facts[name]
+    return Int8Weight((out, inner), tensors[f"{name}.values"], tensors[f"{name}.scales"], refined)
 
 
 def int8_rows(rows: int, inner: int) -> Int8Rows:

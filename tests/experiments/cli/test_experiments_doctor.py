@@ -46,7 +46,7 @@ def test_json_holds_every_finding(espalier: Callable[..., Any]) -> None:
     assert report["ok"] is True
     by_name = {finding["name"]: finding for finding in report["findings"]}
     assert by_name["torch"]["value"]
-    assert {"threads", "vector units", "compiled kernels", "torchao"} <= set(by_name)
+    assert {"threads", "vector units", "compiled kernels", "kept int8 weights", "torchao"} <= set(by_name)
 
 
 def test_a_missing_optional_package_gets_advice_and_is_no_failure(

@@ -89,7 +89,8 @@ def test_every_option_lands_in_its_own_field(espalier, monkeypatch):
     options = (
         *("--generator", "g/g@1", "--verifier", "v/v", "--device", "cuda:1", "--dtype", "float16"),
         *("--generator-quantization", "int8", "--verifier-quantization", "int4"),
-        *("--load-format", "bin", "--offline", "--cache-dir", "there", "--kv-memory", "3M"),
+        *("--load-format", "bin", "--offline", "--cache-dir", "there", "--load-cache", "none"),
+        *("--kv-memory", "3M"),
         *(
             "--launch-ahead",
             "--reserved-share",
@@ -113,6 +114,7 @@ def test_every_option_lands_in_its_own_field(espalier, monkeypatch):
         "load_format": LoadFormat.BIN,
         "offline": True,
         "cache_dir": Path("there"),
+        "load_cache": "none",
         "kv_memory": 3 * 2**20,
         "reserved_share": 0.5,
         "launch_ahead": True,

@@ -1,0 +1,207 @@
+"""Weights as they are once they are loaded, kept in files: what took seconds to quantise is mapped at the next load.
+
+    entry: MAGIC | length of the header, 8 bytes | header, JSON | tensors, each from a multiple of 4096 on
+
+An entry's name is a hash of all that its tensors depend on, with the code that made them. Entries are written beside
+their place and then renamed, so that processes may write and read at once; a file that is not whole, or is something
+else, counts as missing and is written anew. Tensors are mapped privately: nothing that happens to an entry reaches the
+process that reads it, or the other way round.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import mmap
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from espalier import kernels
+from espalier.kernels.kept import Kept
+
+log = logging.getLogger("espalier.engine")
+MAX_BYTES = 16 * 2**30
+"""Of all entries of a folder; the least recently used are removed."""
+_LEAST_BYTES = 2**26
+"""Of an entry: less is loaded as fast without."""
+_SPARE = 2**31
+"""Bytes of the disk that are left free."""
+_MAGIC = b"espalier kept weights 1\n"
+_SUFFIX, _UNFINISHED = ".weights", ".unfinished"
+_ABANDONED_SECONDS = 24 * 3600
+_PAGE = 4096
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.uint8, torch.int8)}
+
+
+def default_folder() -> Path | None:
+    """`espalier/weights` in XDG_CACHE_HOME, or in ~/.cache; None where there is no home."""
+    with suppress(RuntimeError):
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "espalier" / "weights"
+    return None
+
+
+@cache
+def code_state() -> str:
+    """A hash of the code that entries depend on: all that reads, quantises and packs weights."""
+    folders = Path(__file__).parent, Path(kernels.__file__).parent / "cpu"
+    texts = (path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.py")))
+    return hashlib.sha256(b"".join(texts)).hexdigest()
+
+
+class LoadCache:
+    """A folder of entries; whatever is wrong with it is logged and costs the time that an entry would save."""
+
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES, least_bytes: int = _LEAST_BYTES) -> None:
+        """Touch nothing yet.
+
+        Args:
+            folder: made when the first entry is written.
+            max_bytes: of all entries.
+            least_bytes: of an entry; smaller ones are not written.
+        """
+        self.folder = folder
+        self._max_bytes = max_bytes
+        self._least_bytes = least_bytes
+
+    def entries(self) -> list[tuple[Path, int]]:
+        """Files of entries and their bytes, the least recently used first."""
+        found = list[tuple[float, Path, int]]()
+        with suppress(OSError):
+            for path in self.folder.glob(f"*{_SUFFIX}"):
+                with suppress(OSError):  # another process has removed it
+                    stat = path.stat()
+                    found.append((stat.st_mtime, path, stat.st_size))
+        return [(path, size) for _, path, size in sorted(found)]
+
+    def read(self, name: str) -> Kept | None:
+        """The entry of this name; None where there is none that is whole."""
+        path = self._path(name)
+        try:
+            with path.open("rb") as file:
+                kept = _read(file, name)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.info("%s is no entry of kept weights and is made anew: %s", path, error)
+            return None
+        log.info("weights are mapped from %s", path)
+        with suppress(OSError):  # a folder that cannot be written
+            os.utime(path)
+        return kept
+
+    def write(self, name: str, kept: Kept) -> None:
+        """Keep an entry, in the place of one of the same name, and remove the oldest that there is no room for."""
+        size = sum(tensor.nbytes for tensor in kept.tensors.values())
+        if not self._least_bytes <= size <= self._max_bytes:
+            return
+        unfinished = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if (free := shutil.disk_usage(self.folder).free) < size + _SPARE:
+                log.info("weights are not kept: %s has %d MiB free, they take %d", self.folder, free >> 20, size >> 20)
+                return
+            handle, unfinished = tempfile.mkstemp(_UNFINISHED, dir=self.folder)
+            with open(handle, "wb") as file:
+                _write(file, name, kept)
+                file.flush()
+                os.fsync(file.fileno())  # or a machine that stops now might keep the name and lose the content
+            os.replace(unfinished, self._path(name))
+        except OSError as error:
+            log.info("weights are not kept in %s: %s", self.folder, error)
+            if unfinished:
+                with suppress(OSError):
+                    os.unlink(unfinished)
+            return
+        log.info("weights are kept in %s: %d MiB", self._path(name), size >> 20)
+        self._remove_oldest(self._path(name))
+
+    def _remove_oldest(self, written: Path) -> None:
+        entries = self.entries()
+        total = sum(size for _, size in entries)
+        for path, size in entries:
+            if total > self._max_bytes and path != written:
+                total -= size
+                _remove(path)
+        for path in self.folder.glob(f"*{_UNFINISHED}"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    _remove(path)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}{_SUFFIX}"
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
+        log.info("%s is removed", path)
+
+
+def _places(kept: Kept) -> Iterator[tuple[str, torch.Tensor, int]]:
+    """Tensors and where they begin, counted from the first."""
+    at = 0
+    for name, tensor in kept.tensors.items():
+        yield name, tensor, at
+        at += -(-tensor.nbytes // _PAGE) * _PAGE
+
+
+def _write(file: IO[bytes], name: str, kept: Kept) -> None:
+    tensors = {
+        each: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), at] for each, tensor, at in _places(kept)
+    }
+    header = json.dumps({"name": name, "facts": kept.facts, "tensors": tensors}).encode()
+    file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
+    start = _data_start(len(header))
+    for _, tensor, at in _places(kept):
+        file.seek(start + at)
+        if tensor.numel():
+            tensor.contiguous().numpy().tofile(file)
+    file.truncate(max(file.tell(), start))
+
+
+def _read(file: IO[bytes], name: str) -> Kept:
+    """The entry in `file`.
+
+    Raises:
+        ValueError: it is not whole, or not the entry of this name.
+    """
+    if file.read(len(_MAGIC)) != _MAGIC:
+        raise ValueError("it begins otherwise")
+    length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+    if length > size:
+        raise ValueError("its header is cut short")
+    header = json.loads(file.read(length))
+    if header["name"] != name:
+        raise ValueError(f"it is the entry {header['name']}")
+    whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    start = _data_start(length)
+    tensors = {each: _tensor(whole, start, *entry) for each, entry in header["tensors"].items()}
+    return Kept(tensors, header["facts"])
+
+
+def _tensor(whole: mmap.mmap, start: int, kind: str, shape: list[int], at: int) -> torch.Tensor:
+    dtype, count = _DTYPES[kind], math.prod(shape)
+    if min(shape, default=0) < 0 or at < 0 or start + at + count * dtype.itemsize > len(whole):
+        raise ValueError("it is cut short")
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(whole, dtype=dtype, count=count, offset=start + at).view(shape)
+
+
+def _data_start(header: int) -> int:
+    return -(-(len(_MAGIC) + 8 + header) // _PAGE) * _PAGE
+
+
+def open_cache(folder: str) -> LoadCache | None:
+    """The cache that `--load-cache` names: a folder, `auto` for `default_folder`, or `none`."""
+    place: Any = {"auto": default_folder(), "none": None}.get(folder, Path(folder))
+    return LoadCache(place) if place else None
