@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf.constants import GGMLQuantizationType
@@ -147,7 +148,7 @@ def test_the_bytes_of_both_models_are_counted_together():
 
 @pytest.mark.parametrize(("role", "message"), [("generator", "cut short"), ("verifier", "cut short")])
 def test_a_damaged_file_of_either_model_is_said_before_anything_is_loaded(role: str, message: str, pair):
-    options = dict(zip(("generator", "verifier"), pair("safetensors")[1::2], strict=True))
+    options: dict[str, Any] = dict(zip(("generator", "verifier"), pair("safetensors")[1::2], strict=True))
     file = Path(options[role]) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     seen: list[int] = []
