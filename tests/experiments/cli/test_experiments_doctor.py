@@ -1,5 +1,6 @@
 """`espalier doctor`: what it finds on this machine, and what it says of what is missing."""
 
+import importlib.metadata
 import json
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from espalier.experiments.cli.commands import doctor
-from espalier.experiments.cli.commands.doctor import Finding
+from espalier.experiments.cli.operating.finding import Finding
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
                 raise PackageNotFoundError(asked)
             return seen if asked == name else real(asked)
 
-        real = doctor.version
+        real = importlib.metadata.version
         monkeypatch.setattr(doctor, "version", version)
 
     return hide
