@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Hashable
+from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -50,8 +51,36 @@ def stream_key(seed: int, problem: str, path: tuple[int, ...]) -> int:
 
     The batch, the slot and the order of arrival do not enter, so a request gives the same text alone and beside others.
     """
-    text = f"{seed}\x1f{'.'.join(map(str, path))}\x1f{problem}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+    streams = PathStreams(seed, problem)
+    for index in path:
+        streams = streams.child(index)
+    return streams.key
+
+
+class PathStreams:
+    """The streams along a path, each from the one before it, so that a step's cost does not grow with its path."""
+
+    __slots__ = ("_before", "_end", "_path")
+
+    def __init__(self, seed: int, problem: str) -> None:
+        """Begin at the root."""
+        self._path = hashlib.sha256(f"{seed}\x1f".encode())
+        self._before = ""
+        self._end = f"\x1f{problem}".encode()
+
+    def child(self, index: int) -> PathStreams:
+        """Return the stream of a child."""
+        child = copy(self)
+        child._path, child._before = self._path.copy(), "."
+        child._path.update(f"{self._before}{index}".encode())
+        return child
+
+    @property
+    def key(self) -> int:
+        """The node's `stream_key`."""
+        whole = self._path.copy()
+        whole.update(self._end)
+        return int.from_bytes(whole.digest()[:8], "little")
 
 
 class StopCause(StrEnum):

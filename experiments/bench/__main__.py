@@ -257,6 +257,20 @@ def host(
 
 
 @app.command()
+def long_path(
+    tokens: Annotated[int, typer.Option(min=2000, help="Length of the path, in tokens.")] = 20_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Paths for each step rule.")] = 3,
+    json_path: JsonPath = None,
+) -> None:
+    """Host time of a token early and late on a long path in microseconds, with the model replaced by nothing."""
+    from espalier.experiments.bench.report import Report
+    from espalier.experiments.bench.searches.long_path import run
+
+    report = Report("host time of a token on a long path", json_path)
+    report.finish(*run(tokens, repeats, report.show))
+
+
+@app.command()
 def gpu_kernels(
     architecture: Annotated[
         list[str] | None, typer.Option(help="Only for this architecture, like sm_90; may be repeated.")

@@ -14,6 +14,7 @@ from espalier.experiments.runs.folder import write_whole
 _COMPARED = tuple(f"--only={name}" for name in ("best-of-n", "beam", "dvts", "rebase", "auto"))
 PUBLISHED: dict[str, tuple[str, ...]] = {
     "host": ("host",),
+    "long-path": ("long-path",),
     "gpu-kernels": ("gpu-kernels",),
     "engine": ("engine", "--repeats", "5", "--new-tokens", "24"),
     "search": ("search", "--repeats", "2", "--problems", "32", "--quantization", "int8"),

@@ -8,7 +8,7 @@ from espalier.engine.engine import Engine, Footprint
 from espalier.engine.errors import ScoreMismatchError
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
-from espalier.engine.work import NO_MARKS, Done, Generate, Generated, Sampling, StopCause, stream_key
+from espalier.engine.work import NO_MARKS, Done, Generate, Generated, PathStreams, Sampling, StopCause
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore, steps_with_text
 from espalier.search.algorithms import needs_verifier, stops_early, unused_fields
 from espalier.search.algorithms.base import Expand, viable
@@ -37,10 +37,11 @@ class NodeState:
 
     `to_end` is set for steps of independent paths. `scored` is False until the node's score is known, or that it has
     none. `expected` is the number of children still being sampled, `position` where the path is between thought and
-    answer.
+    answer, `streams` the randomness of its children.
     """
 
     to_end: bool
+    streams: PathStreams
     generator: KVSequence | None = None
     scored: bool = False
     expected: int = 0
@@ -130,8 +131,9 @@ class TreeExpander:
     def open(self) -> None:
         """Open the root's sequences, and queue the problem's verifier prefill if the budget covers it."""
         start = OPENED if self._thoughts and self._thoughts.opened else Position() if self._thoughts else IN_ANSWER
-        root = self._states[self.root] = NodeState(to_end=False, scored=True, position=start)
         request, resolved, salt = self._request, self._resolved, self._salt
+        streams = PathStreams(request.seed, request.problem)
+        root = self._states[self.root] = NodeState(False, streams, scored=True, position=start)
         root.generator = self._engine.open(GENERATOR, list(resolved.generator_prompt), salt, self._owner)
         self._meter.generator_tree_tokens += len(resolved.generator_prompt)
         if self._scorer:
@@ -271,9 +273,8 @@ class TreeExpander:
             self.sampled_from.add(node)
         temperature = 0.0 if expand.greedy else request.temperature or 0.0
         filters = temperature, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
-        keys = (stream_key(request.seed, request.problem, (*node.path, i)) for i in range(first, end))
         banned = self._marks_banned if state.position.closed else ()
-        samplings = tuple(Sampling(*filters, key, banned) for key in keys)
+        samplings = tuple(Sampling(*filters, state.streams.child(i).key, banned) for i in range(first, end))
         room = min(
             self._resolved.generator_limits.path_tokens - node.path_tokens(),
             self._budget.generator_left(node, round_root),
@@ -305,7 +306,7 @@ class TreeExpander:
         self._meter.nodes += count
         self._meter.duplicates += count - 1
         self._meter.generated_tokens += count * node.num_tokens
-        state = NodeState(expansion.to_end, generator=done.sequence)
+        state = NodeState(expansion.to_end, above.streams.child(draws[0]), done.sequence)
         if self._reader:
             reading = self._reader.read(done.token_ids, above.position)
             node.text, node.thought_chars, state.position = reading.text, reading.thought_chars, reading.position
@@ -420,6 +421,7 @@ class TreeExpander:
         if duplicate.path < kept.path:
             one, other = self._states[duplicate], self._states[kept]
             one.generator, other.generator = other.generator, one.generator
+            one.streams, other.streams = other.streams, one.streams
             of_tokens = () if duplicate.score is None else ("score",)  # others are of the text, which is the same
             for name in ("path", "num_tokens", "own_tokens", "log_probability", "log_probabilities", *of_tokens):
                 mine, theirs = getattr(duplicate, name), getattr(kept, name)

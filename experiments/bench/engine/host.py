@@ -3,7 +3,8 @@
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -44,15 +45,21 @@ class _NoLayers(Layers):
         return self._hidden[: len(step.token_ids)]
 
 
-def _no_draws(*rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    draws = len(rows[-1])
-    return torch.full((draws,), 5), torch.zeros(draws)
+def without_model(model: Model, tokens: Iterator[int], gpu: bool = False) -> Model:
+    """`model` with layers, head and draws that compute nothing.
 
-
-def _stubbed(model: Model, gpu: bool) -> Model:
-    """`model` with layers, head and draws that compute nothing; `gpu` keeps what a GPU's backend does on the host."""
+    Args:
+        model: a native one on a CPU.
+        tokens: each is drawn for all rows of a step.
+        gpu: whether to keep what a GPU's backend does on the host.
+    """
     decoder = model.decoder
-    backend: Any = type("Stubbed", (type(decoder.backend),), {"draw_tokens": staticmethod(_no_draws)})()
+
+    def draw(*rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        draws = len(rows[-1])
+        return torch.full((draws,), next(tokens)), torch.zeros(draws)
+
+    backend: Any = type("Stubbed", (type(decoder.backend),), {"draw_tokens": staticmethod(draw)})()
     layers: Layers = _NoLayers(decoder.layers)
     if gpu:
         layers = _gpu_layers(decoder.layers, backend)
@@ -115,7 +122,7 @@ def run(steps: int, repeats: int, show: Show = nothing_shown) -> tuple[list[dict
     for count in ROWS:
         found: dict[str, Any] = {"rows": count}
         for name, gpu in (("layers replaced, ms", False), ("with a GPU's plan and packing, ms", True)):
-            stubbed = _stubbed(model, gpu)
+            stubbed = without_model(model, repeat(5), gpu)
             found[name] = 1e3 * statistics.median(_step_seconds(stubbed, count, steps) for _ in range(repeats))
         rows.append(found)
         show(rows, {})

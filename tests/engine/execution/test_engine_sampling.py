@@ -1,3 +1,4 @@
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from espalier.engine.execution.sampling import ROWS_AT_A_TIME, Sampler, SamplingBatch, uniforms
-from espalier.engine.work import Sampling, stream_key
+from espalier.engine.work import PathStreams, Sampling, stream_key
 from espalier.kernels.backend import choose_backend
 
 DRAWS = 20_000
@@ -228,3 +229,35 @@ def test_streams_differ_by_seed_problem_and_path():
 
 def test_a_stream_is_the_same_in_every_process():
     assert stream_key(7, "How many coins?", (3, 0, 1)) == 16760227590797784031
+
+
+def test_the_stream_of_a_step_is_found_without_reading_its_path_again(monkeypatch: pytest.MonkeyPatch):
+    read = 0
+
+    class Counting:
+        def __init__(self, data: bytes = b""):
+            self.hash = sha256()
+            self.update(data)
+
+        def update(self, data: bytes) -> None:
+            nonlocal read
+            read += len(data)
+            self.hash.update(data)
+
+        def copy(self) -> "Counting":
+            copied = Counting()
+            copied.hash = self.hash.copy()
+            return copied
+
+        def digest(self) -> bytes:
+            return self.hash.digest()
+
+    sha256 = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", Counting)
+    streams, path = PathStreams(7, "problem"), (3,) * 1000
+    for index in path:
+        streams = streams.child(index)
+    read = 0
+    key = streams.child(5).key
+    assert read == len(b".5") + len(b"\x1fproblem")
+    assert key == stream_key(7, "problem", (*path, 5))

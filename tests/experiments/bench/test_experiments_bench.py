@@ -420,3 +420,11 @@ def test_host_time_is_measured_without_a_model_and_with_a_gpus_plan() -> None:
     assert [row["rows"] for row in rows] == list(ROWS)
     assert all(value > 0 for row in rows for value in row.values())
     assert ratios == {}
+
+
+def test_host_time_of_a_token_is_measured_early_and_late_on_a_path(bench: Callable[..., Any], tmp_path) -> None:
+    assert bench("long-path", "--tokens", "2000", "--repeats", "1", "--json", str(tmp_path / "a.json")).exit_code == 0
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert [row["step rule"] for row in document["rows"]] == ["paragraph", "tokens:64"]
+    assert all(row[f"at {place} tokens, µs"] > 0 for row in document["rows"] for place in (500, 2000))
+    assert len(document["ratios"]) == 2
