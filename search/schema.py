@@ -187,6 +187,8 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
     for name, value in values.items():
         if (field := known.get(name)) is None:
             continue
+        if isinstance(value, int) and field.option and not field.item and issubclass(field.kind, str):
+            value = ("off", "on")[value] if isinstance(value, bool) else str(value)  # on and off are booleans in YAML
         if field.item:
             value = _items(field.item, name, value, wrong)
         elif value is not None and issubclass(field.kind, StrEnum) and value in list(field.kind):

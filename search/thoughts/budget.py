@@ -107,7 +107,7 @@ def plan_thoughts(
         )
         lower = f", or lower thinking to at most {room}" if room >= 1 else ", or switch thinking off"
         raise InvalidRequestError([Violation("thinking", why + lower)])
-    forced = thinking.mode is ThinkingMode.ON
+    forced = thinking.mode is ThinkingMode.ON or more > 0
     think_on = tuple(tokenizer.encode(f"\n{THINK_ON}"))
     return ThoughtPlan(marks, opened, thinking.budget or room, closing, header, forced, more, think_on)
 

@@ -114,6 +114,13 @@ def test_a_field_may_list_what_is_declared_elsewhere():
     ]
 
 
+@pytest.mark.parametrize(("value", "text"), [(120, "120"), (False, "off"), (True, "on"), ("auto", "auto")])
+def test_texts_of_a_file_may_look_like_numbers_and_switches(value: object, text: str):
+    assert from_values(SearchRequest, {"problem": "1+1", "thinking": value}).thinking == text
+    with pytest.raises(InvalidRequestError, match="problem: must be text, is 120"):
+        from_values(SearchRequest, {"problem": 120, "thinking": value})
+
+
 def test_a_field_without_a_default_must_be_given():
     with pytest.raises(InvalidRequestError, match="problem: is missing"):
         from_values(SearchRequest, {"seed": 3})

@@ -538,6 +538,13 @@ def test_a_model_that_closes_its_thought_thinks_on_as_often_as_asked(think: Call
     assert (once.best.thought, once.answer) == ("Try 6. no, 7.", "6")
 
 
+def test_a_path_that_ends_where_it_was_to_think_on_answers_all_the_same(think: Callable[..., Any]):
+    script = ["Try 6.", "</think>", " no, 7.", "<|im_end|>", "\\boxed{7}", "<|im_end|>"]
+    result = think("opened by the prompt", *script, more_thinking=2)
+    assert [node.appended for node in result.nodes[1:]] == ["Wait", CLOSING_SENTENCE.strip(), ""]
+    assert (result.best.thought, result.answer) == ("Try 6. no, 7.", "7")
+
+
 def test_a_path_thinks_on_within_its_budget_alone(think: Callable[..., Any]):
     script = ["Try 6.", "</think>", *" no, it is rather seven", "</think>", "\\boxed{7}"]
     result = think("opened by the prompt", *script, more_thinking=60, thinking="30")

@@ -48,7 +48,9 @@ def run(tokens: int, repeats: int, show: Show = nothing_shown) -> tuple[list[dic
         figures = [_path(model, rule, tokens) for _ in range(repeats)]
         early, late = (1e6 * statistics.median(figure[place] for figure in figures) for place in (0, 1))
         rows.append({"step rule": rule, f"at {EARLY} tokens, µs": early, f"at {tokens} tokens, µs": late})
-        ratios[f"{rule}, at {tokens} tokens against {EARLY}"] = statistics.median(late / early for early, late in figures)
+        ratios[f"{rule}, at {tokens} tokens against {EARLY}"] = statistics.median(
+            late / early for early, late in figures
+        )
         show(rows, ratios)
     return rows, ratios
 

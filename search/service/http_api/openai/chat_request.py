@@ -197,7 +197,8 @@ def chat_prompt(chat: Conversation, found: list[Violation]) -> ChatPrompt:
         found.append(Violation("add_generation_prompt", "must be true, or false with `continue_final_message`"))
     variables = dict(chat.chat_template_kwargs or {})
     if chat.reasoning_effort is not None:  # templates without it do not look
-        variables = {"reasoning_effort": chat.reasoning_effort, **variables}
+        off = dict.fromkeys(_THINKING_SWITCHES, False) if chat.reasoning_effort == "none" else {}
+        variables = {"reasoning_effort": chat.reasoning_effort, **off, **variables}
     own = {"messages", "add_generation_prompt", "tools", "documents"} & variables.keys()
     found += (Violation(f"chat_template_kwargs.{name}", "is set by the server") for name in sorted(own))
     messages = tuple(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from espalier.search.client import SearchClient, ServiceError
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import Candidate, Finished, NodeRecord, ScoredStep, SearchResult, StopReason
-from espalier.search.service.http_api.openai.chat_request import read_chat
+from espalier.search.service.http_api.openai.chat_request import Conversation, chat_prompt, read_chat
 from espalier.search.service.http_api.openai.completion import Completion, shown
 from espalier.search.service.http_api.openai.model_names import ModelNames
 
@@ -496,9 +497,20 @@ def test_the_deltas_of_a_thought_and_its_answer_are_the_whole_message():
         ({"reasoning_effort": "none"}, "off"),
         ({"reasoning_effort": "high"}, "auto"),
         ({"espalier": {"thinking": "1000"}, "reasoning_effort": "none"}, "1000"),
+        ({"espalier": {"thinking": 1000}}, "1000"),
         ({}, "auto"),
     ],
 )
 def test_thinking_is_switched_as_clients_switch_it(body, thinking, serve, http):
     reply = http(serve()).post("/v1/chat/completions", json={"model": "espalier", "messages": user(), **body}).json()
     assert reply["espalier"]["configuration"]["thinking"] == thinking
+
+
+def test_an_effort_of_none_switches_thinking_off_in_a_plain_chat_too():
+    def variables(**body: Any) -> Mapping[str, Any]:
+        return chat_prompt(Conversation.model_validate({"messages": user(), **body}), []).variables
+
+    off = {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
+    assert variables(reasoning_effort="none") == off
+    assert variables(reasoning_effort="none", chat_template_kwargs={"thinking": True}) == off | {"thinking": True}
+    assert variables(reasoning_effort="low") == {"reasoning_effort": "low"}
