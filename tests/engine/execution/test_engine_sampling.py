@@ -1,5 +1,6 @@
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 BACKEND = choose_backend(CPU, torch.float32)
 
 
-def batch(rows: int, first_key: int = 0, **parameters: float) -> SamplingBatch:
+def batch(rows: int, first_key: int = 0, **parameters: Any) -> SamplingBatch:
     keys = [stream_key(first_key + i, "problem", (0,)) for i in range(rows)]
     return SamplingBatch([Sampling(**parameters, key=key) for key in keys], np.arange(rows), CPU, BACKEND)
 
@@ -160,7 +161,7 @@ def test_a_draw_does_not_depend_on_the_batch_it_is_in(data: st.DataObject):
     top_ks = data.draw(st.lists(st.sampled_from([0, 3, 20]), min_size=rows, max_size=rows))
     min_ps = data.draw(st.lists(st.sampled_from([0.0, 0.1]), min_size=rows, max_size=rows))
     parameters = zip(temperatures, top_ks, top_ps, min_ps, range(rows), strict=True)
-    samplings = [Sampling(*given, key=977 * key) for *given, key in parameters]
+    samplings = [Sampling(t, k, p, m, 977 * key) for t, k, p, m, key in parameters]
     positions = np.arange(rows) % 5
     drawn, log_probabilities = SamplingBatch(samplings, np.arange(rows), CPU, BACKEND).draw(logits, positions)
     chosen = data.draw(st.permutations(range(rows)).map(lambda p: p[: 1 + p[0]]))

@@ -18,7 +18,7 @@ from espalier.search.client import SearchClient, ServiceError
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import Candidate, Finished, NodeRecord, ScoredStep, SearchResult, StopReason
-from espalier.search.service.http_api.openai.chat_request import Conversation, chat_prompt, read_chat
+from espalier.search.service.http_api.openai.chat_request import ChatCall, Conversation, chat_prompt, read_chat
 from espalier.search.service.http_api.openai.completion import Completion, shown
 from espalier.search.service.http_api.openai.model_names import ModelNames
 
@@ -26,7 +26,7 @@ BODIES = Path(__file__).with_name("bodies")
 TEXT = "".join(step.text for step in STEPS)
 
 
-def user(text: str = "solve") -> list[dict[str, str]]:
+def user(text: str = "solve") -> list[Any]:
     return [{"role": "user", "content": text}]
 
 
@@ -121,7 +121,7 @@ def test_nothing_that_was_scored_on_the_way_is_ever_content(serve, http, fake):
 def test_an_async_client_has_many_completions_at_once(serve):
     server = serve(max_searches=16)
 
-    async def ask() -> list[str]:
+    async def ask() -> list[str | None]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=PATIENCE) as client:
             calls = [client.chat.completions.create(model="espalier", messages=user()) for _ in range(16)]
             return [completion.choices[0].message.content for completion in await asyncio.gather(*calls)]
@@ -460,7 +460,9 @@ ASKED = {
     "stream": True,
     "stream_options": {"include_usage": True},
 }
-THINKER = Completion("s", read_chat(ASKED, ModelNames("espalier", 0)), 0)
+CALL = read_chat(ASKED, ModelNames("espalier", 0))
+assert isinstance(CALL, ChatCall)
+THINKER = Completion("s", CALL, 0)
 THOUGHTS = (
     ScoredStep("Is it 7?\n\n", 0.1, 10),
     ScoredStep("\\boxed{7}", 0.1, 9, "Considering the limited time"),
