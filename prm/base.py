@@ -61,6 +61,11 @@ class Sampled(NamedTuple):
     log_probability: float = 0.0
     num_tokens: int = 0
 
+    @property
+    def mean(self) -> float:
+        """Mean log-probability of the tokens; 0 without any."""
+        return self.log_probability / self.num_tokens if self.num_tokens else 0.0
+
     def and_then(self, later: "Sampled") -> "Sampled":
         """These steps and later ones together."""
         return Sampled(self.log_probability + later.log_probability, self.num_tokens + later.num_tokens)
@@ -99,6 +104,8 @@ class PrmFamily(ABC):
         model: decoder, tokenizer and head; `score` reduces the head's values.
         max_special_tokens: maximum tokens of a step besides its own text, including probe tokens.
         max_probe_tokens: maximum probe tokens of a step.
+        other_probes: further probe tokens, each fed on a fork of its own in place of those of a step's `ScoreInput` and
+            read at their last; what they give follows in `values`.
         rounding: maximum difference between scores computed step by step and from the whole path, from summation order.
     """
 
@@ -106,6 +113,7 @@ class PrmFamily(ABC):
     model: Model
     max_special_tokens: int = 0
     max_probe_tokens: int = 0
+    other_probes: tuple[tuple[int, ...], ...] = ()
     rounding: float = 0.0
 
     @cached_property
@@ -124,6 +132,11 @@ class PrmFamily(ABC):
         return self.model.config.max_positions
 
     @property
+    def other_probe_tokens(self) -> int:
+        """Tokens of a step's `other_probes` together."""
+        return sum(map(len, self.other_probes))
+
+    @property
     def identity(self) -> str:
         """Identifies its scores among those of other families with the same weights; recorded in results."""
         return self.info.name
@@ -140,7 +153,7 @@ class PrmFamily(ABC):
         """What a path's score is made from once its newest step is read; by default the step's score itself.
 
         Args:
-            values: the head's output, float32 `[len(score_positions), k]`.
+            values: the head's output, float32 `[len(score_positions) + len(other_probes), k]`.
             before: evidence of the path up to the step before; None for the first step.
             sampled: how the step was sampled.
         """
@@ -174,6 +187,12 @@ class PrmFamily(ABC):
             ids = kept if step.full_path else ids + kept
         positions = tuple(len(ids) + i for i in last.score_positions)
         return replace(last, token_ids=ids + last.token_ids, score_positions=positions, full_path=True)
+
+
+def with_probe(path: ScoreInput, probe: tuple[int, ...]) -> ScoreInput:
+    """A path with other probe tokens, which are read at their last."""
+    ids = (*path.token_ids[: len(path.token_ids) - path.num_probe_tokens], *probe)
+    return replace(path, token_ids=ids, score_positions=(len(ids) - 1,), num_probe_tokens=len(probe))
 
 
 def stripped_step(step: str) -> str:

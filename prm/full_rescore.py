@@ -1,8 +1,10 @@
 """The full-rescore check: computes every score again from the whole path, in a sequence that shares no KV."""
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from espalier.engine.engine import Engine
@@ -15,8 +17,19 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
 """Allowed absolute difference where results depend on the shape of the batch: in float32 scores differ by about 1e-6;
 for one 7B model in bfloat16, differences up to 0.04 between two runs are reported."""
 
-Read = Callable[[Scored], float]
-"""The score of a path that was computed as a whole."""
+Read = Callable[[np.ndarray], float]
+"""The score of a path that was computed as a whole, from the values read."""
+
+
+@dataclass(slots=True)
+class _Path:
+    """A path that is yet to be compared; see `FullRescore.add`. `values` are those of the inputs that are computed."""
+
+    inputs: Sequence[ScoreInput]
+    score: float
+    num_steps: int
+    read: Read
+    values: list[np.ndarray] = field(default_factory=list)
 
 
 def tolerance_of(model: Model) -> float:
@@ -56,7 +69,7 @@ class FullRescore:
         self._name = name
         self._head = head
         self._tolerance = rounding + tolerance_of(engine.model(role))
-        self._paths: deque[tuple[ScoreInput, float, int, Read]] = deque()  # the first one is being computed
+        self._paths: deque[_Path] = deque()  # the first one is being computed
         self._running: Score | None = None
 
     @property
@@ -64,9 +77,16 @@ class FullRescore:
         """Scores that are yet to be compared."""
         return len(self._paths)
 
-    def add(self, path: ScoreInput, score: float, num_steps: int, read: Read) -> None:
-        """Queue a whole path of `num_steps` steps, whose last one got `score`; `read` tells it once it is computed."""
-        self._paths.append((path, score, num_steps, read))
+    def add(self, inputs: Sequence[ScoreInput], score: float, num_steps: int, read: Read) -> None:
+        """Queue a whole path of `num_steps` steps, whose last one got `score`.
+
+        Args:
+            inputs: the path; more than once where it is read by several probes.
+            score: to be found again.
+            num_steps: for messages.
+            read: the score from the values of all inputs, one after the other.
+        """
+        self._paths.append(_Path(inputs, score, num_steps, read))
         if self._running is None:
             self._start()
 
@@ -81,12 +101,15 @@ class FullRescore:
             ScoreMismatchError: the scores differ.
         """
         assert isinstance(done, Scored)
-        _, score, num_steps, read = self._paths.popleft()
+        path = self._paths[0]
         self._running = None
         self._engine.release(done.work.sequence)
-        again = read(done)
-        if not abs(again - score) <= self._tolerance:  # also true for NaN
-            raise ScoreMismatchError(self._name, num_steps, score, again, self._tolerance)
+        path.values.append(done.values)
+        if len(path.values) == len(path.inputs):
+            self._paths.popleft()
+            again = path.read(np.concatenate(path.values))
+            if not abs(again - path.score) <= self._tolerance:  # also true for NaN
+                raise ScoreMismatchError(self._name, path.num_steps, path.score, again, self._tolerance)
         if self._paths:
             self._start()
 
@@ -98,7 +121,7 @@ class FullRescore:
         self._paths.clear()
 
     def _start(self) -> None:
-        path = self._paths[0][0]
+        path = self._paths[0].inputs[len(self._paths[0].values)]
         # Open it empty, so that nothing comes from the prefix cache.
         sequence = self._engine.open(self._role, [], owner=self._owner)
         self._running = Score(

@@ -29,6 +29,7 @@ class PathLimits:
         path_tokens: maximum tokens of one path after the prompt.
         step_tokens: maximum tokens of one step.
         max_probe_tokens: maximum tokens behind a step, on a fork that is dropped, to read its score or its answer.
+        probes: forks of a step that get such tokens at the same time.
         rationales: bounds on a path's rationales, whose text `path_tokens` includes; None unless the verifier is
             generative.
     """
@@ -37,6 +38,7 @@ class PathLimits:
     path_tokens: int
     step_tokens: int
     max_probe_tokens: int = 0
+    probes: int = 1
     rationales: RationaleLimits | None = None
 
 
@@ -48,6 +50,7 @@ def verifier_limits(
     same_vocabulary: bool,
     max_special_tokens: int = 0,
     max_probe_tokens: int = 0,
+    probes: int = 1,
 ) -> PathLimits:
     """Bounds on the verifier's tokens, given those on the generator's.
 
@@ -58,4 +61,4 @@ def verifier_limits(
     percent, extra = (125, 4 + max_special_tokens) if same_vocabulary else (200, 8 + max_special_tokens)
     path = generator.path_tokens * percent // 100 + extra * max_steps
     step = generator.step_tokens * percent // 100 + extra
-    return PathLimits(prompt_tokens, min(path, context - prompt_tokens), step, max_probe_tokens)
+    return PathLimits(prompt_tokens, min(path, context - prompt_tokens), step, max_probe_tokens, probes)

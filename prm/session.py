@@ -5,11 +5,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from espalier.engine.errors import NoEmbeddingError
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Score, Scored
-from espalier.prm.base import PrmFamily, Sampled, ScoreInput, StepPath
+from espalier.prm.base import PrmFamily, Sampled, ScoreInput, StepPath, with_probe
 from espalier.prm.full_rescore import FullRescore
 from espalier.prm.limits import UNLIMITED
 from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepNode, StepScore, steps_with_text
@@ -22,13 +24,14 @@ class NodeState:
     """A node's sequence, and its children that wait: they are scored after it, so that they share its KV.
 
     `wanted` and `in_place` are as it was handed in; `released` is set if the search needs it no longer. `evidence` is
-    its path's, without its own step until that is scored.
+    its path's, without its own step until that is scored; `values` are those that its probes have given so far.
     """
 
     wanted: bool
     in_place: bool = False
     sequence: KVSequence | None = None
     evidence: Any = None
+    values: dict[int, np.ndarray] = field(default_factory=dict)
     scored: bool = False
     released: bool = False
     waiting: list[StepNode] = field(default_factory=list)
@@ -128,7 +131,7 @@ class VerifierSession(ScoreSession, Generic[Family]):
         room, length = UNLIMITED, self._engine.length(parent.sequence)
         if limits:
             room = min(limits.prompt_tokens + limits.path_tokens - length, limits.step_tokens)
-        left = search.budget(node)
+        left = search.budget(node) - self._family.other_probe_tokens
         try:
             tokens = self._submit(node, parent.sequence, state, min(room, left))
         except NoEmbeddingError as error:
@@ -172,13 +175,15 @@ class _Step:
 
     Attributes:
         sequence: the sequence from which its path will be continued.
-        probe: probe tokens still to be fed on a fork of it, None if this work reads the score.
+        probes: probe tokens still to be fed, each on a fork of it; empty if this work reads the score.
+        place: which of its probes this is.
     """
 
     node: StepNode
     path: StepPath
     sequence: KVSequence
-    probe: Score | None = None
+    probes: tuple[Score, ...] = ()
+    place: int = 0
 
 
 class StepSession(VerifierSession[PrmFamily]):
@@ -196,13 +201,14 @@ class StepSession(VerifierSession[PrmFamily]):
         self._family.model.require_embedded(VERIFIER, full.token_ids)
         reading, extends = self._relative(parent, full)
         added = len(reading.token_ids) - (0 if extends else length)
-        if added > min(max_tokens, self._family.context - length):
+        longer = self._family.max_probe_tokens - reading.num_probe_tokens if self._family.other_probes else 0
+        if added > max_tokens or added + longer > self._family.context - length:
             return None
         start = 0 if extends else reading.score_positions[0]
         sequence = self._continued(parent, state) if extends else self._reopened(reading, parent, state)
         state.sequence = sequence
         self._submit_from(reading, start, _Step(node, path, sequence))
-        return max(added, 1)
+        return max(added, 1) + self._family.other_probe_tokens
 
     def _relative(self, parent: KVSequence, reading: ScoreInput) -> tuple[ScoreInput, bool]:
         """Make the input of a full path relative to the parent's ids; also returns whether these are a prefix of it."""
@@ -235,7 +241,8 @@ class StepSession(VerifierSession[PrmFamily]):
         else:
             positions = tuple(i - end for i in reading.score_positions)
             probe = Score(owner, step.sequence, reading.token_ids[end:], positions, reading.targets)
-            work = Score(owner, step.sequence, ids[: end - start], (), tag=replace(step, probe=probe))
+            others = (Score(owner, step.sequence, ids, (len(ids) - 1,)) for ids in self._family.other_probes)
+            work = Score(owner, step.sequence, ids[: end - start], (), tag=replace(step, probes=(probe, *others)))
         self._engine.submit(work)
 
     def _take(self, done: Done) -> Iterable[StepScore]:
@@ -243,28 +250,40 @@ class StepSession(VerifierSession[PrmFamily]):
         step: _Step | None = done.work.tag
         if step is None:  # the problem
             return self._finish(StepScore(self._search.root))
-        if step.probe is not None:
-            fork = self._engine.fork(step.sequence, 1)[0]
-            self._opened.add(fork)
-            self._engine.submit(replace(step.probe, sequence=fork, tag=replace(step, probe=None)))
+        if step.probes:
+            self._feed(step)
             return ()
         if done.work.sequence in self._opened:
             self._release_opened(done.work.sequence)
         state = self._states[step.node]
-        state.evidence = self._family.evidence(done.values, state.evidence, _sampled(step.node))
+        state.values[step.place] = done.values
+        if len(state.values) <= len(self._family.other_probes):
+            return ()
+        values = np.concatenate([state.values[place] for place in sorted(state.values)])
+        state.values.clear()
+        state.evidence = self._family.evidence(values, state.evidence, _sampled(step.node))
         score = self._family.score(state.evidence)
         if self._check:
             self._check_step(self._check, step, score)
         return self._finish(StepScore(step.node, score))
 
+    def _feed(self, step: _Step) -> None:
+        """Feed the probes of a step whose kept tokens are computed."""
+        forks = self._engine.fork(step.sequence, len(step.probes))
+        self._opened.update(forks)
+        for place, (probe, fork) in enumerate(zip(step.probes, forks, strict=True)):
+            self._engine.submit(replace(probe, sequence=fork, tag=replace(step, probes=(), place=place)))
+
     def _check_step(self, check: FullRescore, step: _Step, score: float) -> None:
         family, path = self._family, step.path
         sampled = [_sampled(node) for node in steps_with_text(step.node)]
 
-        def read(done: Scored) -> float:
-            return family.score(family.full_evidence(path, done.values, sampled))
+        def read(values: np.ndarray) -> float:
+            return family.score(family.full_evidence(path, values, sampled))
 
-        check.add(family.full_path(path), score, len(path.steps), read)
+        whole = family.full_path(path)
+        inputs = (whole, *(with_probe(whole, probe) for probe in family.other_probes))
+        check.add(inputs, score, len(path.steps), read)
 
 
 def _sampled(node: StepNode) -> Sampled:

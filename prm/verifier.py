@@ -62,7 +62,7 @@ class Verifier(Scorer):
         if tokenizer not in self._same_vocabulary:  # compared once, as there may be 150,000 tokens
             self._same_vocabulary[tokenizer] = family.model.tokenizer.vocabulary == tokenizer.vocabulary
         same = self._same_vocabulary[tokenizer]
-        special_tokens = family.max_special_tokens, family.max_probe_tokens
+        special_tokens = family.max_special_tokens, family.max_probe_tokens, 1 + len(family.other_probes)
         return family.bounds(
             verifier_limits(generator, prompt_tokens, family.context, max_steps, same, *special_tokens)
         )

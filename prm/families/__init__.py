@@ -21,6 +21,7 @@ from espalier.engine.roles import VERIFIER
 from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
 from espalier.prm.families import (
     eurus,
+    judge,
     likelihood,
     outcome,
     rlhflow,
@@ -46,11 +47,15 @@ class Entry:
         info: description of the family.
         load: loads a checkpoint; None for the family with a reference model, which `load_verifier` loads itself.
         detect: detects the family in checkpoints of its class; None where only `--verifier-family` chooses it.
+        of_generator: makes the family on the weights of a loaded generator; None where it needs a model of its own.
+        require_askable: raises CheckpointError, without reading weights, for a generator that cannot be asked.
     """
 
     info: FamilyInfo
     load: Load | None
     detect: Detect | None = None
+    of_generator: Callable[[Checkpoint, Model], PrmFamily] | None = None
+    require_askable: Callable[[Checkpoint], None] | None = None
 
     def fits(self, architecture: str) -> bool:
         """Return whether checkpoints of the family may have this class."""
@@ -90,7 +95,8 @@ def entries() -> tuple[Entry, ...]:
         Entry(universal.INFO, universal.load),
         Entry(eurus.INFO, None),
         Entry(thinkprm.INFO, thinkprm.load),
-        Entry(yes_no.INFO, yes_no.load),
+        Entry(yes_no.INFO, yes_no.load, of_generator=yes_no.of_generator, require_askable=yes_no.require_askable),
+        Entry(judge.INFO, judge.load, of_generator=judge.of_generator, require_askable=judge.require_askable),
         Entry(likelihood.INFO, likelihood.load),
         Entry(likelihood.RATIO_INFO, likelihood.load_ratio),
     )
@@ -162,19 +168,42 @@ def load_verifier(
     return loaded
 
 
-def verifier_of_generator(checkpoint: Checkpoint, generator: Model) -> PrmFamily:
-    """A generator that is asked about its own steps: the family `yes-no` on the same weights, with a KV of its own.
+def require_askable(checkpoint: Checkpoint, family: str | None = None) -> None:
+    """Check, without reading weights, that a generator can be asked about its own steps; see `verifier_of_generator`.
+
+    Raises:
+        CheckpointError: it cannot, or the family asks nothing.
+    """
+    check = _asking(family).require_askable
+    assert check
+    check(checkpoint)
+
+
+def verifier_of_generator(checkpoint: Checkpoint, generator: Model, family: str | None = None) -> PrmFamily:
+    """A generator that is asked about its own steps, on the same weights, with a KV of its own.
 
     Args:
         checkpoint: the generator's.
         generator: its model.
+        family: name of a family that asks; None for `yes-no`.
 
     Raises:
-        CheckpointError: it cannot be asked; see `yes_no`.
+        CheckpointError: it cannot be asked, or the family asks nothing.
     """
-    family = yes_no.of_generator(checkpoint, generator)
-    _require_layout_embedded(checkpoint, family)
-    return family
+    make = _asking(family).of_generator
+    assert make
+    family_of_generator = make(checkpoint, generator)
+    _require_layout_embedded(checkpoint, family_of_generator)
+    return family_of_generator
+
+
+def _asking(name: str | None) -> Entry:
+    """A family that can ask a generator about its own steps."""
+    entry = _entry(name or yes_no.INFO.name)
+    if entry.of_generator is None:
+        known = ", ".join(entry.info.name for entry in entries() if entry.of_generator)
+        raise CheckpointError(f"--verifier-family {name} needs a model of its own; --verifier self takes {known}")
+    return entry
 
 
 def _require_layout_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:

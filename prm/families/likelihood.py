@@ -55,10 +55,9 @@ class Likelihoods(NamedTuple):
     sampled: Sampled
 
 
-class Likelihood(PrmFamily):
-    """The likelihood family; see the module."""
+class TokenReader(PrmFamily):
+    """The layout of families that read every token of a solution; see the module."""
 
-    info = INFO
     rounding = 1e-9  # a path's log-probabilities are summed step by step or at once
     max_special_tokens = 3  # a blank line, and the token before the step
 
@@ -72,28 +71,17 @@ class Likelihood(PrmFamily):
 
     def read(self, path: StepPath) -> ScoreInput:
         """Feed the token before the step and the step without its last token; each is read for the token after it."""
-        step = self._step(path, len(path.steps) - 1)
-        before = self._step(path, len(path.steps) - 2) if len(path.steps) > 1 else self._prompt(path.problem)
+        step = self.step_ids(path, len(path.steps) - 1)
+        before = self.step_ids(path, len(path.steps) - 2) if len(path.steps) > 1 else self._prompt(path.problem)
         ids = (before[-1], *step[:-1])
         return ScoreInput(ids, tuple(range(len(ids))), targets=tuple(step))
 
     def full_path(self, path: StepPath) -> ScoreInput:
         """The whole path at once, whose mean needs no evidence of the steps before."""
         prompt = self._prompt(path.problem)
-        steps = [i for index in range(len(path.steps)) for i in self._step(path, index)]
+        steps = [i for index in range(len(path.steps)) for i in self.step_ids(path, index)]
         ids = (*prompt, *steps[:-1])
         return ScoreInput(ids, tuple(range(len(prompt) - 1, len(ids))), full_path=True, targets=tuple(steps))
-
-    def evidence(self, values: np.ndarray, before: Likelihoods | None, sampled: Sampled) -> Likelihoods:
-        """The path's sums."""
-        read = Sampled(math.fsum(values[:, 0].tolist()), len(values))
-        if before is None:
-            return Likelihoods(read, sampled)
-        return Likelihoods(before.read.and_then(read), before.sampled.and_then(sampled))
-
-    def score(self, evidence: Likelihoods) -> float:
-        """The geometric mean of the probabilities of the path's tokens."""
-        return math.exp(_mean(evidence.read))
 
     def _prompt(self, problem: str) -> list[int]:
         tokenizer = self.model.tokenizer
@@ -105,11 +93,28 @@ class Likelihood(PrmFamily):
             text = f"{tokenizer.begin}{system}{problem}\n\n"
         return tokenizer.encode(text)
 
-    def _step(self, path: StepPath, index: int) -> list[int]:
-        """Ids of a step, with the blank line that the step before it lacks; not what follows a last step."""
+    def step_ids(self, path: StepPath, index: int) -> list[int]:
+        """Ids of a path's step, with the blank line that the step before it lacks; not what follows a last step."""
         text = path.steps[index]
         begins = index > 0 and not path.steps[index - 1].endswith("\n")
         return self.model.tokenizer.encode("\n\n" * begins + text)
+
+
+class Likelihood(TokenReader):
+    """The likelihood family; see the module."""
+
+    info = INFO
+
+    def evidence(self, values: np.ndarray, before: Likelihoods | None, sampled: Sampled) -> Likelihoods:
+        """The path's sums."""
+        read = Sampled(math.fsum(values[:, 0].tolist()), len(values))
+        if before is None:
+            return Likelihoods(read, sampled)
+        return Likelihoods(before.read.and_then(read), before.sampled.and_then(sampled))
+
+    def score(self, evidence: Likelihoods) -> float:
+        """The geometric mean of the probabilities of the path's tokens."""
+        return math.exp(evidence.read.mean)
 
 
 class LikelihoodRatio(Likelihood):
@@ -119,11 +124,7 @@ class LikelihoodRatio(Likelihood):
 
     def score(self, evidence: Likelihoods) -> float:
         """The ratio of the geometric means, as a share of its sum with 1."""
-        return 1.0 / (1.0 + math.exp(min(_mean(evidence.sampled) - _mean(evidence.read), 700.0)))
-
-
-def _mean(tokens: Sampled) -> float:
-    return tokens.log_probability / tokens.num_tokens if tokens.num_tokens else 0.0
+        return 1.0 / (1.0 + math.exp(min(evidence.sampled.mean - evidence.read.mean, 700.0)))
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Likelihood:

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from espalier.engine.work import Generated, Scored
+from espalier.engine.work import Generated
 from espalier.prm.scorers.tokens import TokenScorer
 
 _GROUP = 16
@@ -23,9 +23,8 @@ class Confidence(TokenScorer):
 
     name = "confidence"
 
-    def score(self, done: Generated | Scored) -> float:
+    def score(self, done: Generated) -> float:
         """The geometric mean probability of the step's tokens."""
-        assert isinstance(done, Generated)
         return math.exp(done.log_probability / len(done.log_probabilities))
 
 
@@ -34,9 +33,8 @@ class LowestConfidence(TokenScorer):
 
     name = "lowest-confidence"
 
-    def score(self, done: Generated | Scored) -> float:
+    def score(self, done: Generated) -> float:
         """The least geometric mean probability of neighbouring tokens."""
-        assert isinstance(done, Generated)
         sums = np.concatenate(([0.0], np.cumsum(done.log_probabilities)))
         size = min(_GROUP, len(done.log_probabilities))
         return math.exp(float((sums[size:] - sums[:-size]).min()) / size)

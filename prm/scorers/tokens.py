@@ -2,7 +2,9 @@
 
 from abc import abstractmethod
 
-from espalier.engine.work import Generated, Scored
+import numpy as np
+
+from espalier.engine.work import Generated
 from espalier.prm.base import ScoreInput
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode
 
@@ -19,8 +21,12 @@ class TokenScorer(Scorer):
     reads_texts = False
 
     @abstractmethod
-    def score(self, done: Generated | Scored) -> float:
-        """Return the score in [0, 1] of a step just sampled, or of one whose head was read again in a check."""
+    def score(self, done: Generated) -> float:
+        """Return the score in [0, 1] of a step just sampled."""
+
+    def rescored_as(self, values: np.ndarray) -> float:
+        """Return the score of a step whose head was read again in a check."""
+        raise NotImplementedError
 
     def begin(self, search: ScoredSearch) -> ScoreSession:
         """See `Scorer`."""
@@ -41,5 +47,5 @@ class TokenSession(ScoreSession):
         score = self._scorer.score(done)
         if self._check:
             ids = tuple(self._engine.token_ids(done.sequence)[:-1])
-            self._check.add(ScoreInput(ids, (len(ids) - 1,)), score, len(node.lineage()), self._scorer.score)
+            self._check.add((ScoreInput(ids, (len(ids) - 1,)),), score, len(node.lineage()), self._scorer.rescored_as)
         return score

@@ -16,11 +16,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.engine.work import Generated, Scored
+from espalier.engine.work import Generated
 from espalier.prm.heads import stacked_head, take_layers
 from espalier.prm.scorers.tokens import TokenScorer
 
@@ -39,10 +41,14 @@ class TrunkHead(TokenScorer):
         self.digests = {VERIFIER: digest}
         self.rescored = GENERATOR if full_rescore else ""
 
-    def score(self, done: Generated | Scored) -> float:
+    def score(self, done: Generated) -> float:
         """The probability that the head's logit stands for."""
         assert done.values is not None
-        logit = float(done.values.flat[0])
+        return self.rescored_as(done.values)
+
+    def rescored_as(self, values: np.ndarray) -> float:
+        """See `TokenScorer`."""
+        logit = float(values.flat[0])
         if logit >= 0:
             return 1 / (1 + math.exp(-logit))
         return 1 - 1 / (1 + math.exp(logit))

@@ -68,8 +68,9 @@ class RuntimeSettings:
     verifier_family: Annotated[
         str | None,
         Option(
-            "Family of the process reward model: a name (see prm/README.md) or a family spec (.toml). Required for "
-            "*ForCausalLM; default: detected from the checkpoint."
+            "Family of the process reward model: a name (see prm/README.md), a family spec (.toml), or the folder that "
+            "learn-verifier --trunk made for it. Required for "
+            "*ForCausalLM; default: detected from the checkpoint. With --verifier self: yes-no, the default, or judge."
         ),
     ] = None
     verifier_reference: Annotated[str, Option("eurus-prm: the reference model that the verifier was trained from.")] = (
@@ -238,7 +239,8 @@ def check_settings(settings: RuntimeSettings) -> None:
     if settings.verifier and not names_checkpoint(settings.verifier):
         given = (("verifier_family", settings.verifier_family), ("verifier_reference", settings.verifier_reference))
         rule = f"is not for --verifier {settings.verifier}, which names no checkpoint; leave it out"
-        wrong += [Violation(name, rule) for name, value in given if value]
+        asks = ("verifier_family",) if settings.verifier == SELF else ()
+        wrong += [Violation(name, rule) for name, value in given if value and name not in asks]
     # All threads start immediately, each with its own stack: a typo could use up the memory.
     processors = os.cpu_count() or 1
     most = max(64, 4 * processors)
@@ -265,8 +267,7 @@ def _load(
     """
     check_settings(settings)
     from espalier.engine.models.model import load_generator
-    from espalier.prm.families import identify, load_verifier, verifier_of_generator
-    from espalier.prm.families.yes_no import require_askable
+    from espalier.prm.families import identify, load_verifier, require_askable, verifier_of_generator
     from espalier.prm.scorers.confidence import SCORERS
     from espalier.prm.scorers.own import load_own, scorer_of
     from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
@@ -286,13 +287,13 @@ def _load(
     if VERIFIER in checkpoints:
         identify(checkpoints[VERIFIER], settings.verifier_family, REFERENCE in checkpoints)
     if GENERATOR in checkpoints and settings.verifier == SELF:
-        require_askable(checkpoints[GENERATOR])
+        require_askable(checkpoints[GENERATOR], settings.verifier_family)
     models: dict[str, Model] = {}
     if trunk := checkpoints.get(GENERATOR):
         models[GENERATOR] = replace(load_generator(trunk, dtype, device), other_heads=other_heads)
     family, scorer = None, scorer_of(own_scorer) if own_scorer else None
     if trunk and settings.verifier == SELF:
-        family = verifier_of_generator(trunk, models[GENERATOR])
+        family = verifier_of_generator(trunk, models[GENERATOR], settings.verifier_family)
     elif settings.verifier and not names_checkpoint(settings.verifier):
         by_name = {**SCORERS, PROBE: ProbeScorer()}
         scorer = load_own(settings.verifier) if names_function(settings.verifier) else by_name[settings.verifier]
@@ -427,7 +428,10 @@ def load_verifier_alone(
     if settings.verifier == SELF:
         quantization = settings.generator_quantization
         settings = replace(
-            settings, verifier=settings.generator, verifier_family=YES_NO.name, verifier_quantization=quantization
+            settings,
+            verifier=settings.generator,
+            verifier_family=settings.verifier_family or YES_NO.name,
+            verifier_quantization=quantization,
         )
     engine, _, scorer = _load(replace(settings, generator=""), on_bytes)
     assert isinstance(scorer, Verifier)

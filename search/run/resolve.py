@@ -183,9 +183,10 @@ class Resolver:
         paths = worst_case(self._engine, VERIFIER, (checked,), bounds)  # with the problem
         size = self._engine.settings.block_size
         # The first and the last block of a node's tokens are its own; so are those of what is fed to read its score.
-        probes = together * (_blocks(bounds.max_probe_tokens, size) + 1) if bounds.max_probe_tokens else 0
-        held = _blocks(most, size) + 2 * request.max_nodes + probes
-        states = request.max_nodes + (together if bounds.max_probe_tokens else 0)
+        probes = together * bounds.probes if bounds.max_probe_tokens else 0
+        of_probes = probes * (_blocks(bounds.max_probe_tokens, size) + 1)
+        held = _blocks(most, size) + 2 * request.max_nodes + of_probes
+        states = request.max_nodes + probes
         of_states = {pool.name for pool in self._engine.schedulers[VERIFIER].pools if pool.holds_states}
         blocks = {pool: count + (states if pool in of_states else held) for pool, count in paths.items()}
         self._require_fits(blocks, "max_nodes or max_tokens of the session")
@@ -282,7 +283,7 @@ def worst_case(engine: Engine, role: str, estimates: Sequence[MemoryEstimate], l
 
 def worst_case_states(estimates: Sequence[MemoryEstimate], limits: PathLimits) -> int:
     """Maximum number of recurrent states that a search holds: one for each sequence, whatever its length."""
-    each = 2 if limits.max_probe_tokens else 1  # with that of the fork that is fed probe tokens
+    each = 1 + limits.probes if limits.max_probe_tokens else 1  # with those of the forks that are fed probe tokens
     if limits.rationales:  # of a path while it is scored: its text, its rationales, the parts that verdicts read
         each = 1 + 2 * limits.rationales.chains
     paths = max((its.paths + its.steps) * each + its.partial_blocks for its in estimates)
@@ -298,9 +299,9 @@ def worst_case_blocks(
 ) -> int:
     """Maximum number of blocks of one KV group that a search holds, over the peaks that `estimates` describe.
 
-    Every sequence may hold one block more than its tokens fill, its own copy of a partial block; so may its fork that
-    is fed probe tokens. With a `window` a sequence holds no more than that; while a step runs, what the step writes is
-    held besides, of `batch_tokens` at most.
+    Every sequence may hold one block more than its tokens fill, its own copy of a partial block; so may each fork of
+    it that is fed probe tokens. With a `window` a sequence holds no more than that; while a step runs, what the step
+    writes is held besides, of `batch_tokens` at most.
     """
     whole = _worst_case(estimates, limits, block_size, UNLIMITED, inner=1)
     if window is None:
@@ -322,7 +323,7 @@ def _worst_case(estimates: Sequence[MemoryEstimate], limits: PathLimits, block_s
         its = limits.rationales
         path = step = held(its.text_tokens) + its.chains * (held(its.tokens) + 1)
     else:
-        probe = held(limits.max_probe_tokens) + 1 if limits.max_probe_tokens else 0
+        probe = limits.probes * (held(limits.max_probe_tokens) + 1) if limits.max_probe_tokens else 0
         path = held(limits.path_tokens) + 1 + probe
         step = held(min(limits.step_tokens, limits.path_tokens)) + 1 + probe
     return held(limits.prompt_tokens) + max(

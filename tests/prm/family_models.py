@@ -24,6 +24,7 @@ LLAMA_TEMPLATE = (
     "'<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"
 )
+JUDGED = {"letters": 5, "criteria": ["It adds up.", "It ends well."], "repeats": 3}
 _LLAMA_SPECIAL = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 _CORPUS = (
     "Tom starts with 38 coins. He finds 47 more. How many has he?",
@@ -52,6 +53,7 @@ def write_families(root: Path, tiny: dict[str, Path]) -> dict[str, Path]:
         "eurus-prm": tiny["qwen2-untied"],
         "thinkprm": write_thinkprm(root / "thinkprm", tiny["qwen2-untied"]),
         "yes-no": _yes_no(root / "yes-no", tiny["talker"]),
+        "judge": _judge(root / "judge", tiny["talker"]),
         "likelihood": (likely := _likelihood(root / "likelihood", tiny["qwen2-untied"])),
         "likelihood-ratio": likely,
         "eurus-reference": _reference(root / "eurus-reference", tiny["qwen2-untied"]),
@@ -144,6 +146,13 @@ def _yes_no(folder: Path, talker: Path) -> Path:
         model.lm_head.weight[-2:] = 0.3 * torch.randn(2, model.config.hidden_size)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _judge(folder: Path, talker: Path) -> Path:
+    """A generator that is asked two things, three times each."""
+    shutil.copytree(talker, folder)
+    edit_json(folder / "config.json", {"prm": JUDGED, "max_position_embeddings": 1024})
     return folder
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from family_models import tensors
+from family_models import JUDGED, tensors
 from plain import hf_tokenizer, plain_classifier_scores, plain_math_prm_scores, token_classifier
 from transformers import (
     AutoModelForCausalLM,
@@ -89,6 +89,32 @@ def yes_no(folder: Path, problem: str, steps: list[str]) -> list[float]:
         answer = "".join(step.strip("\n") + "\n\n" for step in steps[:end])
         logits = model(torch.tensor([_encode(folder, chat.replace("ANSWER", answer))])).logits[0, -1]
         scores.append(float(torch.softmax(logits[[yes, no]], dim=-1)[0]))
+    return scores
+
+
+def judge(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    """One chat of three turns for each step and question, read whole; the mean of expectations over five letters."""
+    model, scores = _causal(folder), []
+    letters = hf_tokenizer(folder).convert_tokens_to_ids(list("ABCDE"))
+    scale = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
+    for end in range(1, len(steps) + 1):
+        expected = []
+        for criterion in JUDGED["criteria"]:
+            first = (
+                f"Judge the solution so far, its last step included, by this: {criterion} Answer with one letter "
+                "from A to E, where {} means not at all and {} means entirely."
+            )
+            second = (
+                f"{criterion} How far is that true of the solution so far? A is completely false, E is completely "
+                "true. Answer with one letter from A to E."
+            )
+            asked = ((first.format("A", "E"), False), (first.format("E", "A"), True), (second, False))
+            for question, turned in asked:
+                answer = "".join(step.strip("\n") + "\n\n" for step in steps[:end])
+                chat = _chat(folder, problem, "ANSWER", question).replace("ANSWER", answer)
+                logits = model(torch.tensor([_encode(folder, chat)])).logits[0, -1, letters]
+                expected.append(torch.softmax(logits, dim=-1) @ (scale.flip(0) if turned else scale))
+        scores.append(float(sum(expected) / len(expected)))
     return scores
 
 
@@ -259,6 +285,7 @@ def plain_scores(name: str, folders: dict[str, Path], problem: str, steps: list[
         "skywork-o1-open-prm": skywork,
         "yes-no": yes_no,
         "likelihood": likelihood,
+        "judge": judge,
         "rlhflow": rlhflow,
         "versaprm": versaprm,
         "math-shepherd": math_shepherd,

@@ -124,7 +124,7 @@ def test_any_generator_may_be_asked_as_a_verifier_by_its_flag(copy_of: Callable[
     edit_json(folder / "config.json", {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})
     with pytest.raises(
         CheckpointError,
-        match=r"is a Qwen3ForCausalLM, .* of the verifiers yes-no, .*; .*yes-no asks any instruction-tuned",
+        match=r"is a Qwen3ForCausalLM, .* of the verifiers yes-no, judge, .*; .*yes-no asks any instruction-tuned",
     ):
         chosen(folder)
 

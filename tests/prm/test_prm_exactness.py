@@ -36,6 +36,7 @@ STEPWISE = [
     "eurus-prm",
     "yes-no",
     "likelihood",
+    "judge",
 ]
 TAGS = {
     "qwen2.5-math-prm": ("<extra_0>", "<extra 0>"),
@@ -124,6 +125,7 @@ def test_every_token_is_computed_once_and_nothing_is_tokenised_otherwise_later(n
     score_path(engine, begun, list(steps))
     whole = verifier.family.full_path(StepPath(PROBLEM, steps))
     probes = whole.num_probe_tokens * (len(steps) - 1)  # the last one's is in the whole text
+    probes += verifier.family.other_probe_tokens * len(steps)
     assert isinstance(begun[0], StepSession)
     assert begun[0].reopened == 0
     assert engine.stats()["verifier"].computed_tokens == len(whole.token_ids) + probes
@@ -151,6 +153,7 @@ def test_a_step_longer_than_its_limit_has_no_score_and_takes_nothing(name: str, 
     session, root = begin(engine, verifier, budget=lambda node: left[0])
     nodes = [child(root, "38+47=85 " * 30) for _ in range(3)]
     exact = want(session, nodes[0]).tokens
+    alone = exact - verifier.family.other_probe_tokens
     settle(engine, session)
     held = engine.stats()["verifier"].live_sequences
     left[0] = exact - 1
@@ -161,7 +164,7 @@ def test_a_step_longer_than_its_limit_has_no_score_and_takes_nothing(name: str, 
     assert want(session, nodes[2]).tokens == exact
     assert list(settle(engine, session)) == [nodes[2]]
     session.close()
-    session, root = begin(engine, verifier, limits=PathLimits(session.prompt_tokens, 10_000, exact - 1))
+    session, root = begin(engine, verifier, limits=PathLimits(session.prompt_tokens, 10_000, alone - 1))
     assert want(session, child(root, nodes[0].text)).status is ScoreStatus.UNREADABLE
     session.close()
 

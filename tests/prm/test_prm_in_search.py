@@ -142,6 +142,7 @@ def test_a_value_model_has_one_label_or_three(labels: int, family_folders: dict[
     [
         *((name, request) for name in ("universal-prm", "rlhflow", "eurus-prm") for request in (BEAM, BEST_OF_N)),
         ("math-shepherd", BEAM),
+        ("judge", BEAM),
         ("outcome", BEST_OF_N),
     ],
     ids=lambda value: value.algorithm if isinstance(value, SearchRequest) else value,

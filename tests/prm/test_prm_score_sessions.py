@@ -1,6 +1,7 @@
 """Sessions of scores with verifiers of every family, without a generator: steps that come one after another."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_a_session_gives_the_scores_of_whole_solutions_within_what_was_set_aside
         results += orchestrator.step()
     expected = [solution.step_scores[-1] for solution in results[0].solutions]
 
-    session = Session(orchestrator, REQUEST)
+    session = Session(orchestrator, replace(REQUEST, max_tokens=512 + 8 * family.other_probe_tokens))
     peaks: list[tuple[int, int]] = []
     session.on_step = lambda: peaks.append(
         (engine.stats()["verifier"].live_blocks, engine.admission.reserved_blocks["verifier"])

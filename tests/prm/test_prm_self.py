@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from paths import PROBLEM
+from tiny_models import edit_json
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -33,7 +34,9 @@ def searched(orchestrator: Orchestrator) -> SearchResult:
     orchestrator.submit(REQUEST)
     while True:
         if results := orchestrator.step():
-            return results[0]
+            (result,) = results
+            assert isinstance(result, SearchResult)
+            return result
 
 
 def test_the_generators_weights_serve_both(settings: RuntimeSettings):
@@ -78,9 +81,34 @@ def test_a_template_without_the_turns_between_is_refused(copied: RuntimeSettings
         load_orchestrator(copied)
 
 
+def test_it_may_be_asked_as_a_judge(family_folders: dict[str, Path]):
+    settings = RuntimeSettings(
+        str(family_folders["judge"]), "self", "judge", kv_memory=2**24, system_prompt="", verify_incremental=True
+    )
+    orchestrator = load_orchestrator(settings)
+    own = searched(orchestrator)
+    assert orchestrator.engine.models["verifier"].decoder is orchestrator.engine.models["generator"].decoder
+    assert orchestrator.describe_models()["verifier_family"].startswith("judge JudgeSettings(letters=5")
+    other = searched(load_orchestrator(replace(settings, verifier=settings.generator)))
+    assert [node.score for node in own.nodes] == [node.score for node in other.nodes]
+    assert len({node.score for node in own.nodes}) > 3
+    with pytest.raises(CheckpointError, match="needs a model of its own; --verifier self takes yes-no, judge"):
+        load_orchestrator(replace(settings, verifier_family="likelihood"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"letters": 27}, {"letters": True}, {"repeats": 0}, {"criteria": "one"}, {"criteria": []}, {"more": 1}]
+)
+def test_what_a_judge_asks_is_checked(wrong: dict[str, object], copied: RuntimeSettings):
+    edit_json(Path(copied.generator) / "config.json", {"prm": wrong})
+    with pytest.raises(CheckpointError, match="has letters, from 2 to 26, repeats, from 1 to 6, and criteria, 1 to 8"):
+        load_orchestrator(replace(copied, verifier_family="judge"))
+
+
 @pytest.mark.parametrize("verifier", ["self", "confidence"])
 def test_a_family_or_a_reference_of_no_checkpoint_is_refused(verifier: str, settings: RuntimeSettings):
     given = replace(settings, verifier=verifier, verifier_family="thinkprm", verifier_reference="other")
     with pytest.raises(InvalidRequestError, match="names no checkpoint") as caught:
         load_orchestrator(given)
-    assert [violation.field for violation in caught.value.violations] == ["verifier_family", "verifier_reference"]
+    fields = ["verifier_reference"] if verifier == "self" else ["verifier_family", "verifier_reference"]
+    assert [violation.field for violation in caught.value.violations] == fields

@@ -1,0 +1,149 @@
+"""Any chat model as a judge: it grades each step's solution by several criteria on a scale of letters.
+
+The layout is that of `prm.asked`. A question names one criterion and asks for a letter of a scale; what is read is not
+the likeliest letter but the expectation over all of the scale's G letters, so that a score is as fine as the model's
+probabilities, not as its letters. The score is the mean over C criteria and K repeats. A repeat words the question in
+another way, and every second one letters the scale from its other end, so that a model's liking for a letter or a
+wording cancels; nothing is sampled.
+
+A `prm` object in `config.json` sets them, such as `{"letters": 20, "criteria": ["Every calculation is right."],
+"repeats": 2}`. Each question is fed after each step, on a fork of its own: C·K times some 70 tokens.
+
+Source: scoring by the expectation over score tokens, times criteria, times repeats is the LLM-as-a-verifier of
+arXiv:2607.05391; G-Eval (arXiv:2303.16634) weighs scores by their probabilities too. There a repeat is sampled; the
+wording and the turned scale are Espalier's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
+
+import numpy as np
+import torch
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model
+from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.prm.asked import AskedFamily, answer_ids, asked_generator, load_asked
+from espalier.prm.base import FamilyInfo, Sampled
+
+_CRITERIA = (
+    "It reads the problem right: every number and condition that it uses is the problem's.",
+    "Every calculation in it is right.",
+    "Each step follows from those before it and leads towards the answer.",
+)
+_WORDINGS = (
+    "Judge the solution so far, its last step included, by this: {criterion} Answer with one letter from {first} to "
+    "{last}, where {worst} means not at all and {best} means entirely.",
+    "{criterion} How far is that true of the solution so far? {worst} is completely false, {best} is completely true. "
+    "Answer with one letter from {first} to {last}.",
+    "Grade your confidence in this statement about the solution so far: {criterion} {worst} is none, {best} is full. "
+    "Answer with one letter from {first} to {last}.",
+)
+
+INFO = FamilyInfo(
+    name="judge",
+    models="any instruction-tuned *ForCausalLM with a chat template; the generator itself with `--verifier self`",
+    architectures=("*ForCausalLM",),
+    head="`lm_head` rows of the letters `A` … `T`",
+    layout="that of `yes-no`; a question for each of three criteria, twice",
+    score_positions="last token of the header after each question, which is not kept",
+    score="expectation over the letters, mean of the questions",
+    source="arXiv:2607.05391; the questions are Espalier's",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSettings:
+    """What is asked.
+
+    Attributes:
+        letters: letters of the scale, from `A`.
+        criteria: statements that should be true of a solution.
+        repeats: questions for each criterion.
+    """
+
+    letters: int = 20
+    criteria: tuple[str, ...] = _CRITERIA
+    repeats: int = 2
+
+    @property
+    def answers(self) -> str:
+        """The letters."""
+        return ascii_uppercase[: self.letters]
+
+    def questions(self) -> tuple[str, ...]:
+        """All questions; those of a criterion stand together, and every second one turns the scale round."""
+        first, last = self.answers[0], self.answers[-1]
+        return tuple(
+            _WORDINGS[repeat // 2].format(
+                criterion=criterion,
+                first=first,
+                last=last,
+                worst=last if repeat % 2 else first,
+                best=first if repeat % 2 else last,
+            )
+            for criterion in self.criteria
+            for repeat in range(self.repeats)
+        )
+
+
+class Judge(AskedFamily):
+    """The judge family; see the module."""
+
+    info = INFO
+
+    def __init__(self, model: Model, settings: JudgeSettings) -> None:
+        super().__init__(model, settings.questions())
+        self._settings = settings
+        scale = np.linspace(0.0, 1.0, settings.letters)
+        turned = [repeat % 2 for _ in settings.criteria for repeat in range(settings.repeats)]
+        self._scales = np.array([scale[::-1] if turns else scale for turns in turned])  # [questions, letters]
+
+    @property
+    def identity(self) -> str:
+        """The name, and the settings that are not the default."""
+        return self.name if self._settings == JudgeSettings() else f"{self.name} {self._settings}"
+
+    def evidence(self, values: np.ndarray, before: float | None, sampled: Sampled) -> float:
+        """The mean of the questions' expectations, from the letters' probabilities, `[questions, letters]`."""
+        return float((values * self._scales).sum(axis=1).mean())
+
+
+def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Judge:
+    """Load a chat model; raises as `load_asked`, or CheckpointError where its `prm` object is wrong."""
+    settings = _settings(checkpoint)
+    return Judge(load_asked(checkpoint, dtype, device, settings.answers, _probabilities, INFO.name), settings)
+
+
+def require_askable(checkpoint: Checkpoint) -> None:
+    """Check, without reading weights, that a generator can judge its own steps; raises as `load`."""
+    answer_ids(checkpoint, TextTokenizer(checkpoint), _settings(checkpoint).answers)
+
+
+def of_generator(checkpoint: Checkpoint, generator: Model) -> Judge:
+    """The family on the weights of a generator that is loaded already; raises as `asked_generator`."""
+    settings = _settings(checkpoint)
+    return Judge(asked_generator(checkpoint, generator, settings.answers, _probabilities), settings)
+
+
+def _probabilities(logits: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(logits, dim=-1)
+
+
+def _settings(checkpoint: Checkpoint) -> JudgeSettings:
+    default = JudgeSettings()
+    given = {"letters": default.letters, "criteria": default.criteria, "repeats": default.repeats}
+    known = set(given)
+    given |= checkpoint.object("prm")
+    letters, criteria, repeats = given["letters"], given["criteria"], given["repeats"]
+    texts = isinstance(criteria, Sequence) and not isinstance(criteria, str) and 1 <= len(criteria) <= 8
+    wrong = set(given) != known or not texts or not all(isinstance(text, str) and text.strip() for text in criteria)
+    counts = type(letters) is int and 2 <= letters <= 26 and type(repeats) is int and 1 <= repeats <= 6
+    if wrong or not counts:
+        raise CheckpointError(
+            f"{checkpoint.folder}: the prm object of config.json has letters, from 2 to 26, repeats, from 1 to 6, and "
+            "criteria, 1 to 8 texts"
+        )
+    return JudgeSettings(letters, tuple(criteria), repeats)
