@@ -63,7 +63,41 @@ def train_head(
     Raises:
         EspalierError: there are too few problems, or all steps have one label.
     """
-    train, choose, measure = _split(features, seed)
+    train, choose, measure = (_part(features, problems) for problems in parts_of(features, seed))
+    head, chosen = _best_head(train, choose, seed)
+    summary = {
+        "trunk": trunk,
+        **record,
+        "steps": {"train": len(train.values), "choose": len(choose.values), "measure": len(measure.values)},
+        **chosen,
+        "measured": _measure(head, measure),
+    }
+    save_head(head, folder)
+    config = {"architectures": [ARCHITECTURE], "model_type": "trunk-head", "trunk": trunk}
+    write_whole(folder / "config.json", config | {"hidden_size": features.states.shape[1]})
+    write_whole(folder / "training.json", summary)
+    plot_reliability(summary["measured"] | {"threshold": 0.5}, folder / "reliability.svg")
+    return summary
+
+
+def best_head(
+    features: Features, train: np.ndarray, choose: np.ndarray, seed: int
+) -> tuple[nn.Sequential, dict[str, Any]]:
+    """The better of heads of one and two layers, as `train_head` trains them, and what is recorded of the choice.
+
+    Args:
+        features: steps of all problems.
+        train: numbers of the problems that train.
+        choose: numbers of those that choose and calibrate.
+        seed: of the initial weights and the batches.
+
+    Raises:
+        EspalierError: all steps have one label.
+    """
+    return _best_head(_part(features, train), _part(features, choose), seed)
+
+
+def _best_head(train: _Part, choose: _Part, seed: int) -> tuple[nn.Sequential, dict[str, Any]]:
     if float(train.values.min()) == float(train.values.max()):
         raise EspalierError("all steps have the same value, so there is nothing to learn; sample more problems")
     mean, scale = train.states.mean(0), train.states.std(0) + 1e-6
@@ -77,31 +111,30 @@ def train_head(
     loss, head, chosen = min(tried, key=lambda one: one[0] / (1.0 if one[2]["layers"] == 1 else _WORTH_A_LAYER))
     _fold_in(head, mean, scale)
     slope, offset = _calibrate(head, choose)
-    summary = {
-        "trunk": trunk,
-        **record,
-        "steps": {"train": len(train.values), "choose": len(choose.values), "measure": len(measure.values)},
+    return head, {
         "heads": [one for _, _, one in tried],
         "chosen": chosen,
         "calibration_slope": slope,
         "calibration_offset": offset,
-        "measured": _measure(head, measure),
     }
-    _write(head, folder, trunk, summary)
-    return summary
 
 
-def _split(features: Features, seed: int) -> tuple[_Part, _Part, _Part]:
+def parts_of(features: Features, seed: int, choose: float = _HELD_OUT) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split the problems into those that train, those that choose, a share `choose`, and a tenth that measures.
+
+    Raises:
+        EspalierError: there are too few.
+    """
     problems = np.unique(features.problems)
     if len(problems) < 10:
         raise EspalierError(f"a verifier needs at least 10 problems with steps, there are {len(problems)}")
     order = np.random.default_rng(seed).permutation(problems)
-    count = max(1, round(_HELD_OUT * len(order)))
-    parts = order[2 * count :], order[:count], order[count : 2 * count]
-    return tuple(_part(features, np.isin(features.problems, part)) for part in parts)  # type: ignore[return-value]
+    chooses, measures = (max(1, round(share * len(order))) for share in (choose, _HELD_OUT))
+    return order[chooses + measures :], order[:chooses], order[chooses : chooses + measures]
 
 
-def _part(features: Features, chosen: np.ndarray) -> _Part:
+def _part(features: Features, problems: np.ndarray) -> _Part:
+    chosen = np.isin(features.problems, problems)
     states, values = torch.from_numpy(features.states[chosen]), torch.from_numpy(features.values[chosen])
     return _Part(states, values, torch.from_numpy(features.samples[chosen]).float(), features.problems[chosen])
 
@@ -195,12 +228,9 @@ def _measure(head: nn.Sequential, part: _Part) -> dict[str, Any]:
     }
 
 
-def _write(head: nn.Sequential, folder: Path, trunk: dict[str, str], summary: dict[str, Any]) -> None:
+def save_head(head: nn.Sequential, folder: Path) -> None:
+    """Write a head's layers as `score.0`, `score.1`, … of `model.safetensors`."""
     folder.mkdir(parents=True, exist_ok=True)
     layers = [layer for layer in head if isinstance(layer, nn.Linear)]
     named = {f"score.{i}.{name}": value for i, layer in enumerate(layers) for name, value in layer.named_parameters()}
     save_file({name: value.detach().contiguous() for name, value in named.items()}, folder / "model.safetensors")
-    config = {"architectures": [ARCHITECTURE], "model_type": "trunk-head", "trunk": trunk}
-    write_whole(folder / "config.json", config | {"hidden_size": layers[0].in_features})
-    write_whole(folder / "training.json", summary)
-    plot_reliability(summary["measured"] | {"threshold": 0.5}, folder / "reliability.svg")

@@ -27,6 +27,7 @@ from espalier.prm.families import (
     rlhflow,
     thinkprm,
     token_classifier,
+    trunk_evidence,
     universal,
     value_guided,
     yes_no,
@@ -107,7 +108,8 @@ def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool 
 
     Args:
         checkpoint: the verifier's checkpoint.
-        family: a family's name or a spec file ending in `.toml`; None detects the family.
+        family: a family's name, a spec file ending in `.toml`, or a folder that `learn-verifier --trunk` made; None
+            detects the family.
         reference: whether a reference model is also given, which implies the family that has one.
 
     Raises:
@@ -115,8 +117,7 @@ def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool 
         FamilySpecError: the spec file is invalid.
     """
     if family is not None:
-        entry = _from_spec(read_spec(Path(family).expanduser())) if family.endswith(".toml") else _entry(family)
-        return FamilyMatch(entry, f"--verifier-family {family}")
+        return FamilyMatch(_given(family), f"--verifier-family {family}")
     if reference:
         return FamilyMatch(_entry(eurus.INFO.name), "a reference model is given")
     for entry in entries():
@@ -219,12 +220,22 @@ def _require_layout_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:
         ) from None
 
 
+def _given(family: str) -> Entry:
+    """What `--verifier-family` names."""
+    path = Path(family).expanduser()
+    if family.endswith(".toml"):
+        return _from_spec(read_spec(path))
+    if path.is_dir():
+        return Entry(trunk_evidence.TrunkEvidence.info, partial(trunk_evidence.load, path))
+    return _entry(family)
+
+
 def _entry(name: str) -> Entry:
     for entry in entries():
         if entry.info.name == name:
             return entry
     known = ", ".join(entry.info.name for entry in entries())
-    raise CheckpointError(f"--verifier-family {name!r} is none of {known}, and no spec file ending in .toml")
+    raise CheckpointError(f"--verifier-family {name!r} is none of {known}, no folder, and no spec file ending in .toml")
 
 
 def _shipped(name: str) -> Entry:

@@ -24,9 +24,11 @@ from espalier.prm.verifier import Verifier
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import NodeRecord, SearchResult
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import Generator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.resolve import worst_case_blocks
+from espalier.search.run.search import RunningSearch
 
 BEAM = SearchRequest(
     PROBLEM, AlgorithmName.BEAM, beam_width=2, expansion=3, max_steps=4, max_tokens=60, max_step_tokens=20
@@ -54,7 +56,9 @@ def run(orchestrator: Orchestrator, *requests: SearchRequest) -> list[SearchResu
     ids = [orchestrator.submit(request) for request in requests]
     results: dict[str, SearchResult] = {}
     while orchestrator.busy:
-        results.update({result.search_id: result for result in orchestrator.step()})
+        for result in orchestrator.step():
+            assert isinstance(result, SearchResult)
+            results[result.search_id] = result
         engine = orchestrator.engine
         if engine.settings.reserved_share == 1:
             for role, stats in engine.stats().items():
@@ -228,6 +232,7 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: M
         for _ in range(steps):
             orchestrator.step()
         for search in orchestrator._searches.values():
+            assert isinstance(search, RunningSearch)
             session = search._tree._session
             opened += isinstance(session, StepSession) and bool(session._opened or session.pending)
         orchestrator.cancel(search_id)
@@ -240,7 +245,9 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: M
 def test_what_is_held_for_readings_only_is_set_aside_too(search_with: Make):
     plain, checked = (search_with("universal-prm", full_rescore=full_rescore) for full_rescore in (False, True))
     blocks = [orchestrator.check(BEAM).blocks["verifier"] for orchestrator in (plain, checked)]
-    limits = plain.check(BEAM).verifier_limits
+    resolved = plain.check(BEAM)
+    assert isinstance(resolved, ResolvedRequest)
+    limits = resolved.verifier_limits
     assert limits is not None
     size = plain.engine.settings.block_size
     without = worst_case_blocks([MemoryEstimate(paths=2, steps=6)], replace(limits, max_probe_tokens=0), size)

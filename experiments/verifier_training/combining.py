@@ -1,0 +1,195 @@
+"""Combines evidence of paths into one score that ranks paths of a problem, and siblings, and measures how well it does.
+
+The weights of evidence are fitted by a pairwise logistic loss: of two solutions of one problem the right one, and of
+two siblings the one that ends right more often, should have the higher score. Every problem weighs the same in each
+kind of pair. The sum is then calibrated by a slope and an offset (Platt, 1999), so that scores are probabilities.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from espalier.experiments.runs.folder import write_whole
+from espalier.experiments.verifier_training.training import best_head, parts_of, save_head
+from espalier.experiments.verifier_training.trunk_reading import Readings
+from espalier.prm.base import Sampled
+from espalier.prm.families.trunk_evidence import ARCHITECTURE, FEATURES, NAME, Combination, PathEvidence
+
+_CHOOSE = 0.2
+"""Share of the problems that choose the head and fit the weights: they must not be those that taught the head."""
+_DECAY = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Pairs of rows of which the first should have the higher score, and what each weighs."""
+
+    better: np.ndarray
+    worse: np.ndarray
+    weights: np.ndarray
+
+
+def train_trunk_evidence(
+    readings: Readings, folder: Path, trunk: dict[str, str], record: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """Train heads on the trunk's states and combine them with other evidence; write what `--verifier-family` takes.
+
+    The problems are split: 70% teach heads, 20% choose one and fit the combination, 10% measure.
+
+    Args:
+        readings: of at least 10 problems.
+        folder: gets `config.json`, `model.safetensors` and `training.json`.
+        trunk: name and digest of the trunk.
+        record: what else `training.json` is to say.
+        seed: of the split, the initial weights and the batches.
+
+    Returns:
+        The content of `training.json`; `measured` has the AUC within a problem of whole solutions and of siblings, for
+        the score and for each kind of evidence alone.
+
+    Raises:
+        EspalierError: there are too few problems, or all steps have one label.
+    """
+    teach, choose, measure = parts_of(readings, seed, choose=_CHOOSE)
+    head, summary = best_head(readings, teach, choose, seed)
+    with torch.no_grad():
+        scores = head(torch.from_numpy(readings.states))[:, 0].sigmoid().numpy()
+    features = path_features(readings, scores)
+    combination = _fitted(features, readings, choose)
+    summary = {
+        "trunk": trunk,
+        **record,
+        "problems_by_use": {"teach": len(teach), "choose": len(choose), "measure": len(measure)},
+        **summary,
+        "weights": dict(zip(FEATURES, combination.weights, strict=True)),
+        "offset": combination.offset,
+        "measured": _measured(features, combination, readings, measure),
+    }
+    config = {"architectures": [ARCHITECTURE], "model_type": NAME, "trunk": trunk}
+    config |= {"hidden_size": readings.states.shape[1], "weights": summary["weights"], "offset": summary["offset"]}
+    save_head(head, folder)
+    write_whole(folder / "config.json", config)
+    write_whole(folder / "training.json", summary)
+    return summary
+
+
+def path_features(readings: Readings, scores: np.ndarray) -> np.ndarray:
+    """The evidence of the path to each step, float64 `[S, len(FEATURES)]`, given the head's `scores`, `[S]`."""
+    paths: list[PathEvidence] = []
+    for row, above in enumerate(readings.parents.tolist()):
+        read, sampled = (Sampled(float(sums[row, 0]), int(sums[row, 1])) for sums in (readings.read, readings.sampled))
+        step = PathEvidence.of_step(read, sampled, float(scores[row]))
+        paths.append(paths[above].and_then(step) if above >= 0 else step)
+    return np.array([path.features() for path in paths]).reshape(-1, len(FEATURES))
+
+
+def _fitted(features: np.ndarray, readings: Readings, problems: np.ndarray) -> Combination:
+    rows = np.isin(readings.problems, problems)
+    mean, scale = features[rows].mean(0), features[rows].std(0) + 1e-9
+    x = torch.from_numpy((features - mean) / scale)
+    kinds = [
+        pairs
+        for pairs in (_solution_pairs(readings, problems), _sibling_pairs(readings, problems))
+        if len(pairs.weights)
+    ]
+    weights = torch.zeros(len(FEATURES), dtype=torch.float64, requires_grad=True)
+
+    def ranking() -> torch.Tensor:
+        loss = _DECAY * weights.square().sum()
+        for pairs in kinds:
+            margin = (x[pairs.better] - x[pairs.worse]) @ weights
+            of_pairs = torch.from_numpy(pairs.weights)
+            loss = loss + (F.softplus(-margin) * of_pairs).sum() / of_pairs.sum()
+        return loss
+
+    _minimise(ranking, weights)
+    found = weights.detach()
+    line = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    values, samples = (torch.from_numpy(each[rows].astype(np.float64)) for each in (readings.values, readings.samples))
+    sums = (x @ found)[torch.from_numpy(rows)]
+
+    def calibration() -> torch.Tensor:
+        each = F.binary_cross_entropy_with_logits(line[0] * sums + line[1], values, reduction="none")
+        return (each * samples).sum() / samples.sum()
+
+    _minimise(calibration, line)
+    slope, offset = line.detach().tolist()
+    slope = slope if slope > 0 else 1.0  # so little data could turn the ranking round
+    each = (slope * found).numpy() / scale
+    return Combination(tuple(each.tolist()), float(offset - each @ mean))
+
+
+def _minimise(loss_of: Callable[[], torch.Tensor], parameters: torch.Tensor) -> None:
+    optimizer = torch.optim.LBFGS([parameters], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+
+
+def _solution_pairs(readings: Readings, problems: np.ndarray) -> _Pairs:
+    """Right and wrong solutions of one problem; each problem's pairs weigh 1 together."""
+    better, worse, weights = [], [], []
+    for problem in problems:
+        ends = np.flatnonzero((readings.problems == problem) & (readings.right >= 0))
+        right, wrong = ends[readings.right[ends] == 1], ends[readings.right[ends] == 0]
+        its = np.outer(readings.samples[right], readings.samples[wrong]).astype(float)
+        if its.size:
+            better.append(np.repeat(right, len(wrong)))
+            worse.append(np.tile(wrong, len(right)))
+            weights.append((its / its.sum()).ravel())
+    return _joined(better, worse, weights)
+
+
+def _sibling_pairs(readings: Readings, problems: np.ndarray) -> _Pairs:
+    """Steps behind one step of which one ends right more often, by how much; each problem's pairs weigh 1 together."""
+    better, worse, weights = [], [], []
+    for problem in problems:
+        rows = np.flatnonzero(readings.problems == problem)
+        alike = readings.parents[rows][:, None] == readings.parents[rows][None]
+        ahead = readings.values[rows][:, None] - readings.values[rows][None]
+        one, other = np.nonzero(alike & (ahead > 0))
+        if len(one):
+            its = ahead[one, other].astype(float)
+            better.append(rows[one])
+            worse.append(rows[other])
+            weights.append(its / its.sum())
+    return _joined(better, worse, weights)
+
+
+def _joined(better: list[np.ndarray], worse: list[np.ndarray], weights: list[np.ndarray]) -> _Pairs:
+    if not better:
+        return _Pairs(np.zeros(0, int), np.zeros(0, int), np.zeros(0))
+    return _Pairs(np.concatenate(better), np.concatenate(worse), np.concatenate(weights))
+
+
+def _measured(
+    features: np.ndarray, combination: Combination, readings: Readings, problems: np.ndarray
+) -> dict[str, Any]:
+    scores = np.array([combination.score(row) for row in features.tolist()])
+    columns = {"score": scores} | dict(zip(FEATURES, features.T, strict=True))
+    pairs = {"solutions": _solution_pairs(readings, problems), "siblings": _sibling_pairs(readings, problems)}
+    return {
+        "problems": len(problems),
+        **{
+            f"auc_{kind}": {name: _share_ahead(column, its) for name, column in columns.items()}
+            for kind, its in pairs.items()
+        },
+    }
+
+
+def _share_ahead(column: np.ndarray, pairs: _Pairs) -> float | None:
+    """The weighed share of pairs whose better row has the higher value; equal values count half."""
+    if not len(pairs.weights):
+        return None
+    ahead = column[pairs.better] - column[pairs.worse]
+    return float(((ahead > 0) + 0.5 * (ahead == 0)) @ pairs.weights / pairs.weights.sum())

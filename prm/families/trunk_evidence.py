@@ -1,0 +1,188 @@
+"""Verifiers that `learn-verifier --trunk` makes: what another language model, read once, shows of a path, put together.
+
+The trunk reads a solution as `likelihood` does, and a small head on its last hidden states says at each step's end
+whether the step is right. Evidence of a path is then the head's score of the newest step, the mean and the least of
+its scores so far, the mean log-probability of the path's tokens under the trunk, and that minus the generator's own,
+from sampling. The score is the sigmoid of a weighted sum of these; the weights are part of the verifier. All of it is
+kept from step to step, so every token is read once.
+
+A folder in Hugging Face layout, given to `--verifier-family` beside the trunk as `--verifier`: `config.json` with
+
+    {"architectures": ["TrunkEvidenceForStepScores"], "model_type": "trunk-evidence",
+     "trunk": {"name": "Qwen/Qwen2.5-1.5B-Instruct", "digest": "…"}, "hidden_size": 1536,
+     "weights": {"head": 0.2, "head_mean": 3.1, "head_min": 0.4, "likelihood": 1.8, "likelihood_ratio": 2.2},
+     "offset": -1.3}
+
+and a weight file with the head's linear layers, as `prm.scorers.trunk_head` describes them. Source: heads on a language
+model's states are Cobbe et al.'s (arXiv:2110.14168); the evidence and its combination are Espalier's.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.chat.system_prompt import system_prompt_of
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Head, Model, load_generator
+from espalier.prm.base import FamilyInfo, Sampled, StepPath
+from espalier.prm.families.likelihood import TokenReader
+from espalier.prm.heads import log_probability_head, stacked_head, take_layers
+from espalier.prm.scorers.trunk_head import trunk_of
+
+ARCHITECTURE = "TrunkEvidenceForStepScores"
+NAME = "trunk-evidence"
+FEATURES = ("head", "head_mean", "head_min", "likelihood", "likelihood_ratio")
+"""Names of a path's evidence, in the order of `PathEvidence.features`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathEvidence:
+    """What is known of a path.
+
+    Attributes:
+        read: its tokens under the trunk.
+        sampled: its tokens as the generator sampled them.
+        last: the head's score of its newest step, in [0, 1].
+        total: sum of the head's scores of its steps.
+        lowest: the least of them.
+        steps: number of its steps.
+    """
+
+    read: Sampled
+    sampled: Sampled
+    last: float
+    total: float
+    lowest: float
+    steps: int = 1
+
+    @classmethod
+    def of_step(cls, read: Sampled, sampled: Sampled, score: float) -> "PathEvidence":
+        """Of a path of one step."""
+        return cls(read, sampled, score, score, score)
+
+    def and_then(self, step: "PathEvidence") -> "PathEvidence":
+        """This path and one step more."""
+        return PathEvidence(
+            self.read.and_then(step.read),
+            self.sampled.and_then(step.sampled),
+            step.last,
+            self.total + step.total,
+            min(self.lowest, step.lowest),
+            self.steps + step.steps,
+        )
+
+    def features(self) -> tuple[float, ...]:
+        """The values that `FEATURES` names."""
+        likelihood = self.read.mean
+        return self.last, self.total / self.steps, self.lowest, likelihood, likelihood - self.sampled.mean
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """How evidence becomes a score: the sigmoid of `weights`, one for each of `FEATURES`, times it, plus `offset`."""
+
+    weights: tuple[float, ...]
+    offset: float
+
+    def score(self, features: Sequence[float]) -> float:
+        """The score in [0, 1] of a path with these features."""
+        return _sigmoid(math.fsum(w * x for w, x in zip(self.weights, features, strict=True)) + self.offset)
+
+
+class TrunkEvidence(TokenReader):
+    """The family of one learned verifier; see the module. Values are a token's log-probability and the head's logit."""
+
+    info = FamilyInfo(
+        name=NAME,
+        models="made by learn-verifier --trunk",
+        architectures=("*ForCausalLM",),
+        head="`lm_head`, and `score.0` → ReLU → `score.1` of the learned folder",
+        layout="that of `likelihood`",
+        score_positions="as `likelihood`; the head at a step's last",
+        score="sigmoid of weighted evidence",
+        source="arXiv:2110.14168 and learn-verifier",
+        of_sampling=True,
+    )
+
+    def __init__(self, model: Model, system_prompt: str, combination: Combination) -> None:
+        super().__init__(model, system_prompt)
+        self._combination = combination
+
+    def evidence(self, values: np.ndarray, before: PathEvidence | None, sampled: Sampled) -> PathEvidence:
+        """The path's evidence with its newest step."""
+        read = Sampled(math.fsum(values[:, 0].tolist()), len(values))
+        step = PathEvidence.of_step(read, sampled, _sigmoid(float(values[-1, 1])))
+        return before.and_then(step) if before else step
+
+    def score(self, evidence: PathEvidence) -> float:
+        """The combined score."""
+        return self._combination.score(evidence.features())
+
+    def full_evidence(self, path: StepPath, values: np.ndarray, sampled: Sequence[Sampled]) -> PathEvidence:
+        """The evidence of all steps, whose ends are within the values."""
+        ends = np.cumsum([len(self.step_ids(path, index)) for index in range(len(path.steps))])
+        parts = zip(np.split(values, ends[:-1]), sampled, strict=True)
+        return reduce(PathEvidence.and_then, (self.evidence(part, None, its) for part, its in parts))
+
+
+def trunk_evidence_head(logits: Head, scores: Head) -> Head:
+    """A target token's log-probability, and what another head gives for the same state, float32 `[R, 1 + k]`."""
+    log_probability = log_probability_head(logits)
+
+    def head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.cat([log_probability(hidden, targets), scores(hidden).float()], dim=-1)
+
+    return head
+
+
+def load(learned: Path, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> TrunkEvidence:
+    """Load a trunk with what was learned for it.
+
+    Raises:
+        CheckpointError: `learned` is no such folder, is incomplete, or was learned for another trunk.
+    """
+    folder = Checkpoint(learned)
+    if folder.architecture != ARCHITECTURE:
+        raise CheckpointError(
+            f"--verifier-family {learned}: its config.json names {folder.architecture or 'no class'}, not "
+            f"{ARCHITECTURE}; a folder there is one that learn-verifier --trunk made"
+        )
+    trunk, combination = trunk_of(folder), _combination(folder)
+    if trunk["digest"] != checkpoint.digest():
+        raise CheckpointError(
+            f"{learned} was learned for {trunk['name'] or 'another model'} (digest {trunk['digest'][:12]}…), and "
+            f"--verifier has the digest {checkpoint.digest()[:12]}…; give that model, or learn one with learn-verifier "
+            "--trunk"
+        )
+    model = load_generator(checkpoint, dtype, device)
+    names = tuple(f"score.{i}" for i in range(sum(name.endswith(".weight") for name in folder.tensors)))
+    if not names:
+        raise CheckpointError(f"{learned} holds no layers score.0, score.1, …; is it a {NAME}?")
+    layers = take_layers(folder, names, model.decoder, labels=1)
+    folder.require_all_taken()
+    head = trunk_evidence_head(model.head, stacked_head(layers, lambda logit: logit))
+    digest = hashlib.sha256((checkpoint.digest() + folder.digest()).encode()).hexdigest()
+    model = replace(model, head=head, eos_token_ids=(), digest=digest)
+    return TrunkEvidence(model, system_prompt_of(checkpoint), combination)
+
+
+def _combination(folder: Checkpoint) -> Combination:
+    weights: dict[str, Any] = folder.object("weights")
+    numbers = [weights.get(name) for name in FEATURES] + [folder.config.get("offset")]
+    if set(weights) != set(FEATURES) or not all(type(number) in (int, float) for number in numbers):
+        raise CheckpointError(
+            f"config.json of {folder.folder} must have an offset and weights of {', '.join(FEATURES)}, all numbers"
+        )
+    return Combination(tuple(float(weights[name]) for name in FEATURES), float(folder.config["offset"]))
+
+
+def _sigmoid(logit: float) -> float:
+    return 1.0 / (1.0 + math.exp(-logit)) if logit >= 0 else 1.0 - 1.0 / (1.0 + math.exp(min(logit, 700.0)))

@@ -1,0 +1,236 @@
+"""`learn-verifier --trunk`: what a trunk reads of trees, how evidence is combined, and a search with the result."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import CheckpointError, ScoreMismatchError
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model, load_generator
+from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.verifier_training.combining import path_features, train_trunk_evidence
+from espalier.experiments.verifier_training.rollouts import RolloutSampler
+from espalier.experiments.verifier_training.settings import RolloutSettings
+from espalier.experiments.verifier_training.tree_file import TreeRecord
+from espalier.experiments.verifier_training.trunk_reading import TOKENS_AND_STATES, Readings, StatesHead, read_trees
+from espalier.prm.families import identify, load_verifier
+from espalier.prm.families.trunk_evidence import FEATURES, TrunkEvidence
+from espalier.prm.verifier import Verifier
+from espalier.search.grading.math_verify import Grader
+from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.result import SearchResult
+from espalier.search.run.generator import Generator
+from espalier.search.run.orchestrator import Orchestrator
+
+SETTINGS = RolloutSettings(solutions=6, temperature=1.0, max_steps=4, max_step_tokens=12, max_tokens=40)
+SYSTEM = "Use steps."
+BEAM = SearchRequest(
+    "Tom has 38 coins. He finds 47 more.",
+    AlgorithmName.BEAM,
+    beam_width=2,
+    expansion=3,
+    max_steps=4,
+    max_tokens=60,
+    max_step_tokens=20,
+)
+BEST_OF_N = replace(BEAM, algorithm=AlgorithmName.BEST_OF_N, beam_width=6, expansion=1)
+
+
+@pytest.fixture(autouse=True)
+def no_helpers(one_thread: None) -> None:
+    """Every test here computes on one thread."""
+
+
+@pytest.fixture
+def trunk(tiny_checkpoints: dict[str, Path]) -> Checkpoint:
+    return Checkpoint(tiny_checkpoints["qwen2-untied"])
+
+
+@pytest.fixture
+def trees(load_model: Callable[[str], Model], make_engine: Callable[..., Engine], grader: Grader) -> list[TreeRecord]:
+    engine = make_engine(load_model("talker"), kv_memory_bytes=2**23)
+    problems = [Problem(str(i), f"Tom has {i} coins. How many?", "1", None) for i in range(8)]
+    return list(RolloutSampler(engine, Generator(engine, "", {}), SETTINGS, grader, 8).sample(problems))
+
+
+def test_a_trunk_reads_each_tree_once_as_transformers_would(
+    trees: list[TreeRecord], trunk: Checkpoint, make_engine: Callable[..., Engine], tmp_path: Path
+):
+    head = StatesHead()
+    loaded = load_generator(trunk, torch.float32, "cpu")
+    head.model = replace(loaded, other_heads={TOKENS_AND_STATES: head})
+    engine = make_engine(head.model, kv_memory_bytes=2**23)
+    readings = read_trees(engine, SYSTEM, trees, tmp_path, lambda: None)
+    engine.check_drained()
+    plain = AutoModelForCausalLM.from_pretrained(trunk.folder, dtype=torch.float32).eval()
+    tokenizer = loaded.tokenizer
+    compared = 0
+    for number, tree in enumerate(trees):
+        rows = np.flatnonzero(readings.problems == number)
+        texts = {index: step for index, step in enumerate(tree.steps) if step.end != "length" and step.text.strip()}
+        assert len(rows) == len(texts)
+        for row in rows[:4].tolist():
+            path, at = [], row
+            while at >= 0:
+                path.insert(0, at)
+                at = int(readings.parents[at])
+            lineage = [
+                [i for i in tree.lineage(index) if i in texts]
+                for index in texts
+                if len([i for i in tree.lineage(index) if i in texts]) == len(path)
+            ]
+            turns = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": tree.problem}]
+            prompt = tokenizer.encode(tokenizer.render_chat(turns, enable_thinking=False))
+            found = False
+            for indices in lineage:
+                parts: list[list[int]] = []
+                for place, index in enumerate(indices):
+                    broken = place and not tree.steps[indices[place - 1]].text.endswith("\n")
+                    parts.append(tokenizer.encode("\n\n" * bool(broken) + tree.steps[index].text))
+                ids = [*prompt, *(i for part in parts for i in part)]
+                with torch.inference_mode():
+                    out = plain(torch.tensor([ids]), output_hidden_states=True)
+                last, own = out.hidden_states[-1][0, -2].numpy(), len(parts[-1])
+                logs = torch.log_softmax(out.logits[0, -own - 1 : -1], -1).gather(1, torch.tensor(parts[-1])[:, None])
+                step = tree.steps[indices[-1]]
+                found |= bool(
+                    np.allclose(readings.states[row], last, atol=1e-4)
+                    and math.isclose(readings.read[row, 0], float(logs.sum()), abs_tol=1e-3)
+                    and readings.read[row, 1] == own
+                    and math.isclose(readings.sampled[row, 0], sum(step.log_probabilities), abs_tol=1e-4)
+                    and readings.sampled[row, 1] == len(step.token_ids)
+                )
+            assert found
+            compared += 1
+    assert compared > 10
+    again = read_trees(engine, SYSTEM, trees, tmp_path, lambda: None)
+    assert all(np.array_equal(getattr(again, name), getattr(readings, name)) for name in ("states", "read", "parents"))
+
+
+def made(problems: int = 60, hidden: int = 48) -> Readings:
+    """Paths of two steps, right where the second's state and likelihood say so, each with noise of its own."""
+    draw = np.random.default_rng(0)
+    rows = 20 * problems
+    parents = np.where(np.arange(rows) % 2, np.arange(rows) - 1, -1)
+    states = draw.normal(size=(rows, hidden)).astype(np.float32) * 3 + 1
+    signal = draw.normal(size=rows)
+    total = states[:, 0] - 1 + 3 * signal + draw.normal(size=rows)
+    right = np.where(np.arange(rows) % 2, total > 0, -1).astype(np.int64)
+    values = np.where(right >= 0, right, np.roll(right, -1)).astype(np.float32)
+    states[::2, 0] = states[1::2, 0]
+    signal[::2] = 0
+    tokens = np.full(rows, 10.0)
+    read, sampled = np.stack([5 * signal - 20, tokens], 1), np.stack([np.full(rows, -8.0), tokens], 1)
+    samples, numbers = np.ones(rows, np.int64), np.repeat(np.arange(problems), 20)
+    return Readings(states, values, samples, numbers, parents, right, read, sampled)
+
+
+def run(orchestrator: Orchestrator, *requests: SearchRequest) -> list[list[tuple[object, ...]]]:
+    """Text, score and termination of each search's nodes, by path."""
+    ids = [orchestrator.submit(request) for request in requests]
+    results: dict[str, SearchResult] = {}
+    while orchestrator.busy:
+        for result in orchestrator.step():
+            assert isinstance(result, SearchResult)
+            results[result.search_id] = result
+    found = [results[search_id].nodes for search_id in ids]
+    return [sorted((node.path, node.text, node.score, node.termination) for node in nodes) for nodes in found]
+
+
+def test_evidence_together_ranks_better_than_any_alone(tmp_path: Path):
+    summary = train_trunk_evidence(made(), tmp_path, {"name": "trunk", "digest": "d"}, {"benchmark": "made"}, 0)
+    solutions, siblings = (summary["measured"][f"auc_{kind}"] for kind in ("solutions", "siblings"))
+    assert solutions["score"] > 0.9 > 0.03 + max(solutions[name] for name in FEATURES)
+    assert siblings["score"] > 0.7, "first steps are told apart by their states alone"
+    assert summary["problems_by_use"] == {"teach": 42, "choose": 12, "measure": 6}
+    assert summary == json.loads((tmp_path / "training.json").read_text())
+
+
+def test_a_paths_evidence_is_means_minimum_and_last():
+    readings = made(1)
+    scores = np.linspace(0.1, 0.9, 20)
+    last = dict(zip(FEATURES, path_features(readings, scores)[3], strict=True))
+    assert last["head"] == scores[3]
+    assert last["head_mean"] == pytest.approx(scores[2:4].mean())
+    assert last["head_min"] == scores[2]
+    assert last["likelihood"] == pytest.approx(readings.read[2:4, 0].sum() / 20)
+    assert last["likelihood_ratio"] == pytest.approx(last["likelihood"] + 0.8)
+
+
+@pytest.fixture
+def learned(trunk: Checkpoint, tmp_path: Path) -> Path:
+    """A verifier for the trunk, learned from made-up states of its width."""
+    folder = tmp_path / "learned"
+    train_trunk_evidence(made(30), folder, {"name": "trunk", "digest": trunk.digest()}, {}, 0)
+    return folder
+
+
+@pytest.mark.parametrize("request_", [BEAM, BEST_OF_N], ids=["beam", "best-of-n"])
+def test_a_search_scores_by_it_and_the_full_rescore_agrees(
+    request_: SearchRequest,
+    learned: Path,
+    trunk: Checkpoint,
+    load_model: Callable[[str], Model],
+    make_engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def orchestrator(full_rescore: bool) -> Orchestrator:
+        family = load_verifier(Checkpoint(trunk.folder), torch.float32, "cpu", str(learned))
+        engine = make_engine(load_model("talker"), family.model, kv_memory_bytes=2**23, max_batch_tokens=64)
+        return Orchestrator(
+            engine, Generator(engine, "", {"temperature": 1.0, "top_p": 1.0}), Verifier(family, full_rescore)
+        )
+
+    requests = [replace(request_, seed=seed) for seed in (2, 3, 6)]
+    plain = run(orchestrator(False), *requests)
+    assert run(orchestrator(True), *requests) == plain
+    scored = [(path, score) for nodes in plain for path, _, score, _ in nodes if score is not None]
+    assert max(len(path) for path, _ in scored) > 2  # type: ignore[arg-type]
+    assert len({score for _, score in scored}) > 5
+    evidence = TrunkEvidence.evidence
+    monkeypatch.setattr(
+        TrunkEvidence, "evidence", lambda self, values, before, sampled: evidence(self, values, None, sampled)
+    )
+    broken = orchestrator(True)
+    with pytest.raises(ScoreMismatchError, match="trunk-evidence gives step 2"):
+        run(broken, *requests)
+    broken.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trunk": {"name": "other", "digest": "a" * 64}}, r"learned for other \(digest aaaaaaaaaaaa….*learn-verifier"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "names Qwen2ForCausalLM, not TrunkEvidenceForStepScores"),
+        ({"weights": {"head": 1.0}}, "must have an offset and weights of head, head_mean"),
+        ({"offset": "much"}, "must have an offset and weights"),
+    ],
+)
+def test_what_the_folder_must_say(change: dict[str, object], message: str, learned: Path, trunk: Checkpoint):
+    file = learned / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert identify(trunk, str(learned)).info.name == "trunk-evidence"
+    with pytest.raises(CheckpointError, match=message):
+        load_verifier(trunk, torch.float32, "cpu", str(learned))
+
+
+def test_from_a_generator_and_a_trunk_to_a_search_by_two_commands(espalier, tmp_path: Path):
+    flags = ("learn-verifier", "--out", tmp_path / "mine", "--limit", 20, "-N", 4, "--trunk", "demo-generator")
+    ran = espalier(*flags)
+    assert ran.code == 0, ran.err
+    assert "AUC within a problem, solutions of 2 other problems: score" in ran.out
+    verifier = ("--verifier", "demo-generator", "--verifier-family", tmp_path / "mine" / "verifier")
+    asked = "Tom has 38 coins. (a) He finds 47 more. How many?"
+    found = espalier("solve", asked, *verifier, "--verify-incremental", "--json")
+    assert found.code == 0, found.err
+    result = json.loads(found.out)
+    assert result["usage"]["verifier_tokens"] > 0
+    assert all(0 < candidate["score"] < 1 for candidate in result["candidates"])
