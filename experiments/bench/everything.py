@@ -14,8 +14,8 @@ from espalier.experiments.runs.folder import write_whole
 _COMPARED = tuple(f"--only={name}" for name in ("best-of-n", "beam", "dvts", "rebase", "auto"))
 PUBLISHED: dict[str, tuple[str, ...]] = {
     "host": ("host",),
-    "long-path": ("long-path",),
     "gpu-kernels": ("gpu-kernels",),
+    "long-path": ("long-path",),
     "engine": ("engine", "--repeats", "5", "--new-tokens", "24"),
     "search": ("search", "--repeats", "2", "--problems", "32", "--quantization", "int8"),
     "search-best-of-n": (
