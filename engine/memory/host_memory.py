@@ -8,7 +8,7 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.options import Quantization
-from espalier.engine.models.quantization import linear_bytes
+from espalier.engine.models.quantization import layer_bytes, linear_bytes
 from espalier.engine.models.zoo.description import TransformersConfig
 
 _MEMINFO = Path("/proc/meminfo")
@@ -40,11 +40,11 @@ def model_bytes(config: DecoderConfig, dtype: torch.dtype, quantization: Quantiz
     if isinstance(config, TransformersConfig):
         return config.weight_bytes(dtype, quantization)
 
-    products = list(config.layer_products) * config.num_layers
-    if generates and (not config.tied or dtype == torch.float32):
-        products.append((config.vocab_size, config.hidden_size))
+    layers = config.num_layers * layer_bytes(config, dtype.itemsize, quantization)
     embedding = config.vocab_size * config.hidden_size * dtype.itemsize
-    return embedding + sum(linear_bytes(*shape, dtype.itemsize, quantization) for shape in products)
+    if not generates or (config.tied and dtype != torch.float32):
+        return embedding + layers
+    return embedding + layers + linear_bytes(config.vocab_size, config.hidden_size, dtype.itemsize, quantization)
 
 
 def require_host_memory(models: Mapping[str, int], free: int | None) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.options import Quantization
 from espalier.kernels.backend import Backend
 from espalier.kernels.linear import QuantizedPacker
@@ -80,7 +81,7 @@ def refined_outputs(outputs: Sequence[int]) -> int:
 
 
 def linear_bytes(rows: int, columns: int, itemsize: int, quantization: Quantization) -> int:
-    """Bytes of one weight `[rows, columns]`, without the rows that fill up its last panel or refine others on a CPU.
+    """Bytes of one weight `[rows, columns]`, without the rows that fill up its last panel on a CPU.
 
     A dtype of 16 bits means a GPU, whose int4 pads columns to a multiple of 1024.
 
@@ -99,6 +100,27 @@ def linear_bytes(rows: int, columns: int, itemsize: int, quantization: Quantizat
         case Quantization.INT4:
             return rows * (columns // 2 + columns // _group(columns) * (4 + 1))
     return rows * columns * itemsize
+
+
+def refining_bytes(outputs: Sequence[int], columns: int, itemsize: int, quantization: Quantization) -> int:
+    """Bytes of the second bytes that a CPU keeps of products of the same inputs; see `refined_outputs`.
+
+    Args:
+        outputs: of each product.
+        columns: inputs.
+        itemsize: see `linear_bytes`.
+        quantization: see `linear_bytes`.
+    """
+    if quantization is not Quantization.INT8 or itemsize == 2:
+        return 0
+    return linear_bytes(refined_outputs(outputs), columns, itemsize, quantization)
+
+
+def layer_bytes(config: DecoderConfig, itemsize: int, quantization: Quantization) -> int:
+    """Bytes of the products of one layer of a decoder that native code runs; see `linear_bytes`."""
+    heads = [count * config.head_dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    products = sum(linear_bytes(*shape, itemsize, quantization) for shape in config.layer_products)
+    return products + refining_bytes(heads, config.hidden_size, itemsize, quantization)
 
 
 def stored_bytes(weight: Any) -> int:

@@ -16,7 +16,7 @@ from espalier.engine.models.families import GENERATOR_CLASSES
 from espalier.engine.models.hub import HubSettings, locate_with_adapter
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
-from espalier.engine.models.quantization import linear_bytes
+from espalier.engine.models.quantization import layer_bytes
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.weights import GGUF, named_files, weight_lists
 from espalier.engine.models.zoo.description import TransformersConfig
@@ -280,9 +280,8 @@ def _weight_bytes(model: Model, quantization: Quantization) -> int:
     if isinstance(decoder.config, TransformersConfig):
         return decoder.config.weight_bytes(decoder.dtype, quantization)
     decoders = (decoder.first, decoder.second) if isinstance(decoder, PolicyPairDecoder) else (decoder,)
-    products = [shape for part in decoders for shape in part.config.layer_products * part.config.num_layers]
     plain, kept = (
-        sum(linear_bytes(*shape, decoder.dtype.itemsize, how) for shape in products)
+        sum(part.config.num_layers * layer_bytes(part.config, decoder.dtype.itemsize, how) for part in decoders)
         for how in (Quantization.NONE, quantization)
     )
     return model.weight_bytes - plain + kept

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.families import parse_decoder_config
 from espalier.engine.models.options import Quantization
-from espalier.engine.models.quantization import linear_bytes
+from espalier.engine.models.quantization import layer_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ModelShape:
     @property
     def weight_bytes(self) -> int:
         """Their bytes."""
-        layer = sum(linear_bytes(*weight, self.item_bytes, self.quantization) for weight in self.config.layer_products)
+        layer = layer_bytes(self.config, self.item_bytes, self.quantization)
         return self.config.num_layers * layer + self.item_bytes * self.config.hidden_size * self.outputs
 
     @property

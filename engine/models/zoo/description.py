@@ -10,7 +10,7 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.options import ModelImpl, Quantization
-from espalier.engine.models.quantization import linear_bytes
+from espalier.engine.models.quantization import linear_bytes, refining_bytes
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.zoo.attention import NotRunnableError
 from espalier.engine.models.zoo.calls import kv_layers
@@ -39,17 +39,20 @@ class TransformersConfig(DecoderConfig):
         calls: its calls of attention in a step.
         groups: its linear layers that read the same tensors.
         products: how many products it has of each shape, outputs and inputs, with the head's.
+        shared_inputs: outputs of the layers of each of `groups`, and the inputs that they share.
         other_weights: elements of all other weights.
     """
 
     calls: tuple[Call, ...] = ()
     groups: Groups = ()
     products: tuple[tuple[tuple[int, int], int], ...] = ()
+    shared_inputs: tuple[tuple[tuple[int, ...], int], ...] = ()
     other_weights: int = 0
 
     def weight_bytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
         """Bytes of all weights, once products are quantised."""
         products = sum(count * linear_bytes(*shape, dtype.itemsize, quantization) for shape, count in self.products)
+        products += sum(refining_bytes(*shape, dtype.itemsize, quantization) for shape in self.shared_inputs)
         return products + self.other_weights * dtype.itemsize
 
 
@@ -134,7 +137,7 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
     decoder = LogitsHead.split(model)[0] if generates else model
     vocabulary, hidden = decoder.get_input_embeddings().weight.shape
     calls, states, groups = _traced(decoder, config_windows)
-    layers = kv_layers(calls)
+    layers, modules = kv_layers(calls), dict(decoder.named_modules())
     return TransformersConfig(
         vocab_size=vocabulary,
         hidden_size=getattr(config, "hidden_size", hidden),
@@ -155,6 +158,9 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
         calls=calls,
         groups=groups,
         products=tuple(sorted(shapes.items())),
+        shared_inputs=tuple(
+            (tuple(modules[name].out_features for name in names), modules[names[0]].in_features) for names in groups
+        ),
         other_weights=elements - products + (vocabulary * hidden if tied else 0),
     )
 
