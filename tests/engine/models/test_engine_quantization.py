@@ -9,14 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine_driver import drain, generate, read, release
+from tiny_models import edit_json
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
+from espalier.engine.memory.host_memory import model_bytes
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.families import parse_decoder_config
 from espalier.engine.models.model import Model, load_generator
-from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.models.quantization import linear_bytes, make_quantizer, stored_bytes
 from espalier.engine.work import Generate, Generated, Sampling
 from espalier.kernels.backend import choose_backend
@@ -152,6 +154,18 @@ def test_the_layers_of_a_quantised_model_take_their_share(how: Quantization, sha
     assert small.weight_bytes < full.weight_bytes
     parameters = 3 * (256 * 512 + 256 * 256 + 3 * 256 * 768 + 512 + 2 * 256) + 256 + 2 * 343 * 256
     assert full.weight_bytes == pytest.approx(4 * parameters, rel=0.05)
+
+
+@pytest.mark.parametrize("impl", [ModelImpl.NATIVE, ModelImpl.TRANSFORMERS])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_estimates_count_the_second_bytes_of_values(kv_heads: int, impl: ModelImpl, of_bytes: bool, wide: Path):
+    if not of_bytes:
+        pytest.skip("of bytes alone")
+    edit_json(wide / "config.json", {"num_key_value_heads": kv_heads})
+    checkpoint = Checkpoint(wide, LoadFormat.DUMMY, INT8, model_impl=impl)
+    counted = model_bytes(checkpoint.decoder_config, torch.float32, INT8, generates=True)
+    second_bytes = 3 * 2 * 32 * 256  # of two heads that four queries each ask for
+    assert abs(load_generator(checkpoint, torch.float32, "cpu").weight_bytes - counted) < second_bytes / 2
 
 
 @pytest.mark.parametrize("how", [INT8, INT4])
