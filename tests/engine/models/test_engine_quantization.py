@@ -61,7 +61,7 @@ def as_torchao_says(weight: torch.Tensor, how: Quantization) -> torch.Tensor:
     from torchao.quantization.quant_primitives import MappingType
 
     group = next(g for g in (64, 32, 16, 8, 4, 2, 1) if weight.shape[1] % g == 0)
-    int4 = IntxWeightOnlyConfig(torch.int4, PerGroup(group), MappingType.ASYMMETRIC)
+    int4 = IntxWeightOnlyConfig(torch.int4, PerGroup(group), MappingType.ASYMMETRIC)  # pyright: ignore[reportAttributeAccessIssue]
     linear = torch.nn.Linear(*reversed(weight.shape), bias=False)
     linear.weight = torch.nn.Parameter(weight, requires_grad=False)
     quantize_(linear, Int8WeightOnlyConfig() if how is INT8 else int4)
@@ -173,7 +173,7 @@ def test_one_layer_at_a_time_is_held_as_it_is_stored(how: Quantization, wide: Pa
     events: list[str] = []
     from espalier.engine.models import decoder
 
-    make = decoder.make_quantizer
+    make = make_quantizer
 
     def noting(*given: object):
         quantize = make(*given)  # pyright: ignore[reportArgumentType]

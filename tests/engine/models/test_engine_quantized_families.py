@@ -29,6 +29,7 @@ from transformers import (
 
 from espalier.engine.engine import Engine
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.config import NativeConfig
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import Quantization
 from espalier.kernels.cpu import HAS_VNNI
@@ -36,17 +37,17 @@ from espalier.kernels.cpu.decoder import CpuLayers
 from espalier.kernels.cpu.products.int8_linear import GROUP
 from espalier.prm.families import load_verifier
 
-WHOLE = {"hidden_size": 64, "intermediate_size": 96}
+WHOLE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
 """Rows of whole groups: with these, layers in int8 run in one compiled call."""
-FILLED_UP = {"hidden_size": 40, "intermediate_size": 56}
+FILLED_UP: dict[str, Any] = {"hidden_size": 40, "intermediate_size": 56}
 
 
-def heads(query: int, kv: int, size: int) -> dict[str, int]:
+def heads(query: int, kv: int, size: int) -> dict[str, Any]:
     return {"num_attention_heads": query, "num_key_value_heads": kv, "head_dim": size}
 
 
-MIXED = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
-ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
+MIXED: dict[str, Any] = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
+ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, WHOLE | heads(4, 4, 16)),
     "llama-tied": (LlamaConfig, WHOLE | heads(8, 1, 8) | {"tie_word_embeddings": True}),
     "llama-biased": (LlamaConfig, WHOLE | heads(4, 2, 24) | {"attention_bias": True}),
@@ -168,6 +169,7 @@ def test_each_architecture_in_each_precision_equals_transformers_on_the_same_wei
     config, layers = model.config, model.decoder.layers
     in_one_call = precision == "float32" or (precision == "int8" and "filled-up" not in name)
     assert isinstance(layers, CpuLayers) == in_one_call
+    assert isinstance(config, NativeConfig)
     last = layers.weights(1)
     assert [last.qkv_bias is not None, last.out_bias is not None] == [config.attention_bias, config.out_bias]
     engine = make_engine(model)
