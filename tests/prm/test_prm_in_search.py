@@ -27,7 +27,7 @@ from espalier.search.result import NodeRecord, SearchResult
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import Generator
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.resolve import worst_case_blocks
+from espalier.search.run.resolve import worst_case_blocks, worst_case_states
 from espalier.search.run.search import RunningSearch
 
 BEAM = SearchRequest(
@@ -253,3 +253,18 @@ def test_what_is_held_for_readings_only_is_set_aside_too(search_with: Make):
     without = worst_case_blocks([MemoryEstimate(paths=2, steps=6)], replace(limits, max_probe_tokens=0), size)
     assert blocks[0] == without + 8 * 2, "a block for the token, and a copy of the last one, for each of eight"
     assert blocks[1] > blocks[0] + limits.path_tokens // size
+
+
+def test_every_probe_of_a_step_has_memory_set_aside(search_with: Make, load_family: Callable[[str], PrmFamily]):
+    orchestrator = search_with("judge", kv_memory_bytes=2**24)
+    resolved, probes = orchestrator.check(BEAM), 1 + len(load_family("judge").other_probes)
+    assert isinstance(resolved, ResolvedRequest)
+    limits = resolved.verifier_limits
+    assert limits is not None
+    size = orchestrator.engine.settings.block_size
+    estimates = [MemoryEstimate(paths=2, steps=6)]
+    without = worst_case_blocks(estimates, replace(limits, max_probe_tokens=0), size)
+    of_a_step = probes * (1 + -(-load_family("judge").max_probe_tokens // size))
+    assert resolved.blocks["verifier"] == without + 8 * of_a_step
+    states = worst_case_states(estimates, limits)
+    assert states - worst_case_states(estimates, replace(limits, max_probe_tokens=0)) == 8 * probes == 48
