@@ -1,12 +1,18 @@
-"""The prefix cache: full blocks by the hash of their tokens, so that a prompt seen before is not computed again.
+"""The prefix cache: blocks by the hash of their tokens, so that a prompt seen before is not computed again.
 
-A block is known by the sha256 of its tokens and of all before them, so equal hashes mean equal prefixes.
+A block is known by the sha256 of its tokens and of all before them, so equal hashes mean equal prefixes. Most blocks
+are full. Tails, which are not, go on being written to: only what is about to be freed is entered as one.
 """
 
 import hashlib
 from collections.abc import Sequence
 
 import numpy as np
+
+
+def chain_start(seed: bytes) -> bytes:
+    """What stands for the hash of a block before the first; see `chain_hashes`."""
+    return hashlib.sha256(seed).digest()
 
 
 def chain_hashes(seed: bytes, token_ids: Sequence[int] | np.ndarray, block_size: int) -> list[bytes]:
@@ -19,7 +25,7 @@ def chain_hashes(seed: bytes, token_ids: Sequence[int] | np.ndarray, block_size:
     """
     data = np.asarray(token_ids, dtype=np.int32).tobytes()
     width = 4 * block_size
-    hashes, last = [], hashlib.sha256(seed).digest()
+    hashes, last = [], chain_start(seed)
     for end in range(width, len(data) + 1, width):
         last = hashlib.sha256(last + data[end - width : end]).digest()
         hashes.append(last)
@@ -27,11 +33,13 @@ def chain_hashes(seed: bytes, token_ids: Sequence[int] | np.ndarray, block_size:
 
 
 class PrefixCache:
-    """Finds blocks of one model by the hash of their tokens; it knows full, computed blocks, live or cached."""
+    """Finds blocks of one model by the hash of their tokens; it knows computed blocks, live or cached."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._tails: dict[bytes, dict[bytes, bytes]] = {}  # by the hash of the block before: their hashes by tokens
+        self._tail_of: dict[int, tuple[bytes, bytes]] = {}  # by block: the hash of the one before, and its tokens
 
     def __contains__(self, block: int) -> bool:
         """True if the cache knows the tokens of `block`."""
@@ -51,6 +59,10 @@ class PrefixCache:
                 longest = count
         return longest
 
+    def knows(self, hashes: Sequence[bytes]) -> bool:
+        """True if it knows a block with each of these hashes."""
+        return all(digest in self._block_of for digest in hashes)
+
     def find(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks with these hashes, all of which it knows."""
         return [self._block_of[digest] for digest in hashes]
@@ -61,11 +73,47 @@ class PrefixCache:
             self._block_of[digest] = block
             self._hash_of[block] = digest
 
+    @property
+    def has_tails(self) -> bool:
+        """True if it knows a tail."""
+        return bool(self._tail_of)
+
+    def is_tail(self, block: int) -> bool:
+        """True if it knows `block` as a tail."""
+        return block in self._tail_of
+
+    def register_tail(self, block: int, before: bytes, token_ids: bytes) -> None:
+        """Enter a block that is not full.
+
+        Args:
+            block: a computed block that is not written to while it is known.
+            before: the hash of the block before it.
+            token_ids: int32, what it has of its own.
+        """
+        digest = hashlib.sha256(before + token_ids).digest()
+        if digest not in self._block_of:
+            self.register(block, digest)
+            self._tails.setdefault(before, {})[token_ids] = digest
+            self._tail_of[block] = before, token_ids
+
+    def longest_tail(self, before: bytes, token_ids: bytes) -> tuple[int, bytes]:
+        """Length and hash of the longest tail behind a block that `token_ids`, int32, begin with; 0 without any."""
+        known = [tail for tail in self._tails.get(before, ()) if token_ids.startswith(tail)]
+        longest = max(known, key=len, default=b"")
+        return len(longest) // 4, self._tails[before][longest] if longest else b""
+
     def forget(self, block: int) -> None:
         """Take a block out, before other tokens are written to it."""
         del self._block_of[self._hash_of.pop(block)]
+        if tail := self._tail_of.pop(block, None):
+            before, token_ids = tail
+            del self._tails[before][token_ids]
+            if not self._tails[before]:
+                del self._tails[before]
 
     def check_integrity(self, held: set[int]) -> None:
         """Raise AssertionError unless both maps agree and every block of the cache is in `held`, live or cached."""
         assert {block: digest for digest, block in self._block_of.items()} == self._hash_of, "the two maps differ"
         assert set(self._hash_of) <= held, "a block of the prefix cache is neither live nor evictable"
+        tails = {self._block_of[digest] for known in self._tails.values() for digest in known.values()}
+        assert tails == set(self._tail_of), "tails differ from the blocks that are known as such"

@@ -2,12 +2,29 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from espalier.engine.errors import MisuseError
 from espalier.engine.memory.blocks import BlockPool
-from espalier.engine.memory.prefix_cache import chain_hashes
+from espalier.engine.memory.prefix_cache import chain_hashes, chain_start
+
+
+class _Tail(NamedTuple):
+    """A cached block that is not full, and those before it.
+
+    Attributes:
+        hashes: of all these blocks, the tail's last.
+        computed: tokens in them.
+    """
+
+    hashes: tuple[bytes, ...]
+    computed: int
+
+    def passed(self, pool: BlockPool) -> int:
+        """How many of the first blocks of a group nothing sees that comes after the tail."""
+        return int(pool.blocks_passed(np.array(self.computed)))
 
 
 @dataclass(slots=True, eq=False)
@@ -142,10 +159,35 @@ class SequenceTable:
         self.drop_kv_of(self._of_owner.get(owner, ()))
 
     def drop_kv_of(self, sequences: Iterable[KVSequence]) -> None:
-        """Free all KV of sequences, which keep their tokens, so that it can be computed again."""
+        """Free all KV of sequences, which keep their tokens, so that it can be computed again.
+
+        What recurrent states need to go on stays in the prefix cache until its room is needed.
+        """
         for sequence in sequences:
-            self._free_all(sequence.row)
-            self._forget_blocks(sequence.row)
+            self._keep_in_cache(sequence.row)
+            self._drop(sequence.row)
+
+    def _drop(self, row: int) -> None:
+        self._free_all(row)
+        self._forget_blocks(row)
+
+    def _keep_in_cache(self, row: int) -> None:
+        """Enter a row's state, and the blocks that it has computed up to there, into the prefix cache."""
+        if self.states is None or not self._enable_prefix_cache or not self.num_blocks[row]:
+            return
+        token_ids = self.tokens[row, : self.computed[row]]
+        hashes = chain_hashes(self._seeds[row], token_ids, self.block_size)
+        full, before = len(hashes), self._hash_before(row, hashes)
+        tail = token_ids[full * self.block_size :].tobytes()
+        for pool, blocks, passed in zip(self.pools, self.blocks[:, row], self.passed_blocks[:, row], strict=True):
+            for block, digest in zip(blocks[passed:full].tolist(), hashes[passed:], strict=True):
+                pool.cache.register(block, digest)
+            if tail:
+                pool.cache.register_tail(int(blocks[full]), before, tail)
+
+    def _hash_before(self, row: int, hashes: Sequence[bytes]) -> bytes:
+        """The hash of what comes before a block of a row, `hashes` those of all blocks before."""
+        return hashes[-1] if hashes else chain_start(self._seeds[row])
 
     def _forget_blocks(self, row: int) -> None:
         """Let a row without blocks be computed again."""
@@ -161,8 +203,8 @@ class SequenceTable:
                 for block in self.block_table(sequence, group).tolist():
                     if block in pool.cache:
                         pool.cache.forget(block)
-        for owner in list(self._of_owner):
-            self.drop_kv(owner)
+        for sequence in (sequence for owned in self._of_owner.values() for sequence in owned):
+            self._drop(sequence.row)
         for pool in self.pools:  # what the step wrote may be behind a window already, and in no block table any more
             while pool.window is not None and pool.reclaim_idle_slab():
                 pass
@@ -243,13 +285,21 @@ class SequenceTable:
         hashes = chain_hashes(self._seeds[row], token_ids, self.block_size)
         count = most // self.block_size
         taken: list[list[int]] = []
-        if self.states is not None and hashes:
-            self._unhashed[row] = hashes
-            at_open = (stop for stop in self._stops.get(row, ()) if stop < len(hashes))  # the prompt's end, for one
-            self._stops[row] = sorted({*fork_points, *at_open, len(hashes)})
-            known = self._longest_known(hashes[:count])
-            if not self._promised.isdisjoint(hashes[max(known - 1, 0) : count]):
+        if self.states is not None:
+            if hashes:
+                self._unhashed[row] = hashes
+                at_open = (stop for stop in self._stops.get(row, ()) if stop < len(hashes))  # the prompt's end, for one
+                self._stops[row] = sorted({*fork_points, *at_open, len(hashes)})
+            known, tail = self._longest_known(hashes[:count]), self._longest_tail(row, hashes[:count], token_ids[:most])
+            if tail is None or len(tail.hashes) <= known:
+                tail, known = None, max(known - 1, 0)  # the last one that is known may be promised, too
+            else:
+                known = len(tail.hashes) - 1
+            if not self._promised.isdisjoint(hashes[known:count]):
                 return False
+            if tail is not None and self._take_tail(row, tail):
+                self._note_cached(row, hashes, len(tail.hashes) - 1)
+                return True
         while count:
             # What one group knows need not be what another knows.
             count = self._longest_known(hashes[:count])
@@ -261,18 +311,49 @@ class SequenceTable:
             count = min(first + len(blocks) for blocks, first in zip(taken, passed, strict=True))
             for pool, blocks in zip(self.pools, taken, strict=True):
                 pool.free(reversed(blocks))
-        self.cache_hits += count
-        self.num_blocks[row], self.computed[row] = count, count * self.block_size
-        for group, blocks in enumerate(taken if count else []):
+        self._hold(row, taken if count else [], count, count * self.block_size)
+        self._note_cached(row, hashes, count)
+        return True
+
+    def _hold(self, row: int, taken: Sequence[list[int]], count: int, computed: int) -> None:
+        """Let a row that holds nothing have `computed` tokens in `count` blocks; `taken` are those of each group."""
+        self.num_blocks[row], self.computed[row] = count, computed
+        for group, blocks in enumerate(taken):
             passed = self.passed_blocks[group, row] = count - len(blocks)
             self.blocks[group, row, :passed] = -1
             self.blocks[group, row, passed:count] = blocks
+
+    def _note_cached(self, row: int, hashes: list[bytes], count: int) -> None:
+        """Note that a row's first `count` full blocks came from the cache, which may lack the others."""
+        self.cache_hits += count
         if count < len(hashes):
             self._unhashed[row] = hashes
         else:
             self._unhashed.pop(row, None)
         if stops := [stop for stop in self._stops.pop(row, ()) if stop > count]:
             self._stops[row] = stops
+
+    def _longest_tail(self, row: int, hashes: list[bytes], token_ids: np.ndarray) -> _Tail | None:
+        """The longest tail that all groups know, as far as it is seen; `hashes` are of full blocks of `token_ids`."""
+        assert self.states is not None
+        cache, size = self.pools[self.states].cache, self.block_size
+        for full in range(len(hashes), -1, -1) if cache.has_tails else ():
+            rest = token_ids[full * size : (full + 1) * size].tobytes()
+            length, digest = cache.longest_tail(self._hash_before(row, hashes[:full]), rest)
+            found = _Tail((*hashes[:full], digest), full * size + length)
+            if length and all(pool.cache.knows(found.hashes[found.passed(pool) :]) for pool in self.pools):
+                return found
+        return None
+
+    def _take_tail(self, row: int, tail: _Tail) -> bool:
+        """Share the blocks up to a tail; False, and none, if that takes a slab that is reserved by another model."""
+        taken = [pool.take(list(tail.hashes[tail.passed(pool) :])) for pool in self.pools]
+        count = len(tail.hashes)
+        if any(len(blocks) < count - tail.passed(pool) for pool, blocks in zip(self.pools, taken, strict=True)):
+            for pool, blocks in zip(self.pools, taken, strict=True):
+                pool.free(reversed(blocks))
+            return False
+        self._hold(row, taken, count, tail.computed)
         return True
 
     def _longest_known(self, hashes: list[bytes]) -> int:
@@ -436,8 +517,8 @@ class SequenceTable:
         """Make each row own the blocks that its next `counts` tokens go to.
 
         A partial tail that others share is replaced by a fresh block, to be filled by copying; full blocks are never
-        touched. A state moves on with its row, unless others share it, or the prefix cache keeps it: then it is copied,
-        too. `computed` is left for the caller to advance.
+        touched. A state moves on with its row, unless others share it, or the prefix cache keeps it behind a full
+        block: then it is copied, too. `computed` is left for the caller to advance.
 
         Args:
             rows: int `[S]`, distinct.
@@ -456,6 +537,7 @@ class SequenceTable:
         copies: list[tuple[list[int], list[int]]] = [([], []) for _ in self.pools]
         tails, shared, needed = self._writes(rows, counts)
         if not (shared.any() or needed.any()):
+            self._forget_tails(rows, counts)
             return copies
         self.require(self._blocks_to_allocate(rows, counts, shared, needed))
         self.reserve_columns(int((self.computed[rows] + counts).max()))
@@ -477,8 +559,20 @@ class SequenceTable:
                 end = self.num_blocks[rows[i]]
                 for column in range(end, end + needed[i]):
                     table[rows[i], column] = pool.allocate()
+        self._forget_tails(rows, counts)
         self.num_blocks[rows] += needed
         return copies
+
+    def _forget_tails(self, rows: np.ndarray, counts: np.ndarray) -> None:
+        """Take tails that rows are about to write to out of the cache; same arguments as `prepare_write`."""
+        going_on = rows[(counts > 0) & (self.num_blocks[rows] > 0)]
+        for group, pool in enumerate(self.pools):
+            if not pool.cache.has_tails:
+                continue
+            written = going_on if group == self.states else going_on[self.computed[going_on] % self.block_size != 0]
+            for block in self.blocks[group, written, self.num_blocks[written] - 1].tolist():
+                if pool.cache.is_tail(block):
+                    pool.cache.forget(block)
 
     def _move_states(
         self, rows: np.ndarray, needed: np.ndarray, shared: np.ndarray, copies: tuple[list[int], list[int]]
@@ -499,7 +593,8 @@ class SequenceTable:
             state = int(table[row, count - 1]) if count else pool.allocate()
             known = state in pool.cache
             # Counts drop as rows of this loop leave a state: the last keeps it without a copy, unless the cache does.
-            if count and (pool.ref_counts[state] > 1 or (known and pool.has_free_block and pool.enable_prefix_cache)):
+            kept = known and not pool.cache.is_tail(state) and pool.enable_prefix_cache
+            if count and (pool.ref_counts[state] > 1 or (kept and pool.has_free_block)):
                 fresh = pool.allocate()
                 copies[0].append(state)
                 copies[1].append(fresh)

@@ -12,6 +12,7 @@ from plain import plain_greedy, plain_logits
 from zoo_models import write_checkpoint
 
 from espalier.engine.engine import Engine
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import ModelImpl
@@ -182,7 +183,7 @@ def state_slab(model: Model) -> int:
 def test_generation_that_was_preempted_has_the_same_bits_and_computes_shared_tokens_once(
     kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
 ):
-    def run(preempted_after: set[int]) -> tuple[dict[tuple[int, ...], tuple[list[int], float]], int]:
+    def run(preempted_after: int, evict: bool = False) -> tuple[dict[tuple[int, ...], tuple[list[int], float]], int]:
         engine, texts, steps = make_engine(models[kind], max_batch_tokens=9), {}, 0
         sequence = engine.open("generator", some_ids(26), owner="search")
         engine.submit(Generate("search", sequence, tuple(Sampling(key=key) for key in range(4)), 14, ""))
@@ -192,18 +193,60 @@ def test_generation_that_was_preempted_has_the_same_bits_and_computes_shared_tok
                 texts[done.indices] = list(done.token_ids), done.log_probability
                 release(engine, done.sequence)
             steps += 1
-            if steps in preempted_after:
+            if steps == preempted_after:
                 engine.suspend("search")
                 assert engine.stats()["generator"].live_blocks == 0
+                if evict:
+                    evict_all(engine)
                 engine.resume_owner("search")
             engine.check_integrity()
         release(engine, sequence)
         return texts, engine.stats()["generator"].computed_tokens
 
-    whole, computed = run(set())
-    again, more = run({9})
+    whole, computed = run(0)
+    assert run(9) == (whole, computed), "what nobody else needs the room of is not computed again"
+    again, more = run(9, evict=True)
     assert again == whole
-    assert more - computed < 26 + 4 * 14, "the prompt again, not once for each sample"
+    assert 26 <= more - computed < 26 + 4 * 14, "the prompt again, not once for each sample"
+
+
+def evict_all(engine: Engine) -> None:
+    """Empty the prefix cache of an engine where nothing is live."""
+    for pool in engine.admission.pools.values():
+        while pool.reclaim_idle_slab():
+            pass
+
+
+def test_what_was_preempted_goes_on_from_the_nearest_state_that_is_left(
+    make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    engine = make_engine(models["qwen3_next"])
+    parent = engine.open("generator", some_ids(10), owner="search")
+    read(engine, parent, some_ids(3, seed=1), [])
+    child = engine.fork(parent, 1)[0]
+    read(engine, child, some_ids(6, seed=2), [])
+
+    def preempted() -> None:
+        engine.suspend("search")
+        engine.resume_owner("search")
+
+    def computed_for(*work: tuple[KVSequence, list[int]]) -> int:
+        before = engine.stats()["generator"].computed_tokens
+        for sequence, token_ids in work:
+            engine.submit(Score("reader", sequence, tuple(token_ids), (0,)))
+        drain(engine)
+        return engine.stats()["generator"].computed_tokens - before
+
+    preempted()
+    assert computed_for((child, [5]), (parent, [5])) == 2, "each from its own"
+    release(engine, child)
+    preempted()
+    again = engine.fork(parent, 1)[0]
+    assert computed_for((again, [6, 7])) == 2, "from the parent's, which is in the middle of a block"
+    preempted()
+    evict_all(engine)
+    assert computed_for((again, [8]), (parent, [8])) == 17 + 15 - 12, "what they share once, up to a block"
+    release(engine, parent, again)
 
 
 def test_forks_share_a_state_until_they_go_on_and_every_sequence_holds_one(
