@@ -14,6 +14,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.gguf.config import LIKE_LLAMA, model_config, sampling
 from espalier.engine.models.gguf.header import Header, StoredTensor
 from espalier.engine.models.gguf.mapped import MappedArchitecture
+from espalier.engine.models.gguf.recurrent import RECURRENT, RecurrentArchitecture
 from espalier.engine.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.weights import TensorInfo, parts_of
@@ -122,15 +123,19 @@ class GgufFile:
         """Find the tensors of an architecture that transformers' tables map."""
         every = self._all_stored()
         try:
-            mapped = MappedArchitecture(self._metadata, {name: tensor.shape for name, tensor in every.items()})
+            kind = RecurrentArchitecture if self._metadata["general.architecture"] in RECURRENT else MappedArchitecture
+            mapped = kind(self._metadata, {name: tensor.shape for name, tensor in every.items()})
+            parts = mapped.parts
+        except KeyError as missing:
+            raise CheckpointError(f"{self._path} lacks {missing} in its metadata") from missing
         except ValueError as error:
             raise CheckpointError(f"{self._path}: {error}") from error
         self._mapped = mapped
         self._stored = {name: (name, tensor) for name, tensor in header.tensors.items()}
         self.tensors = {}
-        for name, parts in mapped.parts.items():
-            here = [header.tensors[part] for part in parts if part in header.tensors]
-            if len(here) != len(parts):
+        for name, its in parts.items():
+            here = [header.tensors[part] for part in its if part in header.tensors]
+            if len(here) != len(its):
                 continue  # it is in another part of the file
             shape = mapped.shapes.get(name, here[0].shape)
             size = sum(tensor.data.nbytes for tensor in here)

@@ -45,17 +45,29 @@ class MappedArchitecture:
         """
         with quiet_imports():  # transformers imports torchao where it finds it
             from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
         self._architecture: str = metadata["general.architecture"]
         self._known_as = _KNOWN_AS.get(self._architecture, self._architecture)
-        self._model_type = _TEXT.get(self._known_as, self._known_as)
-        classes: Mapping[str, Any] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        if self._known_as not in GGUF_CONFIG_MAPPING or self._model_type not in classes:
+        if self._known_as not in GGUF_CONFIG_MAPPING:
             raise ValueError(f"general.architecture is {self._architecture}, which is not read from GGUF files")
+        self._find_class(metadata, shapes, _TEXT.get(self._known_as, self._known_as))
+
+    def _find_class(self, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], model_type: str) -> None:
+        """Take the file's model for one of a type of transformers.
+
+        Raises:
+            ValueError: there is no such language model, or the file holds no decoder.
+        """
+        with quiet_imports():
+            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        classes: Mapping[str, Any] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if model_type not in classes:
+            architecture = metadata["general.architecture"]
+            raise ValueError(f"general.architecture is {architecture}, which is not read from GGUF files")
         if _EMBEDDING not in shapes:
             raise ValueError(f"it has no {_EMBEDDING}: it holds no decoder")
-        self._class_name: str = classes[self._model_type]
+        self._model_type, self._class_name = model_type, classes[model_type]
         self._metadata = metadata
         self._shapes = shapes
 
@@ -78,12 +90,15 @@ class MappedArchitecture:
             for key, field in _ROPE_SCALING.items()
             if scaling + key in self._metadata
         }
-        return found | {
+        scaled = {"rope_scaling": rope} if rope.get("rope_type", "none") != "none" else {}
+        return found | self._common_config() | scaled
+
+    def _common_config(self) -> dict[str, Any]:
+        return {
             "architectures": [self._class_name],
             "model_type": self._model_type,
             "vocab_size": self._shapes[_EMBEDDING][0],
             "tie_word_embeddings": _HEAD not in self._shapes,
-            **({"rope_scaling": rope} if rope.get("rope_type", "none") != "none" else {}),
         }
 
     @cached_property

@@ -31,6 +31,7 @@ _LLAMA_3 = (
     r"|\s+(?!\S)|\s+"
 )
 _QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN_3_5 = _QWEN_2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -65,6 +66,8 @@ _RULES = {
     "llama-v3": llama_3,
     "qwen2": (qwen_2 := _WordRule(_QWEN_2, nfc=True)),
     "deepseek-r1-qwen": qwen_2,
+    "qwen35": _WordRule(_QWEN_3_5, nfc=True),
+    "lfm2": llama_3,
     "tekken": _WordRule(_TEKKEN, whole_words=True, begin=True),
 }
 """By `tokenizer.ggml.pre`."""

@@ -138,10 +138,11 @@ class _Shrink:
         return named or {key: self._inner(each) if isinstance(each, dict) else each for key, each in value.items()}
 
     def _rope(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Rotary parameters with as many factors as the small head has pairs."""
+        """Rotary parameters with as many factors as the small head has pairs; sections of axes stay as they are."""
         part = value.get("partial_rotary_factor") or self._raw.get("partial_rotary_factor") or 1
         pairs = int(self._sizes.head_dim * part) // 2
-        return {key: each[:pairs] if isinstance(each, list) else each for key, each in value.items()}
+        cut = {key: each[:pairs] for key, each in value.items() if key.endswith("factor") and isinstance(each, list)}
+        return value | cut
 
     def _largest(self, name: str) -> int | None:
         sizes, raw = self._sizes, self._raw

@@ -1,6 +1,6 @@
 """Decoders with recurrent layers over the engine's pool: states shared by forks, copied, cached, computed again."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ def models(folders: dict[str, Path]) -> dict[str, Model]:
 
 
 def load(folder: Path, **options: Any) -> Model:
-    checkpoint = Checkpoint(folder, **{"model_impl": ModelImpl.TRANSFORMERS} | options)
+    given: dict[str, Any] = {"model_impl": ModelImpl.TRANSFORMERS} | options
+    checkpoint = Checkpoint(folder, **given)
     return load_generator(checkpoint, torch.float32, "cpu")
 
 
@@ -144,8 +145,8 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company_and_in_other_chunks(
 def test_a_pool_that_holds_few_sequences_at_a_time_gives_the_same_bits(
     kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
 ):
-    def run(states: int) -> tuple[dict[Hashable, tuple[list[int], float]], int]:
-        size, texts = state_slab(models[kind]), dict[Hashable, tuple[list[int], float]]()
+    def run(states: int) -> tuple[dict[tuple[str, tuple[int, ...]], tuple[list[int], float]], int]:
+        size, texts = state_slab(models[kind]), dict[tuple[str, tuple[int, ...]], tuple[list[int], float]]()
         engine = make_engine(
             models[kind], max_batch_tokens=11, kv_memory_bytes=states * size, slab_bytes=size, reserved_share=0.01
         )
@@ -157,11 +158,13 @@ def test_a_pool_that_holds_few_sequences_at_a_time_gives_the_same_bits(
         while engine.busy:
             for done in engine.step():
                 assert isinstance(done, Generated)
-                texts[done.work.owner, done.indices] = list(done.token_ids), done.log_probability
+                owner = str(done.work.owner)
+                texts[owner, done.indices] = list(done.token_ids), done.log_probability
                 release(engine, done.sequence)
-                if len([owner for owner, _ in texts if owner == done.work.owner]) == 2:
-                    release(engine, prompts[done.work.owner])
-                    engine.admission.release(reserved[done.work.owner])
+                if len([asked for asked in texts if asked[0] == owner]) == 2:
+                    release(engine, prompts[owner])
+                    assert (reservation := reserved[owner])
+                    engine.admission.release(reservation)
             engine.check_integrity()
         return texts, engine.stats()["generator"].preemptions
 
