@@ -74,17 +74,22 @@ def write_recurrent(folder: Path, file: Path, without: str = "") -> Path:
     architecture = KINDS[config["model_type"]][0]
     writer = gguf.GGUFWriter(file, architecture)
     for key, value in shape_of(config).items():
-        if key != without:
-            (writer.add_array if isinstance(value, list) else writer.add_float32 if type(value) is float else
-             writer.add_uint32)(f"{architecture}.{key}", value)  # fmt: skip
+        name = f"{architecture}.{key}"
+        if key == without:
+            continue
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        else:
+            writer.add_uint32(name, value)
     write_tokenizer(
         writer, folder, config["vocab_size"], {"qwen35": "qwen35", "lfm2": "lfm2"}.get(architecture, "qwen2")
     )
     kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     for name, tensor in load_file(folder / "model.safetensors").items():
-        as_known = name.replace("dt_bias", "dt_proj.bias").replace("model.norm.", "model.norm.")
-        new = names.get_name(as_known, SUFFIXES)
+        new = names.get_name(name.replace("dt_bias", "dt_proj.bias"), SUFFIXES)
         assert new, name
         writer.add_tensor(new, np.ascontiguousarray(as_stored(name, tensor.float().numpy(), config)))
     if architecture == "qwen35":  # a layer that predicts two tokens at once

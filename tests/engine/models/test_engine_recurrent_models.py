@@ -163,7 +163,8 @@ def test_a_pool_that_holds_few_sequences_at_a_time_gives_the_same_bits(
                 release(engine, done.sequence)
                 if len([asked for asked in texts if asked[0] == owner]) == 2:
                     release(engine, prompts[owner])
-                    assert (reservation := reserved[owner])
+                    reservation = reserved[owner]
+                    assert reservation is not None
                     engine.admission.release(reservation)
             engine.check_integrity()
         return texts, engine.stats()["generator"].preemptions
