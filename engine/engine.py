@@ -436,6 +436,8 @@ class Engine:
                 live_blocks=sum(pool.live_blocks for pool in scheduler.pools),
                 cached_blocks=sum(pool.cached_blocks for pool in scheduler.pools),
                 free_blocks=sum(pool.free_blocks for pool in scheduler.pools),
+                live_states=sum(pool.live_blocks for pool in scheduler.pools if pool.holds_states),
+                cached_states=sum(pool.cached_blocks for pool in scheduler.pools if pool.holds_states),
                 live_bytes=sum(pool.live_bytes for pool in scheduler.pools),
                 cached_bytes=sum(pool.cached_blocks * pool.layout.block_bytes for pool in scheduler.pools),
                 free_bytes=sum(pool.free_blocks * pool.layout.block_bytes for pool in scheduler.pools),

@@ -59,6 +59,7 @@ class RoleStats:
         steps: batches launched.
         copied_blocks: partial blocks copied for sequences that part.
         live_blocks: blocks that sequences refer to, of all KV groups of the model; so of cached and free blocks.
+        live_states: recurrent states among the live blocks; so of cached ones.
         live_bytes: bytes of live blocks; so of cached and free ones.
         wasted_bytes: bytes at the ends of owned slabs that no block covers.
         preemptions: how often an owner's KV of this role was freed to make room.
@@ -78,6 +79,8 @@ class RoleStats:
     live_blocks: int
     cached_blocks: int
     free_blocks: int
+    live_states: int
+    cached_states: int
     live_bytes: int
     cached_bytes: int
     free_bytes: int
@@ -101,7 +104,7 @@ class RoleStats:
 
 _HELD = (
     "live_blocks", "cached_blocks", "free_blocks", "live_bytes", "cached_bytes", "free_bytes", "wasted_bytes",
-    "live_sequences", "owned_slabs",
+    "live_states", "cached_states", "live_sequences", "owned_slabs",
 )  # fmt: skip
 _SIZES = ("bytes_per_token", "block_bytes")
 

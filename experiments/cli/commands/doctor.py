@@ -166,6 +166,18 @@ def _code_of(folder: Path, runtime: RuntimeSettings) -> str:
     return f"{impl_of(parse_object(file, text) if text else {}, runtime.model_impl)} code"
 
 
+def _states_of(folder: Path, runtime: RuntimeSettings) -> str:
+    """What a decoder with recurrent layers keeps of a path; nothing is said of others, and of those that cannot run."""
+    from espalier.engine.errors import EspalierError
+    from espalier.engine.models.checkpoint import Checkpoint
+
+    try:
+        size = Checkpoint(folder, model_impl=runtime.model_impl).decoder_config.state_bytes
+    except EspalierError:
+        return ""
+    return f", {size / 2**20:.2f} MiB of recurrent state a path" if size else ""
+
+
 def _models(runtime: RuntimeSettings) -> Iterator[Finding]:
     from espalier.engine.errors import EspalierError
     from espalier.engine.models.hub import HubSettings, locate, locate_with_adapter
@@ -178,7 +190,7 @@ def _models(runtime: RuntimeSettings) -> Iterator[Finding]:
                 hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
                 folder, adapter = locate_with_adapter(name, runtime.load_format, hub)
                 places = " + ".join(map(str, filter(None, (folder, adapter))))
-                yield Finding(name, f"{places}, run by {_code_of(folder, runtime)}")
+                yield Finding(name, f"{places}, run by {_code_of(folder, runtime)}{_states_of(folder, runtime)}")
             except EspalierError as error:
                 yield Finding(name, "", f"{error}; a server would try to download it")
     for name in bundled:

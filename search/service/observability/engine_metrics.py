@@ -117,6 +117,11 @@ def _of_the_models(stats: dict[str, RoleStats]) -> Iterator[Metric]:
         for state in KvBlocks.__slots__:
             held.add_metric((role, state), getattr(each, f"{state}_bytes"))
     yield held
+    states = GaugeMetricFamily("espalier_recurrent_states", "Recurrent states of a model.", labels=("role", "state"))
+    for role, each in stats.items():
+        states.add_metric((role, "live"), each.live_states)
+        states.add_metric((role, "cached"), each.cached_states)
+    yield states
     for field, name, text in _COUNTERS:
         counter = CounterMetricFamily(f"espalier_{name}", text, labels=("role",))
         for role, each in stats.items():

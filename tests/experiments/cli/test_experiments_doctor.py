@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hybrids import write_hybrid_verifier
 
 from espalier.experiments.cli.commands import doctor
 from espalier.experiments.cli.operating.finding import Finding
+from espalier.search.run.load import RuntimeSettings
 
 
 @pytest.fixture
@@ -104,3 +106,9 @@ def test_a_place_for_kernels_that_cannot_be_written_gets_advice(
 
     monkeypatch.setattr(compiled, "place", None)
     assert "NUMBA_CACHE_DIR" in find("compiled kernels").advice
+
+
+def test_a_model_with_recurrent_layers_is_shown_with_what_it_keeps_of_a_path(tmp_path: Path) -> None:
+    folder = write_hybrid_verifier(tmp_path)
+    (found,) = (each for each in doctor._models(RuntimeSettings(generator=str(folder))) if each.name == str(folder))
+    assert "run by transformers code, 0.04 MiB of recurrent state a path" in found.value

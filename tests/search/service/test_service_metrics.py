@@ -195,6 +195,7 @@ def test_the_engines_counters_are_shown_by_role(start, fake):
         assert seen.value("espalier_prefix_cache_hit_blocks_total", role=role) == 8
         assert seen.value("espalier_prefix_cache_lookup_blocks_total", role=role) == 13
         assert seen.value("espalier_kv_bytes", role=role, state="cached") == 3 * 16384
+        assert seen.value("espalier_recurrent_states", role=role, state="cached") == 2
         assert seen.value("espalier_engine_batch_rows_bucket", role=role, le="1.0") == 1
         assert seen.value("espalier_engine_batch_rows_bucket", role=role, le="4.0") == 2
         assert seen.value("espalier_engine_batch_rows_bucket", role=role, le="1024.0") == 2
