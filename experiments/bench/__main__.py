@@ -119,15 +119,17 @@ def recurrent_tree(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of each contestant; default: all cores. With 1, CPU time counts.")
     ] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="A model of the shape of Qwen3.5-0.8B, 3 GB.")] = False,
     json_path: JsonPath = None,
 ) -> None:
     """Recurrent states that searches hold and copy, and tokens they compute, compared with transformers' generate."""
     from espalier.experiments.bench.engine.recurrent_tree import run
     from espalier.experiments.bench.report import Report
 
-    title = f"searches with recurrent states, {prompt_tokens} + {steps} x {step_tokens} tokens, float32"
+    shape = ", the shape of Qwen3.5-0.8B" if whole else ""
+    title = f"searches with recurrent states, {prompt_tokens} + {steps} x {step_tokens} tokens, float32{shape}"
     report = Report(title, json_path)
-    report.finish(*run(prompt_tokens, step_tokens, steps, threads, report.show))
+    report.finish(*run(prompt_tokens, step_tokens, steps, threads, report.show, whole))
 
 
 @app.command()

@@ -12,7 +12,7 @@ states a step's calls read is in a context variable.
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FunctionType, MethodType
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from espalier.engine.models.zoo.attention import NotRunnableError
 from espalier.kernels.backend import Backend
+from espalier.kernels.linear import Linear
 from espalier.kernels.recurrent import StateRows
 
 
@@ -91,12 +92,12 @@ def exact_layers(model: torch.nn.Module) -> frozenset[str]:
     for parent, module in model.named_modules():
         if not keeps_state(module):
             continue
-        source = inspect.getsource(inspect.unwrap(type(module).forward))
+        read = _read_weights(module)
         layers = {name: layer for name, layer in module.named_children() if isinstance(layer, torch.nn.Linear)}
         width = next((layer.in_features for layer in layers.values()), 0)  # of what the module reads and gives
         for name, layer in layers.items():
             few = 2 * layer.out_features <= layer.in_features and layer.out_features != width
-            if few or f"self.{name}.weight @" in source:
+            if few or name in read:
                 found.add(f"{parent}.{name}")
     return frozenset(found)
 
@@ -119,7 +120,52 @@ def exchange_recurrent(model: torch.nn.Module, backend: Backend) -> None:
             parts = forward.__code__, forward.__globals__ | known, forward.__name__, forward.__defaults__
             exchanged = FunctionType(*parts, forward.__closure__)
             exchanged.__kwdefaults__ = forward.__kwdefaults__
-            module.forward = MethodType(exchanged, module)
+            read = {name: _ReadLinear(module, name, backend) for name in _read_weights(module)}
+            module.forward = MethodType(exchanged, _Seen(module, read) if read else module)
+
+
+def _read_weights(module: torch.nn.Module) -> list[str]:
+    """Names of the linear layers whose weights a module multiplies itself, instead of calling them."""
+    source = inspect.getsource(inspect.unwrap(type(module).forward))
+    return [name for name, _ in module.named_children() if f"self.{name}.weight @" in source]
+
+
+class _Seen:
+    """A module as its forward pass sees it: with other things in the place of some layers."""
+
+    def __init__(self, module: torch.nn.Module, layers: Mapping[str, Any]) -> None:
+        self._module = module
+        self._layers = layers
+
+    def __getattr__(self, name: str) -> Any:
+        return self._layers[name] if name in self._layers else getattr(self._module, name)
+
+
+class _ReadLinear:
+    """Stands for a linear layer whose weight is read: it is multiplied by the backend's product, in any company alike.
+
+    Attributes:
+        weight: what is multiplied from the left.
+    """
+
+    def __init__(self, parent: Any, name: str, backend: Backend) -> None:
+        self.weight = self
+        self._parent = parent
+        self._name = name
+        self._backend = backend
+        self._product: Linear | None = None
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """Of the layer."""
+        return getattr(self._parent, self._name).bias
+
+    def __matmul__(self, x: torch.Tensor) -> torch.Tensor:
+        """`[B, in, T]` to `[B, out, T]`, without the bias."""
+        if self._product is None:  # its weight is there now
+            self._product = self._backend.prepare_linear(getattr(self._parent, self._name).weight.detach())
+        rows = x.transpose(1, 2).contiguous()
+        return self._product(rows.flatten(0, 1)).view(*rows.shape[:2], -1).transpose(1, 2)
 
 
 def _code_of(module: torch.nn.Module) -> Any:

@@ -45,9 +45,16 @@ class Counted:
 
 
 def run(
-    prompt_tokens: int, step_tokens: int, steps: int, threads: int | None = None, show: Show = nothing_shown
+    prompt_tokens: int,
+    step_tokens: int,
+    steps: int,
+    threads: int | None = None,
+    show: Show = nothing_shown,
+    whole: bool = False,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Count a beam search of `steps` steps, 4 of 16 candidates kept after each, and a best-of-16 of paths as long.
+
+    The model is a small one, or if `whole` of the shape of Qwen3.5-0.8B.
 
     Returns:
         A row for each, and ratios of its seconds.
@@ -56,7 +63,7 @@ def run(
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        write_family(Path(folder), FAMILY, **_SMALL)
+        write_family(Path(folder), FAMILY, **({} if whole else _SMALL))
         checkpoint = Checkpoint(Path(folder), model_impl=ModelImpl.TRANSFORMERS)
         model = replace(load_generator(checkpoint, torch.float32, "cpu"), eos_token_ids=())
         theirs = Generation(Path(folder))
@@ -77,6 +84,7 @@ def run(
                     "states at most": ours.states,
                     "states copied": ours.copies,
                     "MiB of a state": model.config.state_bytes / 2**20,
+                    "MiB copied a step": ours.copies * model.config.state_bytes / 2**20 / depth,
                     "seconds": ours.seconds,
                     "by generate, computed ÷ tree": computed / ours.tree,
                     "by generate, seconds": seconds,

@@ -36,9 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "jamba": {},
 }
 """Model types, and fields without which their defaults have layers of one kind alone."""
-SAME_BITS = ["qwen3_5_text", "qwen3_next", "nemotron_h", "mamba2", "lfm3"]
-NEARLY = ["mamba"]
-"""Mamba's time steps are multiplied by a weight in torch, whose rows depend on their batch."""
+FEW = ["qwen3_5_text", "qwen3_next", "nemotron_h", "mamba2", "mamba", "lfm3"]
+"""One of each kind of recurrent layer; the last one's states are smaller than a block of its KV."""
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -116,7 +115,7 @@ def test_greedy_decoding_equals_transformers_token_by_token(
     release(engine, sequence, done.sequence, again.sequence)
 
 
-@pytest.mark.parametrize("kind", SAME_BITS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_has_the_same_bits_alone_and_in_company_and_in_other_chunks(
     kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
 ):
@@ -141,7 +140,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company_and_in_other_chunks(
         assert (token_ids, log_probability) == alone[1:]
 
 
-@pytest.mark.parametrize("kind", [*SAME_BITS[:-1], *NEARLY])
+@pytest.mark.parametrize("kind", FEW[:-1])
 def test_a_pool_that_holds_few_sequences_at_a_time_gives_the_same_bits(
     kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
 ):
@@ -172,10 +171,7 @@ def test_a_pool_that_holds_few_sequences_at_a_time_gives_the_same_bits(
     roomy, _ = run(64)
     tight, preemptions = run(9)
     assert preemptions
-    if kind in SAME_BITS:
-        assert tight == roomy
-    for asked, (token_ids, log_probability) in roomy.items():
-        assert tight[asked] == (token_ids, pytest.approx(log_probability, rel=1e-5))
+    assert tight == roomy
 
 
 def state_slab(model: Model) -> int:
@@ -183,7 +179,7 @@ def state_slab(model: Model) -> int:
     return max(model.config.state_bytes, 4 * model.config.kv_bytes_per_token(4))
 
 
-@pytest.mark.parametrize("kind", SAME_BITS)
+@pytest.mark.parametrize("kind", FEW)
 def test_generation_that_was_preempted_has_the_same_bits_and_computes_shared_tokens_once(
     kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
 ):
