@@ -347,7 +347,7 @@ class RecurrentMachine(EngineMachine):
         cls.slabs = cls.most_blocks["generator/states"] + of_blocks + 3
 
 
-@pytest.mark.parametrize("examples", [50, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [50, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "machine", [EngineMachine, LaunchAheadMachine, WindowedMachine, MixedMachine, RecurrentMachine]
 )

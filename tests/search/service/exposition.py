@@ -28,6 +28,12 @@ class Exposition:
         """The value of one series, None if it is not there."""
         return self._values.get((name, frozenset(labels.items())))
 
+    def number(self, name: str, **labels: str) -> float:
+        """The value of one series, which is there."""
+        value = self.value(name, **labels)
+        assert value is not None, name
+        return value
+
     def series(self, name: str, label: str) -> dict[str, float]:
         """The sums of a metric's series by one label."""
         found: dict[str, float] = {}
@@ -51,7 +57,7 @@ def scrape(server: ServerThread, accept: str = "") -> Exposition:
 
 def read(text: bytes, content_type: str) -> Exposition:
     parse = parse_openmetrics if content_type.startswith("application/openmetrics-text") else parse_text
-    return Exposition(parse(text.decode()))
+    return Exposition(iter(parse(text.decode())))
 
 
 def some_stats() -> RoleStats:

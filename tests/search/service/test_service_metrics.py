@@ -236,7 +236,7 @@ def test_a_busy_engine_holds_no_scrape_up_and_its_last_report_is_shown_with_its_
         held = pool.submit(client.solve, SearchRequest("stuck"), PATIENCE)
         fake.submitted.get(timeout=PATIENCE)
         begun = time.monotonic()
-        ages = [scrape(server).value("espalier_engine_report_age_seconds") for _ in range(5)]
+        ages = [scrape(server).number("espalier_engine_report_age_seconds") for _ in range(5)]
         assert time.monotonic() - begun < PATIENCE / 2
         seen = scrape(server)
         assert ages == sorted(ages)
@@ -245,7 +245,7 @@ def test_a_busy_engine_holds_no_scrape_up_and_its_last_report_is_shown_with_its_
         assert seen.value("espalier_admitted_calls") == 1, "what the event loop knows is not old"
         fake.release.set()
         held.result(PATIENCE)
-    assert scrape(server).value("espalier_engine_report_age_seconds") < ages[-1]
+    assert scrape(server).number("espalier_engine_report_age_seconds") < ages[-1]
 
 
 def test_a_loading_engine_is_shown_as_such(start):
@@ -270,7 +270,7 @@ def test_a_dead_engine_is_shown_as_such_and_a_scrape_answers(start):
     solve(server, "die")
     wait_until(lambda: states(scrape(server))["dead"] == 1)
     seen = scrape(server)
-    assert seen.value("espalier_engine_report_age_seconds") > 0
+    assert seen.number("espalier_engine_report_age_seconds") > 0
     assert seen.value("espalier_call_failures_total", reason="not_ready") == 1
 
 
