@@ -28,7 +28,7 @@ from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Sco
 OWNERS = ("first", "second", "third")
 BLOCK = 4
 BATCH = 40
-RULES = 50
+OPERATIONS = 50
 """At least, of each example on average."""
 HEADS = {
     "sum": lambda hidden: torch.stack((hidden.sum(-1), hidden[:, 0]), dim=-1),
@@ -85,7 +85,7 @@ class EngineMachine(RuleBasedStateMachine):
     most_blocks: ClassVar = {GENERATOR: 80, VERIFIER: 60}
     """Of one owner, by KV group, nothing shared: what fits the KV pool alone."""
     launch_ahead = False
-    rules = 0
+    operations = 0
     preemptions = 0
     evictions = 0
     throttled = 0
@@ -122,7 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.submit(sequence, Score(sequence.owner, sequence, (3,), (0,)))
 
     def count(self) -> None:
-        EngineMachine.rules += 1
+        EngineMachine.operations += 1
 
     def idle(self, role: str | None = None) -> list[KVSequence]:
         found = [s for s in self.texts if s not in self.working and role in (None, s.role)]
@@ -369,17 +369,17 @@ def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
     if recurrent:
         machine.fit(EngineMachine.models)
     EngineMachine.alone = Alone(EngineMachine.models)
-    EngineMachine.rules = EngineMachine.preemptions = EngineMachine.evictions = EngineMachine.throttled = 0
+    EngineMachine.operations = EngineMachine.preemptions = EngineMachine.evictions = EngineMachine.throttled = 0
     run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=examples,
             stateful_step_count=80,
             phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=tuple(HealthCheck.__members__.values()),
         ),
     )
-    assert EngineMachine.rules >= RULES * examples
+    assert EngineMachine.operations >= OPERATIONS * examples
     assert EngineMachine.preemptions >= 2 * examples
     assert EngineMachine.evictions >= 2 * examples
     assert EngineMachine.throttled >= 2 * examples
