@@ -21,7 +21,7 @@ class Draws:
         batch_rows: int64 `[branches]`, the row of the batch of each branch; None where the batch is one token of each
             branch, in order.
         opened: branches that begin with this step.
-        live: int64, the draws that are still select_live, once results of the step before showed that some branches had
+        live: int64, the draws that are still live, once results of the step before showed that some branches had
             stopped or parted; None for all. `decode` and `step_positions` hold these alone.
     """
 
@@ -75,7 +75,7 @@ class RunningSamples:
 
         Args:
             draws: what was drawn.
-            token_ids: int64, for each of the select_live draws.
+            token_ids: int64, for each of the live draws.
             log_probabilities: float32, likewise.
             drawn_from: what each head says of the state that each of them was drawn from.
         """
