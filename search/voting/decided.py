@@ -9,6 +9,8 @@ from espalier.search.request import SearchRequest
 from espalier.search.result import Candidate
 from espalier.search.tree import Node
 
+_SHARE = 8
+"""A path goes on by this share of its depth before it may wait again."""
 _ROUNDING = 1e-6
 """More than the rounding errors of all sums of scores in one vote."""
 
@@ -97,7 +99,8 @@ class PathGate:
 
     - All together: the paths at one depth go on together as soon as it is known that the paths which ended up to that
       depth do not decide the vote. As half of all paths have to end before it can be decided, that is known when half
-      of them are known to be open there; the slower half never waits.
+      of them are known to be open there; the slower half never waits. Paths that are 16 steps deep or more go on by an
+      eighth of their depth: where they do not fit the memory together, most are computed again each time.
     - Frugal: whenever all paths have ended or wait, as many of them go on as could decide the vote; the longest first,
       then those that stand for the most samples. The others wait, and need not be sampled if these agree.
     """
@@ -133,7 +136,7 @@ class PathGate:
         if not pending and self._vote.decided(open_votes, min(node.path for node in waiting)):
             self.decided = True
             return []
-        self._depth += 1
+        self._depth += max(1, self._depth // _SHARE)
         return self._fewest(waiting, open_votes) if self._frugal else list(waiting)
 
     def tokens_left(self, waiting: Iterable[Node]) -> int:

@@ -191,6 +191,18 @@ def test_the_slower_half_never_waits():
     assert gate.release([late := node(3)]) == [late]
 
 
+def test_deep_paths_wait_for_one_another_ever_more_seldom():
+    gate = PathGate(PartialVote(Vote.MAJORITY, False), paths=2, frugal=False)
+    waited = list[int]()
+    for depth in range(1, 200):
+        first, second = node(0, *[0] * (depth - 1)), node(1, *[0] * (depth - 1))
+        if gate.release([first]) != [first]:
+            waited.append(depth)
+            assert gate.release([first, second]) == [first, second]
+    assert waited[:17] == [*range(1, 17), 18]
+    assert waited[-2:] == [162, 182]
+
+
 def test_the_gate_stays_closed_once_the_vote_is_decided():
     gate = PathGate(PartialVote(Vote.MAJORITY, False), paths=5, frugal=False)
     gate.end(node(0, ended=True, multiplicity=3), says("4"))
