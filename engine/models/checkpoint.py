@@ -48,6 +48,7 @@ _EMBEDDINGS = [f"{before}{_EMBEDDING}" for before in ("model.", "", "model.langu
 """The last two are of checkpoints with images."""
 _TAKEN, _WARNINGS = "taken", "warnings"
 """Facts of what is kept: the tensors it was made of, and what was odd about them."""
+_HOST = torch.device("cpu")
 _ROWS = 4096
 """Rows that are compared at a time."""
 
@@ -240,7 +241,7 @@ class Checkpoint:
             _fill_with_noise(name, out)
             return
         self._require(name, tuple(out.shape))
-        suits = out.dtype == torch.float32 and out.device.type == "cpu" and out.is_contiguous()
+        suits = out.dtype == torch.float32 and out.device == _HOST and out.is_contiguous()
         stored = self._read(name, out if suits else None)
         if stored.data_ptr() != out.data_ptr():
             out.copy_(stored)
@@ -375,9 +376,8 @@ class Checkpoint:
             return False
         if self.shape(embedding) != self.shape(_HEAD):
             return True
-        if (
-            not self._adapter and not self._packed
-        ):  # most differ from the beginning; packed ones take long to read whole
+        # Most differ from the beginning; packed ones take long to read whole.
+        if not self._adapter and not self._packed:
             one, other = (self._file(self.tensors[each].file).first_rows(each, _ROWS) for each in (embedding, _HEAD))
             if not torch.equal(one.float(), other.float()):
                 return True
