@@ -137,10 +137,13 @@ class VerifierSession(ScoreSession, Generic[Family]):
         except NoEmbeddingError as error:
             return StepScore(node, status=ScoreStatus.UNREADABLE, reason=f"cannot be read: {error}")
         if tokens is None:
-            if left < min(room, self._family.context - length):
+            context = self._family.context
+            if left < min(room, context - length):
                 return StepScore(node, status=ScoreStatus.OVER_BUDGET)
-            context = f"goes beyond the verifier's context of {self._family.context} tokens"
-            return StepScore(node, status=ScoreStatus.UNREADABLE, reason=context)
+            reason = f"goes beyond the verifier's context of {context} tokens"
+            if room < context - length:
+                reason = f"takes more verifier tokens than the {room} set aside for it"
+            return StepScore(node, status=ScoreStatus.UNREADABLE, reason=reason)
         if state.in_place:
             parent.sequence = None
         return StepScore(node, tokens=tokens, status=ScoreStatus.PENDING)
