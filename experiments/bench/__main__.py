@@ -120,6 +120,7 @@ def recurrent_tree(
         int | None, typer.Option(min=1, help="Threads of each contestant; default: all cores. With 1, CPU time counts.")
     ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="A model of the shape of Qwen3.5-0.8B, 3 GB.")] = False,
+    vllm_python: VllmPython = None,
     json_path: JsonPath = None,
 ) -> None:
     """Recurrent states that searches hold and copy, and tokens they compute, compared with transformers' generate."""
@@ -129,7 +130,7 @@ def recurrent_tree(
     shape = ", the shape of Qwen3.5-0.8B" if whole else ""
     title = f"searches with recurrent states, {prompt_tokens} + {steps} x {step_tokens} tokens, float32{shape}"
     report = Report(title, json_path)
-    report.finish(*run(prompt_tokens, step_tokens, steps, threads, report.show, whole))
+    report.finish(*run(prompt_tokens, step_tokens, steps, threads, report.show, whole, vllm_python))
 
 
 @app.command()

@@ -104,6 +104,14 @@ class VllmProcess:
         """Sample one continuation per row at temperature 1, up to and including the first of `stop_ids`."""
         return self._ask({"do": "sample", "rows": rows, "stop_ids": list(stop_ids), "max_tokens": max_tokens})
 
+    def grow(self, rows: list[list[int]], new_tokens: int) -> tuple[list[list[int]], int, float]:
+        """Sample `new_tokens` tokens after each row at temperature 1.
+
+        Returns:
+            The rows with them; the tokens that were computed, without those from the prefix cache; seconds.
+        """
+        return tuple(self._ask({"do": "grow", "rows": rows, "new_tokens": new_tokens}))
+
     def classify(self, rows: list[list[int]]) -> list[list[float]]:
         """Return the verifier's logits after the last token of each row; it computes whole rows and all their logits.
 

@@ -115,6 +115,8 @@ class _Worker:
                 return self._decode_seconds(rows, new_tokens)
             case {"do": "sample", "rows": rows, "stop_ids": stop_ids, "max_tokens": max_tokens}:
                 return self._generate(rows, max_tokens=max_tokens, stop_token_ids=stop_ids)
+            case {"do": "grow", "rows": rows, "new_tokens": new_tokens}:
+                return self._grow(rows, new_tokens)
             case {"do": "classify", "rows": rows}:
                 return [logits[-1].tolist() for logits in self._classify(rows)]
             case {"do": "score", "rows": rows}:
@@ -139,12 +141,23 @@ class _Worker:
             raise ValueError(f"vLLM stopped before {new_tokens} new tokens")
         return (end - middle) - (middle - start)
 
+    def _grow(self, rows: list[list[int]], new_tokens: int) -> tuple[list[list[int]], int, float]:
+        """Rows with `new_tokens` sampled tokens more, the tokens that were computed for them, and seconds."""
+        start = time.perf_counter()
+        outputs = self._outputs(rows, max_tokens=new_tokens, ignore_eos=True)
+        seconds = time.perf_counter() - start
+        grown = [row + list(output.outputs[0].token_ids) for row, output in zip(rows, outputs, strict=True)]
+        computed = sum(map(len, grown)) - len(rows) - sum(output.num_cached_tokens or 0 for output in outputs)
+        return grown, computed, seconds
+
     def _generate(self, rows: list[list[int]], **options: Any) -> list[list[int]]:
+        return [list(output.outputs[0].token_ids) for output in self._outputs(rows, **options)]
+
+    def _outputs(self, rows: list[list[int]], **options: Any) -> list[Any]:
         if self._generator is None:
             raise ValueError("started without a generator")
         sampling = self._vllm.SamplingParams(temperature=1.0, detokenize=False, **options)
-        outputs = self._generator.generate(_prompts(rows), sampling, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        return self._generator.generate(_prompts(rows), sampling, use_tqdm=False)
 
     def _original_code(self) -> Any:
         if self._original is None:

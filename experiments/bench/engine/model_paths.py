@@ -37,6 +37,16 @@ SHAPE: dict[str, Any] = {
 }
 """Fields of every family's configuration."""
 _EXPERTS: dict[str, Any] = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
+_QWEN35 = {
+    "vocab_size": 248320,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "tie_word_embeddings": True,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
@@ -44,19 +54,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": None},
     "qwen3_moe": _EXPERTS,
     "gpt_oss": {"num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 384},
-    "qwen3_5_text": {
-        "vocab_size": 248320,
-        "hidden_size": 1024,
-        "intermediate_size": 3584,
-        "num_hidden_layers": 24,
-        "head_dim": 256,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 16,
-        "tie_word_embeddings": True,
+    "qwen3_5_text": _QWEN35,
+    "qwen3_next": _QWEN35
+    | {
+        "mlp_only_layers": list(range(1, 24)),  # vLLM refuses a model without a mixture of experts
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 896,
+        "shared_expert_intermediate_size": 896,
     },
 }
 """What the configuration of each model type has beside, or in place of, `SHAPE`; weights are random."""
-LARGE = ("qwen3_5_text",)
+LARGE = ("qwen3_5_text", "qwen3_next")
 """Those of a real model's size, which take part where they are named: Qwen3.5-0.8B's, 3 GB."""
 
 Rates = tuple[float, float]

@@ -14,13 +14,14 @@ from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import ModelImpl
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, stream_key
+from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings, optional_vllm
 from espalier.experiments.bench.engine.model_paths import Generation, clock, write_family
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.kernels.cpu.threads import num_threads, set_threads
 
 PATHS, KEPT = 16, 4
 """Candidates of each step, and how many of a beam's go on."""
-FAMILY = "qwen3_5_text"
+FAMILY = "qwen3_next"
 _SMALL = {"hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 2048, "intermediate_size": 1024}
 """Four layers with the heads of Qwen3.5-0.8B: three states of 1 MiB and their convolutions' last inputs."""
 
@@ -51,10 +52,12 @@ def run(
     threads: int | None = None,
     show: Show = nothing_shown,
     whole: bool = False,
+    vllm_python: str | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Count a beam search of `steps` steps, 4 of 16 candidates kept after each, and a best-of-16 of paths as long.
 
-    The model is a small one, or if `whole` of the shape of Qwen3.5-0.8B.
+    The model is a small one, or if `whole` of the shape of Qwen3.5-0.8B. vLLM takes part if `vllm_python` has it, in
+    bfloat16, the only dtype in which it runs such a model on a CPU.
 
     Returns:
         A row for each, and ratios of its seconds.
@@ -69,15 +72,16 @@ def run(
         theirs = Generation(Path(folder))
         random = torch.Generator().manual_seed(0)
         prompt = torch.randint(3, model.config.vocab_size, (prompt_tokens,), generator=random)
-        for name, depth, length in (("beam 4×4", steps, step_tokens), ("best-of-16", 1, steps * step_tokens)):
-            _search(model, prompt.tolist(), 1, 2)  # the warm-up
-            ours = _search(model, prompt.tolist(), depth, length)
-            torch.set_num_threads(num_threads())
-            _by_generate(theirs, prompt, 1, 2)
-            seconds, computed = _by_generate(theirs, prompt, depth, length)
-            torch.set_num_threads(1)
-            rows.append(
-                {
+        settings = VllmSettings(Path(folder), dtype="bfloat16", max_length=prompt_tokens + steps * step_tokens + 16)
+        with optional_vllm(vllm_python, settings) as vllm:
+            for name, depth, length in (("beam 4×4", steps, step_tokens), ("best-of-16", 1, steps * step_tokens)):
+                _search(model, prompt.tolist(), 1, 2)  # the warm-up
+                ours = _search(model, prompt.tolist(), depth, length)
+                torch.set_num_threads(num_threads())
+                _by_generate(theirs, prompt, 1, 2)
+                seconds, computed = _by_generate(theirs, prompt, depth, length)
+                torch.set_num_threads(1)
+                row: dict[str, Any] = {
                     "search": name,
                     "tokens of the tree": ours.tree,
                     "computed ÷ tree": ours.computed / ours.tree,
@@ -89,9 +93,14 @@ def run(
                     "by generate, computed ÷ tree": computed / ours.tree,
                     "by generate, seconds": seconds,
                 }
-            )
-            ratios[f"{name}/generate"] = seconds / ours.seconds
-            show(rows, ratios)
+                ratios[f"{name}/generate"] = seconds / ours.seconds
+                if vllm:
+                    _by_vllm(vllm, prompt.tolist(), 1, 2)
+                    seconds, computed = _by_vllm(vllm, prompt.tolist(), depth, length)
+                    row |= {"by vLLM, computed ÷ tree": computed / ours.tree, "by vLLM, seconds": seconds}
+                    ratios[f"{name}/vLLM"] = seconds / ours.seconds
+                rows.append(row)
+                show(rows, ratios)
     return rows, ratios
 
 
@@ -144,4 +153,14 @@ def _by_generate(theirs: Generation, prompt: torch.Tensor, depth: int, length: i
         seconds += clock() - start
         computed += longer.numel() - PATHS  # the last tokens are not
         paths = longer[:KEPT].repeat_interleave(PATHS // KEPT, dim=0)
+    return seconds, computed
+
+
+def _by_vllm(vllm: VllmProcess, prompt: list[int], depth: int, length: int) -> tuple[float, int]:
+    """Seconds and computed tokens of the same search by vLLM, which may take beginnings of paths from its cache."""
+    paths, seconds, computed = [prompt] * PATHS, 0.0, 0
+    for _ in range(depth):
+        grown, tokens, took = vllm.grow(paths, length)
+        seconds, computed = seconds + took, computed + tokens
+        paths = [path for path in grown[:KEPT] for _ in range(PATHS // KEPT)]
     return seconds, computed
