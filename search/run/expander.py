@@ -72,7 +72,6 @@ class TreeExpander:
         nodes: all nodes in order of creation, the root first.
         settled: nodes finished in this round, in order of completion.
         sampled_from: nodes with children, not counting rollouts.
-        unreadable: steps that the verifier could not read, each with the reason, and all that follow them.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class TreeExpander:
         self.nodes: list[Node] = [self.root]
         self.settled: list[Node] = []
         self.sampled_from: set[Node] = set()
-        self.unreadable: dict[Node, str] = {}
         self._resolved = resolved
         self._request = resolved.request
         self._owner = owner
@@ -492,8 +490,6 @@ class TreeExpander:
             node.score, state.scored = step.score, True
             if step.status is ScoreStatus.OVER_BUDGET:
                 self._budget.mark_exhausted(node)
-            if step.status is ScoreStatus.UNREADABLE:
-                self.unreadable[node] = step.reason
             if step.status is not ScoreStatus.SCORED and not state.to_end:
                 node.termination = self._budget.why_unscored(node)
             if state.to_end and node.termination is None:

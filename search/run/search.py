@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections import Counter
 from dataclasses import replace
 
 from espalier.engine.engine import Engine, Footprint
@@ -266,19 +265,11 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
             grader=outcome.grader,
             rounds=tuple(self._rounds),
             error=self._error,
-            warnings=(*self.resolved.warnings, *self._unread()),
+            warnings=self.resolved.warnings,
             sampled=tuple(Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
             probed=probed,
         )
         self._on_event(Finished(self.search_id, self.result))
-
-    def _unread(self) -> list[str]:
-        """How many samples have no score, and so no vote, for each reason that the verifier could not read a step."""
-        unreadable, lost = self._tree.unreadable, Counter[str]()
-        for node, reason in unreadable.items():
-            if node.parent not in unreadable:
-                lost[reason] += node.multiplicity
-        return [f"samples without a score: {count}; a step {reason}" for reason, count in sorted(lost.items())]
 
     def _candidate(self, node: Node) -> Candidate:
         """The candidate of a complete path; only its multiplicity can have changed since its answer was extracted."""

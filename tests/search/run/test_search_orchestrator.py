@@ -370,22 +370,6 @@ def test_a_prompt_that_fits_the_generator_but_not_the_verifier_is_refused(
     run(orchestrator, with_(MAJORITY, problem="3" * 20))  # needs no verifier
 
 
-def test_samples_that_are_too_long_for_the_verifier_are_counted_in_a_warning(
-    make_orchestrator: Make, tiny_checkpoints: dict[str, Path], tmp_path: Path
-):
-    folder = Path(shutil.copytree(tiny_checkpoints["classifier"], tmp_path / "short"))
-    edit_json(folder / "config.json", {"max_position_embeddings": 40})
-    long = with_(MAJORITY, algorithm=AlgorithmName.BEST_OF_N, max_tokens=60)
-    (result,) = run(make_orchestrator(verifier=folder), long).results
-    voting = sum(candidate.multiplicity for candidate in result.candidates)
-    lost = long.beam_width - voting
-    assert lost > 0
-    assert result.warnings == (
-        f"samples without a score: {lost}; a step goes beyond the verifier's context of 40 tokens",
-    )
-    assert run(make_orchestrator(verifier=folder), with_(BEAM, max_tokens=5)).results[0].warnings == ()
-
-
 def test_a_search_that_could_never_fit_is_refused_with_the_numbers(make_orchestrator: Make):
     orchestrator = make_orchestrator(kv_memory_bytes=2**17)
     with pytest.raises(PoolTooSmallError, match=r"pool holds [\d.]+ KiB; raise --kv-memory") as caught:
