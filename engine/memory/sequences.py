@@ -385,6 +385,7 @@ class SequenceTable:
         A recurrent state cannot go back: one of fewer tokens stays, another is given up with all blocks.
         """
         self.lengths[row] = length
+        self._forget_hashes(row, length // self.block_size)
         if self.states is not None:
             if self.computed[row] > length:
                 self._free_all(row)
@@ -396,6 +397,12 @@ class SequenceTable:
         for pool, table in zip(self.pools, self.blocks[:, row], strict=True):
             pool.free(table[blocks : self.num_blocks[row]][::-1])
         self.num_blocks[row] = blocks
+
+    def _forget_hashes(self, row: int, blocks: int) -> None:
+        """Let a row's blocks from `blocks` on have other tokens than when they were hashed."""
+        if row in self._unhashed:
+            self._unhashed[row] = self._unhashed[row][:blocks]
+            self._stops[row] = [stop for stop in self._stops.get(row, ()) if stop <= blocks]
 
     def fork(self, sequence: KVSequence, length: int | None = None) -> KVSequence:
         """A sequence with the same tokens, or the first `length`; it shares every block, the partial tail included.

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from engine_driver import drain, generate, read, release
+from tiny_pools import tiny_pools
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.blocks import EvictableBlocks
 from espalier.engine.memory.prefix_cache import PrefixCache, chain_hashes
+from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.work import Sampling, Score
 
 Make = Callable[..., Engine]
@@ -234,3 +237,21 @@ def test_an_interrupted_step_leaves_nothing_behind_that_was_not_computed(make: M
         texts.append([(child.token_ids, child.log_probability) for child in children])
         release(each, sequence, *(child.sequence for child in children))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_tokens_that_took_the_place_of_others_are_not_known_by_them(states: bool):
+    pools = tiny_pools(states=states)
+    table = SequenceTable([pools["generator"], *([pools["generator/states"]] if states else ())])
+    sequence = table.open("generator", [1, 2, 3, 4, 5])
+    table.truncate(sequence.row, 3)
+    table.append(sequence, [7, 8, 9])
+    table.begin_step()
+    count = table.tokens_to_stop(sequence.row, 6)
+    table.prepare_write(np.array([sequence.row]), np.array([count]))
+    table.computed[sequence.row] = count
+    table.register(sequence.row, count)
+    assert table.computed[table.open("generator", [1, 2, 3, 4, 5]).row] == 0
+    table.drop_kv(None)
+    for pool in table.pools:
+        pool.check_integrity([])
