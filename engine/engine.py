@@ -516,7 +516,7 @@ def pool_names(role: str, config: DecoderConfig) -> list[str]:
 
 
 def _layouts(model: Model, block_size: int, slab_bytes: int) -> list[Layout]:
-    """Where the blocks of each of a model's KV groups lie, and then its states if it has any."""
+    """Layouts of the blocks of a model's KV groups, and of its states last if it has any."""
     decoder, groups = model.decoder, kv_groups(model.config.kv_layers)
     layouts: list[Layout] = [
         decoder.backend.layout(

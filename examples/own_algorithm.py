@@ -51,7 +51,7 @@ class Halving(SearchAlgorithm):
         self.beam = fill_places(ranked, self.places)
 
     def finished(self) -> bool:
-        """Whether all paths are complete."""
+        """True if all paths are complete."""
         return self.beam is not None and all(node.complete for node in self.beam)
 
     def kept(self) -> Sequence[Node]:

@@ -1,4 +1,4 @@
-"""What a backend made of weights, as plain tensors and facts that a file can hold."""
+"""Weights as a backend has prepared them, in a form that a file can hold."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

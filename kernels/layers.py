@@ -58,7 +58,7 @@ class DecoderSpec:
         return self.windows[layer] if self.windows else None
 
     def rotary(self, layer: int) -> int:
-        """Which of `rotaries` one layer has."""
+        """Index into `rotaries` of one layer's rotary positions."""
         return self.rotary_of[layer] if self.rotary_of else 0
 
     @property

@@ -23,7 +23,7 @@ import torch
 
 
 class KVShape(NamedTuple):
-    """What a layer keeps of each token, and for how long. Layers of one shape are a KV group, with blocks of their own.
+    """Shape of a token's keys and values in one layer, with its window; layers of one shape are a KV group.
 
     Attributes:
         kv_heads: key and value heads.

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 Rest = tuple[torch.Tensor, torch.Tensor]
-"""What rounding took from the last outputs of a weight: int8 values `[few, in]` and scales, float32 `[few, 1]`."""
+"""Rounding errors of a weight's last outputs, rounded in turn: int8 values `[few, in]`, float32 scales `[few, 1]`."""
 QuantizedPacker = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, Rest | None], torch.Tensor]
 """Makes a weight that `torch.nn.functional.linear` takes out of quantised values, int8 `[out, in]`, their scales,
 float32 `[out, groups]`, their zeros, int8 `[out, groups]`, the bits of a value, 8 or 4, and, where products of bytes

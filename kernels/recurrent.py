@@ -22,7 +22,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """Where one layer's states of a step's rows lie. The state that a row writes is no other row's source or target.
+    """Places of one layer's states for a step's rows. The state that a row writes is no other row's source or target.
 
     Attributes:
         memory: float32 `[elements]`, the KV pool, written in place.
@@ -42,7 +42,7 @@ class StateRows:
         return StateRows(self.memory, *places)
 
     def part(self, offset: int) -> "StateRows":
-        """Where a part of the states lies that begins `offset` elements into each."""
+        """Places of a part of the states that begins `offset` elements into each."""
         sources = torch.where(self.sources < 0, self.sources, self.sources + offset)
         return StateRows(self.memory, self.spans, sources, self.targets + offset)
 

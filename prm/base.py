@@ -53,7 +53,7 @@ class StepPath(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """How the generator sampled some steps: the sum of their tokens' log-probabilities, and the number of these tokens.
+    """Sum of the log-probabilities of some steps' tokens as the generator sampled them, and the number of these tokens.
 
     Both are 0 for given texts.
     """
@@ -150,7 +150,7 @@ class PrmFamily(ABC):
         """Return the tokens to feed for the newest step of `path`, given that its parent's are computed."""
 
     def evidence(self, values: np.ndarray, before: Any, sampled: Sampled) -> Any:
-        """What a path's score is made from once its newest step is read; by default the step's score itself.
+        """Evidence for a path's score once its newest step is read; by default the step's score itself.
 
         Args:
             values: the head's output, float32 `[len(score_positions) + len(other_probes), k]`.

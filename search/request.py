@@ -164,7 +164,7 @@ def _a(value: object) -> str:
 
 
 def violations_with_problem(request: Any, without: Collection[str] = ()) -> list[Violation]:
-    """What is wrong with the fields of a request, `without` some, with its problem and the messages before that."""
+    """Violations of a request's fields, `without` some, of its problem and of the messages before that."""
     of_fields, found = violations(request, without), list[Violation]()
     wrong = {violation.field for violation in of_fields}
     if "problem" not in wrong:

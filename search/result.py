@@ -94,7 +94,7 @@ class ScoredStep:
 
 
 def thought_of(steps: Sequence[ScoredStep | NodeRecord]) -> str:
-    """What the model thought on a path, without marks; empty if it did not."""
+    """The thought of a path, without marks; empty if there is none."""
     return "".join(step.text[: step.thought_chars] for step in steps).strip()
 
 
@@ -129,7 +129,7 @@ class Candidate:
 
     @property
     def thought(self) -> str:
-        """What the model thought, without marks; empty if it did not."""
+        """The model's thought, without marks; empty if there is none."""
         return thought_of(self.steps)
 
     @property

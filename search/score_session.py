@@ -87,7 +87,7 @@ class SessionStep:
 
 @dataclass(frozen=True, slots=True)
 class SessionTurn:
-    """What a caller says at a time.
+    """One message of a caller.
 
     Attributes:
         steps: steps to be scored, parents first.
@@ -111,7 +111,7 @@ class NodeScore:
 
 
 def unscored(node: int, stop_reason: StopReason) -> NodeScore:
-    """What is said of a step that a session has left without a score as it ended."""
+    """The score of a step that a session left without one as it ended."""
     return NodeScore(node, reason=f"the session has ended: {stop_reason}")
 
 

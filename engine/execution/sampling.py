@@ -11,7 +11,7 @@ from espalier.kernels.backend import Backend
 from espalier.kernels.sampling import FILTERED
 
 _INCREMENT = 0x9E3779B97F4A7C15
-"""What SplitMix64 adds for each position."""
+"""Added by SplitMix64 for each position."""
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def chain_start(seed: bytes) -> bytes:
-    """What stands for the hash of a block before the first; see `chain_hashes`."""
+    """Stands for the hash of a block before the first; see `chain_hashes`."""
     return hashlib.sha256(seed).digest()
 
 

@@ -23,7 +23,7 @@ class _Tail(NamedTuple):
     computed: int
 
     def passed(self, pool: BlockPool) -> int:
-        """How many of the first blocks of a group nothing sees that comes after the tail."""
+        """Number of leading blocks of a group behind the window of all that comes after the tail."""
         return int(pool.blocks_passed(np.array(self.computed)))
 
 
@@ -146,7 +146,7 @@ class SequenceTable:
         self._promised.clear()
 
     def tokens_to_stop(self, row: int, count: int) -> int:
-        """How many of a row's next `count` tokens a step may compute, for its state is to be cached behind them."""
+        """Number of a row's next `count` tokens that a step may compute: its state is to be cached behind them."""
         stops = self._stops.get(row)
         return min(count, stops[0] * self.block_size - int(self.computed[row])) if stops else count
 

@@ -194,7 +194,7 @@ class Checkpoint:
 
     @property
     def decoder_prefix(self) -> str:
-        """What the names of the decoder's tensors begin with; empty where there is no embedding."""
+        """Prefix of the names of the decoder's tensors; empty where there is no embedding."""
         return next((name.removesuffix(_EMBEDDING) for name in _EMBEDDINGS if name in self.tensors), "")
 
     def __contains__(self, name: str) -> bool:
@@ -270,14 +270,15 @@ class Checkpoint:
         return frozenset(self._taken)
 
     def kept(self, part: str, backend: Backend, dtype: torch.dtype) -> Kept | None:
-        """What `keep` was given in this process or an earlier one; the same tensors then count as used.
+        """The weights that `keep` was given in this process or an earlier one; the same tensors then count as used.
 
         Args:
             part: of the model.
             backend: the one that runs it.
             dtype: of the weights that are not quantised.
         """
-        if not self._keeps(backend) or not (kept := cast(LoadCache, self._load_cache).read(self._entry(part, dtype))):
+        cache = self._cache_for(backend)
+        if cache is None or (kept := cache.read(self._entry(part, dtype))) is None:
             return None
         for name in kept.facts[_TAKEN]:
             self._count(name)
@@ -295,14 +296,14 @@ class Checkpoint:
             kept: what it is made of.
             taken: the tensors that counted as used before it was made.
         """
-        if self._keeps(backend):
+        if cache := self._cache_for(backend):
             facts = {**kept.facts, _TAKEN: sorted(self._taken - taken), _WARNINGS: list(self.warnings)}
-            cast(LoadCache, self._load_cache).write(self._entry(part, dtype), kept._replace(facts=facts))
+            cache.write(self._entry(part, dtype), kept._replace(facts=facts))
 
-    def _keeps(self, backend: Backend) -> bool:
-        """True if there is a cache, and weights that it saves time for: int8 ones, of files."""
-        known = self.quantization is Quantization.INT8 and self.load_format is not LoadFormat.DUMMY
-        return self._load_cache is not None and known and backend.keeps_int8
+    def _cache_for(self, backend: Backend) -> LoadCache | None:
+        """The cache, if these are weights that it saves time for: int8 ones, of files."""
+        of_files = self.quantization is Quantization.INT8 and self.load_format is not LoadFormat.DUMMY
+        return self._load_cache if of_files and backend.keeps_int8 else None
 
     def _entry(self, part: str, dtype: torch.dtype) -> str:
         """The name of an entry: a hash of the checkpoint's files, of what becomes of them, and of the code for that."""

@@ -150,7 +150,7 @@ class NativeConfig(DecoderConfig):
 
     @property
     def spec(self) -> DecoderSpec:
-        """What a backend builds its layers from."""
+        """Description of the layers, from which a backend builds them."""
         return DecoderSpec(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,

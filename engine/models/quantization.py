@@ -68,7 +68,7 @@ def make_quantizer(
 
 
 def refined_outputs(outputs: Sequence[int]) -> int:
-    """How many of the last outputs are worth two bytes a weight, of products of the same inputs, such as q, k and v.
+    """Number of last outputs that are worth two bytes a weight, of products of the same inputs, such as q, k and v.
 
     Those of a last product that makes less than half as many as the largest one: values that three or more heads ask
     for. Rounding costs most there for the size: a text's first token draws most attention and has values near zero,

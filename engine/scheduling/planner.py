@@ -108,14 +108,14 @@ class BatchPlanner:
 
     Attributes:
         paused: owners whose work is left out until they resume, for their KV was freed.
-        held_back: other work that is left out until there is room, for its sequence's KV was freed.
+        deferred: other work that is left out until there is room, for its sequence's KV was freed.
         throttled: owners whose work is left out of the next step, for their accounts are ahead; see `FairSharing`.
         blocked: the first piece of work that found no blocks in the last step.
     """
 
     def __init__(self, table: SequenceTable, make_room: MakeRoom) -> None:
         self.paused: set[Hashable] = set()
-        self.held_back: list[WaitingRequest | RunningRequest] = []
+        self.deferred: list[WaitingRequest | RunningRequest] = []
         self.throttled: frozenset[Hashable] = frozenset()
         self.blocked: BlockedWork | None = None
         self._table = table
@@ -133,17 +133,17 @@ class BatchPlanner:
         if self.blocked and self.blocked.owner == owner:
             self.blocked = None
 
-    def hold_back_one(self, targets: list[WaitingRequest | RunningRequest]) -> KVSequence | None:
-        """Hold back the shortest of several sequences with work that hold KV; returns it, whose KV is then to be freed.
+    def defer_one(self, targets: list[WaitingRequest | RunningRequest]) -> KVSequence | None:
+        """Defer the shortest of several sequences with work that hold KV; returns it, whose KV is then to be freed.
 
         The longest is the next to end and to free all that it holds, and would take longest to compute again.
         """
-        going_on = [target for target in targets if target not in self.held_back]
+        going_on = [target for target in targets if target not in self.deferred]
         holding = [target for target in going_on if self._table.num_blocks[target.row]]
         if len(holding) < 2:
             return None
         shortest = min(holding, key=lambda target: self._table.lengths[target.row])
-        self.held_back.append(shortest)
+        self.deferred.append(shortest)
         return shortest.work.sequence if isinstance(shortest, WaitingRequest) else shortest.sequence
 
     def plan(
@@ -178,7 +178,7 @@ class BatchPlanner:
             if not self._make_room({self.blocked.owner}):
                 break
         self.blocked = None
-        self._take_back(running, waiting)
+        self._resume_deferred(running, waiting)
         self._table.begin_step()
         exhausted: PoolExhaustedError | None = None
         while True:
@@ -200,21 +200,21 @@ class BatchPlanner:
                 running = [branch for branch in running if branch.work.owner not in without]
                 waiting = [item for item in waiting if item.work.owner not in without]
 
-    def _take_back(self, running: list[RunningRequest], waiting: list[WaitingRequest]) -> None:
+    def _resume_deferred(self, running: list[RunningRequest], waiting: list[WaitingRequest]) -> None:
         """Let the longest sequence whose work is held back go on, if there is room for twice its KV, or none does.
 
         With room to grow as long again, no more is computed again than is sampled.
         """
-        if not self.held_back:
+        if not self.deferred:
             return
         targets = self.active([*running, *waiting])
-        self.held_back = [target for target in self.held_back if target in targets]
-        if not self.held_back:
+        self.deferred = [target for target in self.deferred if target in targets]
+        if not self.deferred:
             return
-        longest = max(self.held_back, key=lambda target: self._table.lengths[target.row])
+        longest = max(self.deferred, key=lambda target: self._table.lengths[target.row])
         needed = self._table.blocks_needed(np.array([longest.row]), np.array([self._table.missing(longest.row)]))
-        if len(self.held_back) == len(targets) or self._table.has_room(2 * needed):
-            self.held_back.remove(longest)
+        if len(self.deferred) == len(targets) or self._table.has_room(2 * needed):
+            self.deferred.remove(longest)
 
     def _place(self, branches: list[RunningRequest], chunks: list[Chunk]) -> StepPlan:
         """Take blocks for all branches, and for the chunks that find some.
@@ -250,9 +250,9 @@ class BatchPlanner:
     ) -> tuple[list[RunningRequest], list[Chunk]]:
         """Branches and chunks of at most `budget` tokens together, before any look at memory."""
         running, waiting = self.active(running), self.active(waiting)
-        if self.held_back:
-            running = [branch for branch in running if branch not in self.held_back]
-            waiting = [item for item in waiting if item not in self.held_back]
+        if self.deferred:
+            running = [branch for branch in running if branch not in self.deferred]
+            waiting = [item for item in waiting if item not in self.deferred]
         rows = np.array([b.sequence.row for b in running], dtype=np.int64)
         dropped = np.flatnonzero(self._table.lengths[rows] - self._table.computed[rows] != 1).tolist()
         targets: list[WaitingRequest | RunningRequest] = [*(running[i] for i in dropped), *waiting]

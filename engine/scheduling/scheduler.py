@@ -178,7 +178,7 @@ class Scheduler:
         """
         targets = [t for t in (*self._waiting, *self._branches.running) if t.work.owner == owner]
         if working:
-            shortest = self.planner.hold_back_one(targets)
+            shortest = self.planner.defer_one(targets)
             dropped = [shortest] if shortest else []
         else:
             rows = {target.row for target in targets}

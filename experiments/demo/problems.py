@@ -22,7 +22,7 @@ from pathlib import Path
 from espalier.experiments.demo.templates import HE, SHE, THEMES, Theme
 
 DELIMITER = "\n\n"
-"""What ends every step but the last."""
+"""End of every step but the last."""
 HELD_OUT_SHARE = 1 / 16
 """Share of all possible problems, by hash of their numbers, that training never sees."""
 MIN_OPERATIONS, MAX_OPERATIONS = 2, 8

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from espalier.engine.errors import FatalError
 from espalier.experiments.executors import process_worker
 from espalier.experiments.executors.devices import Place, places_of
-from espalier.experiments.executors.process_worker import Answered, Asked, Channel
+from espalier.experiments.executors.process_worker import Channel, CheckReply, CheckRequest
 from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Report, Stepped
 from espalier.search.run.executor import AnyRequest
 from espalier.search.run.load import RuntimeSettings
@@ -202,7 +202,7 @@ class _Process:
         number, answer = next(self._numbers), Future[Any]()
         self._answers[number] = answer
         try:
-            self.send(Asked(number, request))
+            self.send(CheckRequest(number, request))
             return answer.result(seconds)
         except (TimeoutError, OSError) as error:  # in this order: the first is one of the second
             what = f"did not answer within {seconds:g} s" if isinstance(error, TimeoutError) else "has ended"
@@ -212,7 +212,7 @@ class _Process:
 
     def receive(self) -> Report | None:
         """The next report; None at the end. Answers go to whoever has asked."""
-        while isinstance(message := self._channel.receive(), Answered):
+        while isinstance(message := self._channel.receive(), CheckReply):
             if answer := self._answers.get(message.number):
                 answer.set_exception(message.error) if message.error else answer.set_result(message.resolved)
         return message

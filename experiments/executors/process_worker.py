@@ -28,7 +28,7 @@ log = logging.getLogger("espalier.executors")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CheckRequest:
     """A request to check, and the number that the answer will carry."""
 
     number: int
@@ -36,7 +36,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class CheckReply:
     """The request as it was resolved, or the error that was raised for it."""
 
     number: int
@@ -96,11 +96,11 @@ def _listen(channel: Channel, worker: Worker) -> None:
             match message:
                 case Run() | Cancel() | Tell():
                     worker.tell(message)
-                case Asked(number, request):
+                case CheckRequest(number, request):
                     try:
-                        answer = Answered(number, worker.check(request))
+                        answer = CheckReply(number, worker.check(request))
                     except EspalierError as error:
-                        answer = Answered(number, error=error)
+                        answer = CheckReply(number, error=error)
                     _send(channel, answer)
         if worker.loaded:
             worker.stop()
@@ -111,6 +111,6 @@ def _listen(channel: Channel, worker: Worker) -> None:
         os._exit(1)
 
 
-def _send(channel: Channel, message: Report | Answered) -> None:
+def _send(channel: Channel, message: Report | CheckReply) -> None:
     with suppress(OSError):
         channel.send(message)

@@ -94,7 +94,7 @@ class Search:
 
     @property
     def suspect(self) -> bool:
-        """Whether it may be what kills workers."""
+        """True if it may be what kills workers."""
         return len(self.died_on) >= _DEATHS_IN_COMPANY
 
 
@@ -164,7 +164,7 @@ class WorkerState:
         return {role: total(each[role] for each in (self.held.stats, self.ended) if role in each) for role in roles}
 
     def has_room(self, search: Search, most: int) -> bool:
-        """Whether it may be given a search, beside which those of a smaller priority or of callers with more wait.
+        """True if it may be given a search, beside which those of a smaller priority or of callers with more wait.
 
         There is none beside a suspect, which runs alone.
         """

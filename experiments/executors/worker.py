@@ -63,7 +63,7 @@ class Worker:
 
     @property
     def loaded(self) -> bool:
-        """Whether it can search."""
+        """True if it can search."""
         return self._orchestrator is not None
 
     def run(self) -> bool:

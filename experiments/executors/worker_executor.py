@@ -101,12 +101,12 @@ class WorkerExecutor:
 
     @property
     def busy(self) -> bool:
-        """Whether any search is waiting or running, or has a result that `step` has not returned."""
+        """True if any search is waiting or running, or has a result that `step` has not returned."""
         return bool(self._searches or self._finished)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left; `step` waits for the workers' reports itself."""
+        """True if nothing is left; `step` waits for the workers' reports itself."""
         return not self.busy
 
     def occupancy(self) -> Occupancy:

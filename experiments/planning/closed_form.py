@@ -43,7 +43,7 @@ class TreeShape:
 
     @property
     def growth(self) -> Growth | None:
-        """How the paths grow; None without a closed form."""
+        """Growth of the paths; None without a closed form."""
         return algorithm_of(self.request).growth
 
     @property

@@ -21,7 +21,7 @@ from espalier.search.run.load import RuntimeSettings, resolve_dtype
 _OF_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
 """Fields whose default is the checkpoint's."""
 MEASURED, SCALED, LONGEST, DERIVED = "its own samples", "samples of", "longest paths", "derived from a larger N"
-"""What an estimate is based on."""
+"""The basis of an estimate."""
 
 
 @dataclass(frozen=True, slots=True)

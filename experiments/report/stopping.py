@@ -30,7 +30,7 @@ _AGREE, _CERTAINTY = (2, 3, 4), (0.0, 0.8, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a search gives under a rule: whether its answer is right, the tokens it samples, and paths ended early."""
+    """A search's outcome under a rule: whether its answer is right, the tokens it samples, and paths ended early."""
 
     right: bool
     tokens: int
@@ -164,7 +164,7 @@ def _replay(sample: Sample, paths: Sequence[Sequence[NodeRecord]], rule: StopRul
 
 
 def _end(path: Sequence[NodeRecord], rule: StopRule) -> int:
-    """How many of a path's nodes there are until a rule ends its thought; all if it never does."""
+    """Number of a path's nodes until a rule ends its thought; all if it never does."""
     probes: list[Probe] = []
     tokens = 0
     for place, node in enumerate(path, start=1):

@@ -25,7 +25,7 @@ _ENDED = {
     "budget": "✗ over budget",
     "unclosed": "✗ ended in its thought",
 }
-"""How a path ended, in words."""
+"""Endings of paths, in words."""
 Key = tuple[str, int]
 """Id of a problem, and epoch."""
 

@@ -1,4 +1,4 @@
-"""What another model, the trunk, shows of a generator's solutions: each tree is read once, beginnings in common too."""
+"""Reads a generator's solutions with another model, the trunk: each tree once, with what its paths share."""
 
 import hashlib
 import json

@@ -103,7 +103,7 @@ class _Group(NamedTuple):
 
 
 class _KVPlaces(NamedTuple):
-    """Where keys and values lie, for all steps on one KV pool.
+    """Addresses of keys and values, for all steps on one KV pool.
 
     Attributes:
         layer_kvs: the layers' keys and values.

@@ -19,7 +19,7 @@ _BLOCKS = 256
 _BYTES = 2**20
 """Packed bytes that the package is given at a time: it holds several copies of them."""
 _SECONDS = 5e-10
-"""What a value takes, within a factor of two or so."""
+"""Seconds to expand one value, within a factor of two or so."""
 
 
 def expand(

@@ -34,7 +34,7 @@ _ITEM_COST = 64
 _MERGE_COST = 8
 """The same for the time in which a partial result is merged."""
 _OVERLAP = 1.5
-"""How much sooner than one after the other a processor is through with several items, as it waits for memory less."""
+"""Speed-up of several items on one multiprocessor over one after the other, as it waits for memory less."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ def _require_layout_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:
 
 
 def _given(family: str) -> Entry:
-    """What `--verifier-family` names."""
+    """A verifier family, as `--verifier-family` names it."""
     path = Path(family).expanduser()
     if family.endswith(".toml"):
         return _from_spec(read_spec(path))

@@ -56,7 +56,7 @@ INFO = FamilyInfo(
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """What is asked.
+    """The questions of a judge.
 
     Attributes:
         letters: letters of the scale, from `A`.

@@ -1,4 +1,4 @@
-"""How likely another language model finds a solution: `likelihood` and `likelihood-ratio`; nothing is trained for them.
+"""Likelihood of a solution under another language model as its score: `likelihood`, `likelihood-ratio`; not trained.
 
 `likelihood` is the geometric mean of the probabilities of a path's tokens, up to and with a step, under the verifier:
 exp of their mean log-probability. `likelihood-ratio` divides it by the same mean under the generator, which sampling

@@ -45,7 +45,7 @@ FEATURES = ("head", "head_mean", "head_min", "likelihood", "likelihood_ratio")
 
 @dataclass(frozen=True, slots=True)
 class PathEvidence:
-    """What is known of a path.
+    """The evidence for a path.
 
     Attributes:
         read: its tokens under the trunk.
@@ -87,7 +87,7 @@ class PathEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """How evidence becomes a score: the sigmoid of `weights`, one for each of `FEATURES`, times it, plus `offset`."""
+    """Turns evidence into a score: the sigmoid of `weights`, one for each of `FEATURES`, times it, plus `offset`."""
 
     weights: tuple[float, ...]
     offset: float

@@ -198,7 +198,7 @@ class ScoreSession:
 
     @property
     def result(self) -> ScoreResult | None:
-        """What the session has cost; None until it has ended."""
+        """Usage of the session; None until it has ended."""
         return self._session.result
 
     def __enter__(self) -> Self:

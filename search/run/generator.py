@@ -218,7 +218,7 @@ class Generator:
 
     @cached_property
     def _has_switch(self) -> bool:
-        """Whether the chat template can switch thinking off."""
+        """True if the chat template can switch thinking off."""
         return has_thinking_switch(self.model.tokenizer, self.system_prompt)
 
     def _render(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> str:

@@ -114,7 +114,7 @@ class AnswerProbes:
 
 
 def _closed(text: str) -> str | None:
-    """What stands in a box, up to its closing brace; None if it is not closed."""
+    """The content of a box, up to its closing brace; None if it is not closed."""
     depth = 1
     for brace in _BRACE.finditer(text):
         depth += 1 if brace[0] == "{" else -1

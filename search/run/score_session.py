@@ -14,7 +14,7 @@ from espalier.search.tree import Node
 
 @dataclass(slots=True)
 class _Held:
-    """What is known of a node that is held: it, or a node below it, may get steps or is being scored.
+    """State of a node that is held: it, or a node below it, may get steps or is being scored.
 
     Attributes:
         tokens: of its step, which its sequence and those below it hold.

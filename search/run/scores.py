@@ -17,7 +17,7 @@ OVER_BUDGET = "verifier_budget is used up"
 
 
 class RunningScoring(Running[ResolvedScores, ScoreResult]):
-    """What scores of given steps have in common, whether the steps come at once or one after another."""
+    """Base of scoring given steps, whether they come at once or one after another."""
 
     def __init__(self, resolved: ResolvedScores, submission: Submission) -> None:
         super().__init__(resolved, submission)

@@ -14,9 +14,9 @@ from espalier.search.thoughts.mode import Thinking, ThinkingMode
 CLOSING_SENTENCE = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly now.\n"
 )
-"""What the host writes before the closing mark. A bare mark makes models go on thinking in their answers."""
+"""Written by the host before the closing mark. A bare mark makes models go on thinking in their answers."""
 THINK_ON = "Wait"
-"""What the host writes in place of the closing mark of a thought that is to go on."""
+"""Written by the host in place of the closing mark of a thought that is to go on."""
 ANSWER_TOKENS = 512
 """Tokens kept for the answer behind the longest thought, or a quarter of a path shorter than four times as many."""
 THINKING_MAX_TOKENS = 16_384

@@ -8,7 +8,7 @@ MAX_THINKING = 2**20
 
 
 class ThinkingMode(StrEnum):
-    """Whether a model thinks: as its chat template has it, never, or always."""
+    """Mode of thinking: as its chat template has it, never, or always."""
 
     AUTO = "auto"
     OFF = "off"

@@ -29,7 +29,7 @@ class Phase(Enum):
 
 
 class Position(NamedTuple):
-    """How far a path is.
+    """Position of a path: in its thought or its answer.
 
     Attributes:
         phase: the part that it is in.

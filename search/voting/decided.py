@@ -10,7 +10,7 @@ from espalier.search.result import Candidate
 from espalier.search.tree import Node
 
 _SHARE = 8
-"""A path goes on by this share of its depth before it may wait again."""
+"""A path goes on by its depth divided by this before it may wait again."""
 _ROUNDING = 1e-6
 """More than the rounding errors of all sums of scores in one vote."""
 

@@ -39,7 +39,7 @@ class ServerThread:
         self.call(loaded(), LOADING)
 
     def info(self) -> ServerInfo:
-        """What a caller would be told; asked past the door, so that no login is needed."""
+        """What a caller would be told; asked past the endpoint, so that no login is needed."""
         return self.call(self.server.session.info())
 
     def close(self) -> None:

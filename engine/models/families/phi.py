@@ -10,7 +10,7 @@ from espalier.engine.models.config import LAYER_NAMES, Fields, NativeConfig, rea
 from espalier.engine.models.families.base import Family
 
 _OLD_LONGROPE = ("su", "yarn")
-"""What older configurations call LongRoPE."""
+"""Names of LongRoPE in older configurations."""
 _NAMES = {**LAYER_NAMES, "qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
 
 

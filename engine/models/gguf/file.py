@@ -13,30 +13,14 @@ from gguf.constants import GGMLQuantizationType
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.gguf.config import LIKE_LLAMA, model_config, sampling
 from espalier.engine.models.gguf.header import Header, StoredTensor
-from espalier.engine.models.gguf.mapped import MappedArchitecture
+from espalier.engine.models.gguf.mapped import LAYER_NAMES, OUTER_NAMES, MappedArchitecture
 from espalier.engine.models.gguf.recurrent import RECURRENT, RecurrentArchitecture
 from espalier.engine.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.weights import TensorInfo, parts_of
 from espalier.kernels.cpu.gguf_blocks import expand
 
-_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "cls.output": "score",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_NAMES = OUTER_NAMES | LAYER_NAMES | {"cls.output": "score", "ffn_norm": "post_attention_layernorm"}
 """Modules by llama.cpp's names of them; the names of layers have a prefix."""
 _NAME = re.compile(r"(blk\.(?P<layer>\d+)\.)?(?P<module>[a-z_.]+)\.(?P<kind>weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"

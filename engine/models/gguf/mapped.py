@@ -27,6 +27,21 @@ _LEFT_OUT = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 """Caps and widths of experts, which the tables of transformers 5.23 leave out."""
+OUTER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+"""Modules outside the layers by llama.cpp's names of them, in most classes."""
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""The same of those in layers, whose names have a prefix."""
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from espalier.engine.models.config import MAX_COUNTS
-from espalier.engine.models.gguf.mapped import MappedArchitecture
+from espalier.engine.models.gguf.mapped import LAYER_NAMES, OUTER_NAMES, MappedArchitecture
 from espalier.engine.models.text_files import shown
 
 Get = Callable[..., Any]
@@ -26,7 +26,7 @@ _MAX_COUNT = 2**30
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """What there is to know of one.
+    """Description of one architecture.
 
     Attributes:
         model_type: of transformers.
@@ -147,18 +147,6 @@ def _grouped(rows: np.ndarray, key_heads: int, per_head: int) -> np.ndarray:
     return by_head.swapaxes(0, 1).reshape(rows.shape)
 
 
-_ATTENTION = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _MAMBA = {
     "attn_norm": "norm",
     "ssm_in": "mixer.in_proj",
@@ -176,12 +164,11 @@ _OF_MAMBA: Callable[..., _Architecture] = partial(
     layers="backbone.layers.",
     restore=_without_logarithm,
 )
-_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _QWEN_3_5 = _Architecture(
     "qwen3_5_text",
     _qwen3_5,
-    _OUTER,
-    _ATTENTION
+    OUTER_NAMES,
+    LAYER_NAMES
     | {
         "post_attention_norm": "post_attention_layernorm",
         "attn_qkv": "linear_attn.in_proj_qkv",

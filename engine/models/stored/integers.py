@@ -37,7 +37,7 @@ def neighbours(inputs: int, group_size: int | None) -> torch.Tensor:
 
 
 class _Grouped(StoredFormat):
-    """What GPTQ and AWQ have in common: zeros and scales of groups of inputs."""
+    """The part that GPTQ and AWQ have in common: zeros and scales of groups of inputs."""
 
     parts = re.compile(r"(?P<weight>.+)\.(?P<part>qweight|qzeros|scales|g_idx)")
     marks = frozenset(("qweight",))

@@ -29,7 +29,7 @@ class NotRunnableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a call says about its attention beside the tensors.
+    """The arguments of a call of attention, beside the tensors.
 
     Attributes:
         scale: factor on the logits.

@@ -63,7 +63,7 @@ def trace(run: Callable[[], object], config_windows: bool) -> tuple[tuple[Call, 
 
 
 def kv_layers(calls: tuple[Call, ...]) -> tuple[KVShape, ...]:
-    """What each KV layer keeps of a token, and how far the calls that read it look back."""
+    """Shape of each KV layer's keys and values, with the window of the calls that read it."""
     windows: dict[int, list[int | None]] = {}
     for call in calls:
         windows.setdefault(call.slot, []).append(call.window)

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class _Outputs(tuple[torch.Tensor, ...]):
-    """What a decoder gives, with hidden states alone; other attributes are None."""
+    """A decoder's output with hidden states alone; other attributes are None."""
 
     def __getattr__(self, name: str) -> torch.Tensor | None:
         return self[0] if name == "last_hidden_state" else None

@@ -115,7 +115,7 @@ def _plain(model: Any, causal: bool) -> tuple[tuple[torch.Tensor, ...], torch.Te
 
 
 def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool, config_windows: bool) -> list[torch.Tensor]:
-    """What the model gives for each text, computed in `_PASSES` over blocks."""
+    """The model's outputs for each text, computed in `_PASSES` over blocks."""
     backend = TorchBackend()
     use_paged_attention(model)
     base, head = LogitsHead.split(model) if causal else (model, None)
@@ -162,7 +162,7 @@ class _States:
 def trace_decoder(
     decoder: Any, positions: torch.Tensor, config_windows: bool
 ) -> tuple[tuple[Call, ...], tuple[StateShape, ...], Groups]:
-    """What a decoder does in a step: its calls of attention, the states it keeps, and layers that read the same tensor.
+    """A record of a decoder's step: its calls of attention, the states it keeps, and layers that read the same tensor.
 
     Args:
         decoder: before its products are exchanged; its recurrent layers are.

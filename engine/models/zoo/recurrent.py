@@ -31,7 +31,7 @@ class RecurrentStep(Protocol):
     """The step that calls of recurrent modules belong to."""
 
     def rows(self, *shape: int) -> StateRows:
-        """Where the states of the next call lie, whose shape for one sequence is `shape`."""
+        """Places of the next call's states, whose shape for one sequence is `shape`."""
         ...
 
 
@@ -66,7 +66,7 @@ class RecurrentTracer:
 
 
 def filled_rows(shapes: Sequence[tuple[int, ...]]) -> int:
-    """What the tokens of a step are filled up to a multiple of, so that none depends on the rest of the step.
+    """The multiple that the tokens of a step are filled up to, so that none depends on the rest of the step.
 
     The modules take a sigmoid or softplus for each token and head, `[T, heads]`, of which torch computes the last
     elements otherwise where they fill no two vectors.

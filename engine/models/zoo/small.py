@@ -6,7 +6,7 @@ from typing import Any
 
 MIN_LAYERS, MAX_LAYERS = 4, 8
 _DERIVED = {"hybrid_layer_ids", "attention_hidden_size", "attention_head_dim", "mamba_headdim", "num_query_groups"}
-"""What some classes work out from other fields, and take from a dictionary as it is."""
+"""Fields that some classes work out from others, and take from a dictionary as they are."""
 _STATE_SPACES = ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads")
 _STATE_SPACE_DIMS = ("mamba_d_head", "mamba_headdim", "mamba_head_dim")
 """Heads of a state space, and channels of each: together `mamba_d_ssm`, or so many times the hidden size."""
@@ -69,7 +69,7 @@ def _chosen_layers(raw: dict[str, Any], count: int, start: int, end: int) -> lis
 
 
 def _as_list(value: Any, count: int) -> list[Any]:
-    """What a field says of each of `count` layers, in a list or by their indices; empty where it says no such thing."""
+    """A field's values for each of `count` layers, given in a list or by index; empty where it is no such field."""
     if isinstance(value, list) and len(value) == count:
         return value
     if isinstance(value, dict) and value and all(str(key).isdigit() and int(key) < count for key in value):

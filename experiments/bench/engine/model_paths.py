@@ -64,7 +64,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 896,
     },
 }
-"""What the configuration of each model type has beside, or in place of, `SHAPE`; weights are random."""
+"""Configuration of each model type beside, or in place of, `SHAPE`; weights are random."""
 LARGE = ("qwen3_5_text", "qwen3_next")
 """Those of a real model's size, which take part where they are named: Qwen3.5-0.8B's, 3 GB."""
 

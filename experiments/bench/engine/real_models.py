@@ -61,7 +61,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What loading a model took.
+    """Cost of loading a model.
 
     Attributes:
         seconds: of processor time.
@@ -121,7 +121,7 @@ def run(
 
 
 def transformers_reading(folder: Path, new_tokens: int) -> Reading:
-    """What transformers gives for the prompt; GGUF files are read by its own tables."""
+    """Transformers' outputs for the prompt; GGUF files are read by its own tables."""
     import transformers
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -149,7 +149,7 @@ def transformers_reading(folder: Path, new_tokens: int) -> Reading:
 def own_reading(
     folder: Path, impl: ModelImpl, quantization: Quantization, token_ids: tuple[tuple[int, ...], ...], new_tokens: int
 ) -> tuple[Loaded, Reading]:
-    """What the engine gives for the prompt, and what loading took."""
+    """The engine's outputs for the prompt, and the cost of loading."""
     torch.set_num_threads(1)  # like `load_orchestrator`
     _import_libraries()
     before, start = _start_of_peak(), _cpu_seconds()
@@ -224,7 +224,7 @@ def _cpu_seconds() -> float:
 
 
 def _agreeing(found: Reading, expected: Reading) -> int:
-    """How many tokens both continuations begin with alike."""
+    """Number of tokens that both continuations begin with alike."""
     same = [one == other for one, other in zip(found.continuation, expected.continuation, strict=True)]
     return same.index(False) if False in same else len(same)
 

@@ -28,7 +28,7 @@ _SMALL = {"hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 2048, "inter
 
 @dataclass
 class Counted:
-    """What a search took.
+    """Cost of a search.
 
     Attributes:
         seconds: of one turn; processor time with one thread.

@@ -26,7 +26,7 @@ _PROCESSOR = {
     "sm_80": {"registers": 65536, "shared": 164 * 1024, "warps": 64},
     "sm_90": {"registers": 65536, "shared": 228 * 1024, "warps": 64},
 }
-"""What one multiprocessor of an A100 and of an H100 has."""
+"""Resources of one multiprocessor of an A100 and of an H100."""
 _ALIGNED = ("slab_stride", "part_stride", "vocabulary")
 """Numbers that are multiples of 16 in every shape."""
 _BLOCKS_PER_SLAB, _BLOCK_SIZE = 146, 16

@@ -465,4 +465,4 @@ PARTS: dict[str, Callable[[Bench, Show], list[dict[str, Any]]]] = {
     "steps": step_rows,
     "searches": search_rows,
 }
-"""What is measured, by name, in order."""
+"""Measurements by name, in order."""

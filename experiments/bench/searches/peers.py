@@ -19,7 +19,7 @@ TITLES = {
     "original": "search-and-learn {}, float32, its own code on vLLM",
     "original-int8": "search-and-learn {}, int8, its own code on vLLM",
 }
-"""What each peer is, around the algorithm's name."""
+"""Description of each peer, around the algorithm's name."""
 _INT8_DTYPE = "bfloat16"
 """Of activations beside int8 weights: with it, vLLM multiplies bytes on every processor; with float32 it may not."""
 

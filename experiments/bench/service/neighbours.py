@@ -24,7 +24,7 @@ _SETTLING = 5.0
 _PROMPT_BYTES = 32 * 1024
 
 Load = tuple[int, Callable[[int], SearchRequest]]
-"""How many calls are in progress at once, and the request of the call with a number."""
+"""Number of calls in progress at once, and the request of the call with a number."""
 
 
 def _small(number: int) -> SearchRequest:

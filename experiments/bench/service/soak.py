@@ -29,7 +29,7 @@ _POOL = "512M"
 _IDLE_SECONDS = 60.0
 
 _Loop = Callable[[threading.Event], None]
-"""What a thread does until the event is set."""
+"""Work of a thread until the event is set."""
 
 
 @dataclass(slots=True)
@@ -232,10 +232,10 @@ class _Proxy:
                 with self._lock:
                     self._open.append((client, server))
                 for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=_pass_on, args=(source, sink), daemon=True).start()
+                    threading.Thread(target=_forward, args=(source, sink), daemon=True).start()
 
 
-def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+def _forward(source: socket.socket, sink: socket.socket) -> None:
     with suppress(OSError):
         while data := source.recv(2**16):
             sink.sendall(data)

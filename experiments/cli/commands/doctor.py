@@ -167,7 +167,7 @@ def _code_of(folder: Path, runtime: RuntimeSettings) -> str:
 
 
 def _states_of(folder: Path, runtime: RuntimeSettings) -> str:
-    """What a decoder with recurrent layers keeps of a path; nothing is said of others, and of those that cannot run."""
+    """Recurrent state of one path; empty for decoders without, and for those that cannot run."""
     from espalier.engine.errors import EspalierError
     from espalier.engine.models.checkpoint import Checkpoint
 

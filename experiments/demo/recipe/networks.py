@@ -46,7 +46,7 @@ def new_generator(config: Qwen2Config, seed: int) -> Qwen2ForCausalLM:
 TEMPERATURE = 1.0
 """Sampling temperature the pair is trained, judged and shipped for."""
 PRM = {"family": "token-classifier", "prompt": "chat", "step_separator": DELIMITER, "score": "p1"}
-"""How the verifier is read, in its own `config.json`."""
+"""The verifier's layout and score positions, in its own `config.json`."""
 GENERATOR, VERIFIER = "generator", "verifier"
 """Folders of the two checkpoints in a pair's folder."""
 

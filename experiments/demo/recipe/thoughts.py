@@ -20,7 +20,7 @@ OPEN, CLOSE = "<think>", "</think>"
 _WORDS = """Wait Hmm Check Again So Now Then Look Well But Still Sure Really Maybe Once Careful Slowly Right Yes No
 Or And Back Twice More Hold Think"""
 DOUBTS = tuple(f"{word}." for word in _WORDS.split())
-"""What stands before a box that is written again, a token each; with fewer, a thought would seem to go in circles."""
+"""Words before a box that is written again, a token each; with fewer, a thought would seem to go in circles."""
 MAX_DOUBTS = 100
 SLIPS = 0.1
 """Share of the results that are wrong at first."""

@@ -94,7 +94,7 @@ class SolveServicer(SearchServiceServicer):
 async def _turns(
     opening: pb.ScoreStepsRequest, messages: AsyncIterator[pb.ScoreStepsRequest]
 ) -> AsyncIterator[SessionTurn]:
-    """What a session is told, the steps of its first message included."""
+    """Messages to a session, the steps of its first one included."""
     yield turn_from_wire(opening)
     async for message in messages:
         if message.HasField("open"):

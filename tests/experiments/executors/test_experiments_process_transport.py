@@ -27,7 +27,7 @@ STUB = """
 import os, sys, time
 from multiprocessing.connection import Connection
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
-from espalier.experiments.executors.process_worker import Answered, Asked
+from espalier.experiments.executors.process_worker import CheckReply, Check
 from espalier.experiments.executors.transport import Loaded, Lost, Run, Stepped
 
 connection = Connection(int(sys.argv[1]))
@@ -43,17 +43,17 @@ while True:
     except EOFError:
         os._exit(0)
     match message:
-        case Asked(number, request):
+        case CheckRequest(number, request):
             match request.problem:
                 case "wrong":
-                    connection.send(Answered(number, error=InvalidRequestError([Violation("problem", "is wrong")])))
+                    connection.send(CheckReply(number, error=InvalidRequestError([Violation("problem", "is wrong")])))
                 case "die":
                     os._exit(7)
                 case "slow":
                     time.sleep(1)
-                    connection.send(Answered(number, "too late"))
+                    connection.send(CheckReply(number, "too late"))
                 case other:
-                    connection.send(Answered(number, other))
+                    connection.send(CheckReply(number, other))
         case Run() if message.request.problem == "die":
             os._exit(7)
         case Run() if message.request.problem == "give up":

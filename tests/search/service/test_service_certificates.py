@@ -1,4 +1,4 @@
-"""Who gets in by a client's certificate, at both doors, when what decides it changes under a running server."""
+"""Who gets in by a client's certificate, at both endpoints, when what decides it changes under a running server."""
 
 import logging
 import socket
@@ -22,7 +22,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def guarded(start: Callable[..., ServerThread], tmp_path: Path, authority: trustme.CA) -> Callable[..., ServerThread]:
-    """Starts a server with both doors that asks for certificates of `authority`."""
+    """Starts a server with both endpoints that asks for certificates of `authority`."""
 
     def start_server(**settings: object) -> ServerThread:
         issued = authority.issue_cert("127.0.0.1")
@@ -47,15 +47,15 @@ class Client:
         self.session: ssl.SSLSession | None = None
         self.resumed: bool | None = False
 
-    def says(self, door: str) -> bytes:
+    def says(self, endpoint: str) -> bytes:
         """What the port says to a request; nothing if it refuses the connection."""
-        self.context.set_alpn_protocols(["h2"] if door == "grpc" else ["http/1.1"])
+        self.context.set_alpn_protocols(["h2"] if endpoint == "grpc" else ["http/1.1"])
         try:
             with (
-                socket.create_connection(("127.0.0.1", self._ports[door]), PATIENCE) as plain,
+                socket.create_connection(("127.0.0.1", self._ports[endpoint]), PATIENCE) as plain,
                 self.context.wrap_socket(plain, server_hostname="127.0.0.1", session=self.session) as connection,
             ):
-                connection.sendall(H2_PREFACE if door == "grpc" else ASK)
+                connection.sendall(H2_PREFACE if endpoint == "grpc" else ASK)
                 said = connection.recv(65536)
                 self.session, self.resumed = connection.session, connection.session_reused
                 return said
@@ -64,19 +64,19 @@ class Client:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["tls1.2", "tls1.3"])
-@pytest.mark.parametrize("door", ["http", "grpc"])
+@pytest.mark.parametrize("endpoint", ["http", "grpc"])
 def test_no_session_outlives_the_authority_that_its_client_was_verified_by(
-    door: str, version: ssl.TLSVersion, guarded, tmp_path: Path, authority: trustme.CA
+    endpoint: str, version: ssl.TLSVersion, guarded, tmp_path: Path, authority: trustme.CA
 ):
     client = Client(guarded(), authority, "ann")
     client.context.maximum_version = version
-    assert client.says(door)
-    assert client.says(door)
-    if door == "http":
+    assert client.says(endpoint)
+    assert client.says(endpoint)
+    if endpoint == "http":
         assert client.resumed, "else this test shows nothing"
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
     assert client.session
-    assert not client.says(door)
+    assert not client.says(endpoint)
 
 
 def test_a_caller_who_is_deleted_from_the_file_is_locked_out(guarded, tmp_path: Path, authority: trustme.CA):

@@ -1,4 +1,4 @@
-"""Large requests and results at both doors: the event loop does not stop for them, and refusals stay short."""
+"""Large requests and results at both endpoints: the event loop does not stop for them, and refusals stay short."""
 
 import sys
 import threading
@@ -102,21 +102,21 @@ def test_a_message_with_very_many_items_is_refused_by_their_number(start):
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-@pytest.mark.parametrize("door", ["grpc", "grpc-stream", "searches", "openai"])
-def test_a_large_request_is_read_beside_the_event_loop(door: str, large: bool, start, spy: Spy):
+@pytest.mark.parametrize("endpoint", ["grpc", "grpc-stream", "searches", "openai"])
+def test_a_large_request_is_read_beside_the_event_loop(endpoint: str, large: bool, start, spy: Spy):
     server: ServerThread = start(http_port=0)
     problem = "solve" if not large else "solve " * 3000
     request = pb.SolveProblemRequest(problem=problem)
-    if door.startswith("grpc"):
+    if endpoint.startswith("grpc"):
         reading = [spy("grpc_api.interceptor._message"), spy("grpc_api.servicer.request_from_wire")]
-        assert (solve if door == "grpc" else stream)(server, request).answer == "42"
+        assert (solve if endpoint == "grpc" else stream)(server, request).answer == "42"
     else:
         reading = [spy("http_api.body.parse_json")]
         chat = {**ASK, "messages": [{"role": "user", "content": problem}]}
         path, body = {
             "searches": ("/v1/searches", {"problem": problem}),
             "openai": ("/v1/chat/completions", chat),
-        }[door]
+        }[endpoint]
         assert post(server, path, body).status_code == 200
     for threads in reading:
         assert threads
@@ -124,19 +124,19 @@ def test_a_large_request_is_read_beside_the_event_loop(door: str, large: bool, s
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-@pytest.mark.parametrize("door", ["grpc", "grpc-stream", "searches", "searches-stream"])
-def test_a_large_result_is_written_beside_the_event_loop(door: str, large: bool, start, spy: Spy, monkeypatch):
+@pytest.mark.parametrize("endpoint", ["grpc", "grpc-stream", "searches", "searches-stream"])
+def test_a_large_result_is_written_beside_the_event_loop(endpoint: str, large: bool, start, spy: Spy, monkeypatch):
     server: ServerThread = start(http_port=0)
     if large:
         monkeypatch.setattr(scripted_orchestrator, "NODES", NODES)
-    if door.startswith("grpc"):
+    if endpoint.startswith("grpc"):
         threads = spy("grpc_api.convert.result_to_wire")
         request = pb.SolveProblemRequest(problem="solve", include_nodes=True)
-        nodes = (solve if door == "grpc" else stream)(server, request).nodes
+        nodes = (solve if endpoint == "grpc" else stream)(server, request).nodes
         assert len(nodes) == len(scripted_orchestrator.NODES)
     else:
         threads = spy("http_api.searches._result_json")
-        body = {"problem": "solve", "stream": door == "searches-stream"}
+        body = {"problem": "solve", "stream": endpoint == "searches-stream"}
         assert post(server, "/v1/searches", body).text.count('"parent_id"') >= len(scripted_orchestrator.NODES)
     assert threads
     assert (server.thread in threads) != large

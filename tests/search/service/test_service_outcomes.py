@@ -1,4 +1,4 @@
-"""However a call ends, through whichever door, nothing of it is left: 32 callers at once, seen from outside."""
+"""However a call ends, through whichever endpoint, nothing of it is left: 32 callers at once, seen from outside."""
 
 import json
 import os
@@ -225,9 +225,11 @@ class Sessions(Unary):
         assert last.result.usage.nodes == 16
 
 
-DOORS = (Unary, Stream, Http, HttpStream, Completions, CompletionsStream, Sessions)
+ENDPOINTS = (Unary, Stream, Http, HttpStream, Completions, CompletionsStream, Sessions)
 ways_in = pytest.mark.parametrize(
-    "door", DOORS, ids=["grpc", "grpc stream", "http", "http stream", "completions", "completions stream", "sessions"]
+    "endpoint",
+    ENDPOINTS,
+    ids=["grpc", "grpc stream", "http", "http stream", "completions", "completions stream", "sessions"],
 )
 
 
@@ -278,11 +280,11 @@ def server(orchestrator: Any, start: Callable[..., ServerThread]) -> ServerThrea
 
 @pytest.fixture
 def callers(server: ServerThread) -> Iterator[Callable[[Any], list[Any]]]:
-    """Makes the callers of one door."""
+    """Makes the callers of one endpoint."""
     with ExitStack() as opened:
 
-        def make(door: Any) -> list[Any]:
-            made = [door(server) for _ in range(CALLERS)]
+        def make(endpoint: Any) -> list[Any]:
+            made = [endpoint(server) for _ in range(CALLERS)]
             for each in made:
                 opened.callback(each.close)
             return made
@@ -324,15 +326,15 @@ def all_in(server: ServerThread, count: int = CALLERS) -> bool:
 
 
 @ways_in
-def test_calls_that_are_answered_leave_nothing(door, server, callers, pool):
-    assert Counter(pool.map(lambda each: each.ask(SMALL), callers(door))) == {"OK": CALLERS}
+def test_calls_that_are_answered_leave_nothing(endpoint, server, callers, pool):
+    assert Counter(pool.map(lambda each: each.ask(SMALL), callers(endpoint))) == {"OK": CALLERS}
     wait_until(lambda: nothing_left(server))
 
 
 @ways_in
-def test_calls_that_are_cancelled_end_their_searches(door, server, callers, pool):
+def test_calls_that_are_cancelled_end_their_searches(endpoint, server, callers, pool):
     leave = threading.Event()
-    together = [pool.submit(each.leave, LARGE, lambda: leave.wait(LONG)) for each in callers(door)]
+    together = [pool.submit(each.leave, LARGE, lambda: leave.wait(LONG)) for each in callers(endpoint)]
     wait_until(lambda: all_in(server))
     leave.set()
     for each in together:
@@ -342,26 +344,26 @@ def test_calls_that_are_cancelled_end_their_searches(door, server, callers, pool
 
 
 @ways_in
-def test_calls_whose_deadline_passes_end_their_searches(door, server, callers, pool):
-    ended = Counter(pool.map(lambda each: each.ask(LARGE, 0.5), callers(door)))
+def test_calls_whose_deadline_passes_end_their_searches(endpoint, server, callers, pool):
+    ended = Counter(pool.map(lambda each: each.ask(LARGE, 0.5), callers(endpoint)))
     assert ended == {"DEADLINE_EXCEEDED": CALLERS}
     wait_until(lambda: nothing_left(server))
     assert outcomes(server) == {"cancelled"}
 
 
 @ways_in
-def test_wrong_calls_leave_nothing(door, server, callers, pool):
-    ended = Counter(pool.map(lambda each: each.ask({**SMALL, "beam_width": -1}), callers(door)))
+def test_wrong_calls_leave_nothing(endpoint, server, callers, pool):
+    ended = Counter(pool.map(lambda each: each.ask({**SMALL, "beam_width": -1}), callers(endpoint)))
     assert ended == {"INVALID_ARGUMENT": CALLERS}
     wait_until(lambda: nothing_left(server))
 
 
 @ways_in
-def test_calls_that_are_too_many_are_refused_and_leave_nothing(door, orchestrator, start, pool):
+def test_calls_that_are_too_many_are_refused_and_leave_nothing(endpoint, orchestrator, start, pool):
     server = start(lambda: orchestrator, max_searches=4, max_queue=4, http_port=0)
     server.wait_loaded()
     with ExitStack() as opened:
-        made = [door(server) for _ in range(CALLERS)]
+        made = [endpoint(server) for _ in range(CALLERS)]
         for each in made:
             opened.callback(each.close)
         ended = Counter(pool.map(lambda each: each.ask({**LARGE, "temperature": 0.3, "beam_width": 16}), made))
@@ -371,8 +373,8 @@ def test_calls_that_are_too_many_are_refused_and_leave_nothing(door, orchestrato
 
 
 @ways_in
-def test_searches_that_break_leave_nothing_and_the_others_go_on(door, server, callers, pool):
-    made = callers(door)
+def test_searches_that_break_leave_nothing_and_the_others_go_on(endpoint, server, callers, pool):
+    made = callers(endpoint)
     faults = [pool.submit(each.ask, {**SMALL, "problem": FAULT}) for each in made[::2]]
     others = [pool.submit(each.ask, SMALL) for each in made[1::2]]
     assert {each.result(LONG) for each in faults} == {"INTERNAL"}
@@ -381,8 +383,8 @@ def test_searches_that_break_leave_nothing_and_the_others_go_on(door, server, ca
 
 
 @ways_in
-def test_a_server_that_shuts_down_tells_every_call_and_leaves_nothing(door, server, callers, pool, orchestrator):
-    together = [pool.submit(each.ask, LARGE) for each in callers(door)]
+def test_a_server_that_shuts_down_tells_every_call_and_leaves_nothing(endpoint, server, callers, pool, orchestrator):
+    together = [pool.submit(each.ask, LARGE) for each in callers(endpoint)]
     wait_until(lambda: all_in(server))
     server.call(server.server.stop())
     assert {each.result(LONG) for each in together} == {"UNAVAILABLE"}
@@ -392,13 +394,13 @@ def test_a_server_that_shuts_down_tells_every_call_and_leaves_nothing(door, serv
 
 
 def test_no_call_is_lost_with_a_worker_that_is_killed(start, pool):
-    """Callers at all doors at once, as each worker takes seconds to start."""
+    """Callers at all endpoints at once, as each worker takes seconds to start."""
     runtime = RuntimeSettings(kv_memory=2**28, threads=1, max_running=4)
     transport = ProcessTransport(runtime, 2)
     server = start(lambda: WorkerExecutor(transport, runtime), max_searches=8, http_port=0)
     wait_until(lambda: server.server.engine.loaded.done())
     with ExitStack() as opened:
-        made = [door(server) for door in DOORS for _ in range(CALLERS // len(DOORS))]
+        made = [endpoint(server) for endpoint in ENDPOINTS for _ in range(CALLERS // len(ENDPOINTS))]
         for each in made:
             opened.callback(each.close)
         request = {**LARGE, "temperature": 0.3, "beam_width": 24}
@@ -407,5 +409,7 @@ def test_no_call_is_lost_with_a_worker_that_is_killed(start, pool):
         process = transport._keepers[0].process
         assert process
         os.kill(process.pid, signal.SIGKILL)
-        assert {(door, each.result(LONG)) for door, each in together} == {(door, "OK") for door in DOORS}
+        assert {(endpoint, each.result(LONG)) for endpoint, each in together} == {
+            (endpoint, "OK") for endpoint in ENDPOINTS
+        }
     wait_until(lambda: nothing_left(server))

@@ -1,4 +1,4 @@
-"""Ten thousand calls that hypothesis makes up, and raw bytes, on both doors of a server with the bundled pair.
+"""Ten thousand calls that hypothesis makes up, and raw bytes, on both endpoints of a server with the bundled pair.
 
 Nothing may end as a fault of the server, and its memory must stay as it is.
 """

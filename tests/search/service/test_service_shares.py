@@ -1,4 +1,4 @@
-"""A caller that holds every slot keeps nobody out, through both doors, with logins and without."""
+"""A caller that holds every slot keeps nobody out, through both endpoints, with logins and without."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -54,11 +54,11 @@ def over_http(stack: ExitStack, server: ServerThread, name: str | None = None) -
     return call
 
 
-@pytest.mark.parametrize("door", [over_grpc, over_http])
+@pytest.mark.parametrize("endpoint", [over_grpc, over_http])
 @pytest.mark.parametrize("login", [False, True])
 def test_five_small_searches_do_not_wait_for_anothers_sixty(
     login: bool,
-    door: Callable[..., Call],
+    endpoint: Callable[..., Call],
     start: Callable[..., ServerThread],
     fake: ScriptedOrchestrator,
     tmp_path: Path,
@@ -66,7 +66,7 @@ def test_five_small_searches_do_not_wait_for_anothers_sixty(
     options = {"callers": callers_file(tmp_path, crowd="", other="")} if login else {}
     server = start(http_port=0, **options)
     with ExitStack() as stack:
-        many, few = (door(stack, server, name if login else None) for name in ("crowd", "other"))
+        many, few = (endpoint(stack, server, name if login else None) for name in ("crowd", "other"))
         with crowd(server, fake, many), ThreadPoolExecutor(5) as pool:
             list(pool.map(few, ["solve"] * 5))
             assert not fake.release.is_set()

@@ -225,7 +225,7 @@ def test_what_work_raises_is_raised_and_its_place_is_free_again():
     assert asyncio.run(scenario()) == ["other"]
 
 
-# ---- through the doors
+# ---- through the endpoints
 
 
 class SlowChecks(ScriptedOrchestrator):
@@ -286,7 +286,7 @@ def http_callers(path: str, body: Callable[[str], dict[str, Any]]) -> Callable[[
     return callers
 
 
-DOORS: dict[str, Callable[[ServerThread], Any]] = {
+ENDPOINTS: dict[str, Callable[[ServerThread], Any]] = {
     "grpc": grpc_callers,
     "searches": http_callers("/v1/searches", lambda problem: {"problem": problem, "stream": False}),
     "openai": http_callers(
@@ -297,13 +297,13 @@ DOORS: dict[str, Callable[[ServerThread], Any]] = {
 
 
 @pytest.mark.parametrize("logins", [True, False], ids=["logins", "connections"])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_small_call_is_checked_before_a_crowd_of_anothers_long_ones(
-    door: str, logins: bool, start, tmp_path, fake: SlowChecks
+    endpoint: str, logins: bool, start, tmp_path, fake: SlowChecks
 ):
     settings = {"callers": callers_file(tmp_path, ann="", bob="")} if logins else {}
     server: ServerThread = start(http_port=0, **settings)
-    with DOORS[door](server) as ask:
+    with ENDPOINTS[endpoint](server) as ask:
         crowd = [ask("ann", LONG) for _ in range(40)]
         wait_until(lambda: fake.begun == 1 and server.call(_waiting(server)) == 39)
         small = ask("bob", "solve")

@@ -67,7 +67,7 @@ class _Message(BaseModel, extra="allow"):
 
     @property
     def thought(self) -> dict[str, str]:
-        """What an assistant thought, as `reasoning_content`; empty without."""
+        """An assistant's thought, from `reasoning_content`; empty without."""
         thought = self.reasoning_content or self.reasoning
         return {"reasoning_content": thought} if thought and self.role == "assistant" else {}
 

@@ -67,7 +67,7 @@ class StreamOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class BodyCall:
-    """What a body asks for.
+    """The parameters of a body.
 
     Attributes:
         model: the name that the client used.
@@ -197,7 +197,7 @@ def not_honoured(
     of_search: Iterable[str] = (),
     refused: Mapping[str, tuple[str, tuple[Any, ...]]] = NOT_OFFERED,
 ) -> Iterator[Violation]:
-    """What a body asks for that is not offered; what it is silent about, or asks for by no effect, is left out.
+    """Parameters of a body that are not offered; what it is silent about, or asks for by no effect, is left out.
 
     Args:
         body: all parameters.

@@ -153,7 +153,7 @@ def usage_of(result: CompletionResult) -> dict[str, Any]:
 
 
 def espalier_of(result: CompletionResult) -> dict[str, Any]:
-    """What the OpenAI API has no place for."""
+    """Fields that the OpenAI API has no place for."""
     return {
         "search_id": result.search_id,
         "algorithm": result.configuration.algorithm,

@@ -12,7 +12,7 @@ from espalier.search.service.settings import ServerSettings
 
 @pytest.fixture
 def serve(start: Callable[..., ServerThread]) -> Callable[..., ServerThread]:
-    """Starts a server with both doors; see `start`."""
+    """Starts a server with both endpoints; see `start`."""
 
     def start_server(load: Callable[[], Any] | None = None, **settings: Any) -> ServerThread:
         return start(load, **{"http_port": 0, **settings})

@@ -28,7 +28,7 @@ ASK = {"model": "espalier", "messages": [{"role": "user", "content": "solve"}]}
 # ---- callers
 
 
-def test_a_caller_is_the_same_at_both_doors(serve, http, fake):
+def test_a_caller_is_the_same_at_both_endpoints(serve, http, fake):
     server = serve(share_prompts=True)
     http(server).post(CHAT, json=ASK)
     with SearchClient(server.address) as client:
@@ -242,7 +242,7 @@ def test_a_port_in_use_is_told_by_its_flag_before_anything_loads(serve, fake):
         run_server(load, ServerSettings(port=0, http_port=taken))
 
 
-def test_both_doors_listen_on_an_address_of_the_other_kind(serve, http):
+def test_both_endpoints_listen_on_an_address_of_the_other_kind(serve, http):
     server = serve(host="::1")
     assert server.url.startswith("http://[::1]:")
     assert http(server).post(CHAT, json=ASK).status_code == 200

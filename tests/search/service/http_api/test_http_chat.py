@@ -435,7 +435,7 @@ def test_a_silent_search_is_kept_alive_by_comments_that_clients_ignore(
         assert "event: result" in list(lines)
 
 
-def test_both_doors_are_served_by_one_queue(serve, chat, fake):
+def test_both_endpoints_are_served_by_one_queue(serve, chat, fake):
     server = serve(max_searches=1, max_queue=0)
     hold = partial(chat(server).chat.completions.create, model="espalier", messages=user("hold"), stream=True)
     streams = [hold() for _ in range(2)]  # two connections share the slot
