@@ -27,7 +27,7 @@ STUB = """
 import os, sys, time
 from multiprocessing.connection import Connection
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
-from espalier.experiments.executors.process_worker import CheckReply, Check
+from espalier.experiments.executors.process_worker import CheckReply, CheckRequest
 from espalier.experiments.executors.transport import Loaded, Lost, Run, Stepped
 
 connection = Connection(int(sys.argv[1]))
