@@ -1,5 +1,7 @@
 """Which processes another one has started, and whether they are still there."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,13 @@ def alive(processes: dict[int, str]) -> list[int]:
         pid for pid, started in processes.items()
         if (fields := _stat(pid)) and fields[19] == started and fields[0] != "Z"
     ]  # fmt: skip
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and wait until each of its threads has stopped: until then one of them may still answer."""
+    os.kill(pid, signal.SIGSTOP)
+    stats = [path / "stat" for path in (Path("/proc") / str(pid) / "task").iterdir()]
+    wait_until(lambda: all(path.read_text().rpartition(")")[2].split()[0] == "T" for path in stats), 60.0)
 
 
 def wait_until(true: Callable[[], object], seconds: float) -> None:

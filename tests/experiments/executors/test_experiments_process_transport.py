@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from process_tree import wait_until
+from process_tree import stop, wait_until
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError
 from espalier.experiments.executors import devices, process_transport
@@ -195,7 +195,7 @@ def test_a_worker_that_takes_no_message_any_more_is_killed_and_replaced(make, mo
     transport = make()
     hear(transport, 1)
     (first,) = transport.process_ids
-    os.kill(first, signal.SIGSTOP)
+    stop(first)
     for _ in range(100):
         transport.send(0, order("x" * 30_000))
     (_, lost), (_, loaded) = hear(transport, 2)
@@ -207,7 +207,7 @@ def test_a_worker_that_takes_no_message_any_more_is_killed_and_replaced(make, mo
 def test_a_worker_that_hangs_is_ended_and_replaced(make):
     transport = make()
     hear(transport, 1)
-    os.kill(transport.process_ids[0], signal.SIGSTOP)
+    stop(transport.process_ids[0])
     transport.restart(0)
     (_, lost), (_, loaded) = hear(transport, 2)
     assert str(lost.error) == "worker 0 was killed by SIGKILL"
@@ -219,6 +219,6 @@ def test_a_worker_that_does_not_end_by_itself_is_killed(make, monkeypatch):
     transport = make()
     hear(transport, 1)
     (pid,) = transport.process_ids
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     transport.close()
     assert not Path(f"/proc/{pid}").exists()

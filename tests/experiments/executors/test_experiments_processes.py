@@ -15,7 +15,7 @@ from executor_runs import REQUEST, RUNTIME, run
 from exposition import scrape  # pyright: ignore[reportMissingImports] - on pytest's path
 from killed_runs import finish, results
 from killed_runs import started as started_command
-from process_tree import alive, descendants, wait_until
+from process_tree import alive, descendants, stop, wait_until
 from server_thread import ServerThread  # pyright: ignore[reportMissingImports] - on pytest's path
 
 from espalier.engine.errors import EspalierError, RequestTooLargeError
@@ -122,7 +122,7 @@ def test_a_worker_that_hangs_delays_a_check_for_a_bounded_time(workers, monkeypa
     pids = workers.transport.process_ids
     try:
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
         workers.executor.check(replace(REQUEST, problem="1" + " + 1" * 2000))
     finally:
         for pid in pids:
