@@ -65,8 +65,9 @@ $(TOOLS)/%/.installed: $(VENV)/.tests
 $(TOOLS)/lm_eval/.installed: TOOL_PACKAGES := 'lm_eval[api]==0.4.13' accelerate
 $(TOOLS)/inspect_ai/.installed: TOOL_PACKAGES := inspect_ai==0.3.285
 $(TOOLS)/its_hub/.installed: TOOL_PACKAGES := 'its_hub[iaas,lm]==1.2.0' openai
+$(TOOLS)/triton/.installed: TOOL_PACKAGES := 'tritonclient[grpc,http]==2.73.0' 'protobuf<7'
 
-test-tools: $(foreach tool,lm_eval inspect_ai its_hub,$(TOOLS)/$(tool)/.installed)  ## tools of others that call the server, such as lm_eval
+test-tools: $(foreach tool,lm_eval inspect_ai its_hub triton,$(TOOLS)/$(tool)/.installed)  ## tools of others that call the server, such as lm_eval
 	$(BIN)/python -m pytest -m tools $(HANGS)
 
 lint: $(VENV)/.tests  ## style, types, layers
@@ -77,11 +78,11 @@ lint: $(VENV)/.tests  ## style, types, layers
 # A venv of its own: stubs refuse a grpcio older than the tools that made them, so the oldest supported tools make them.
 PROTO_TOOLS := grpcio-tools==1.71.2
 
-proto:  ## regenerate the stubs after an edit of proto/espalier/v1/*.proto
+proto:  ## regenerate the stubs after an edit of proto/espalier/*/*.proto
 	$(PYTHON) -m venv build/protoc
 	build/protoc/bin/python -m pip install --disable-pip-version-check --quiet $(PROTO_TOOLS)
 	build/protoc/bin/python -m grpc_tools.protoc --proto_path=proto \
-		--python_out=proto --pyi_out=proto --grpc_python_out=proto proto/espalier/v1/*.proto
+		--python_out=proto --pyi_out=proto --grpc_python_out=proto proto/espalier/*/*.proto
 
 clean:  ## remove .venv and what was built
 	rm -rf $(VENV) build/protoc build/__editable__* dist *.egg-info

@@ -196,7 +196,7 @@ def serve(
 ) -> None:
     """Serve searches over gRPC (espalier.v1.SearchService), with --http-port also over HTTP as OpenAI's chats."""
     from espalier.experiments.cli.loading import load_executor
-    from espalier.search.service.http_api.openai.model_names import short_name
+    from espalier.search.service.model_names import short_name
     from espalier.search.service.server import Addresses
     from espalier.search.service.server import serve as run_server
 

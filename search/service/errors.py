@@ -76,6 +76,10 @@ class NotOfferedError(EspalierError):
     """A method that this server does not offer."""
 
 
+class UnknownModelError(EspalierError):
+    """A call names a model that is not served, or a search that there is not."""
+
+
 class SearchFailedError(EspalierError):
     """A search failed because of an error in a model or in a call made for it."""
 
@@ -106,6 +110,7 @@ _CODES: tuple[tuple[type[EspalierError], str, float | None], ...] = (
     (UnreadableMessageError, "INVALID_ARGUMENT", None),
     (MessageTooLargeError, "INVALID_ARGUMENT", None),
     (UnauthenticatedError, "UNAUTHENTICATED", None),
+    (UnknownModelError, "NOT_FOUND", None),
     (NotOfferedError, "UNIMPLEMENTED", None),
     (BusyError, "RESOURCE_EXHAUSTED", 5.0),
     (QuotaError, "RESOURCE_EXHAUSTED", None),

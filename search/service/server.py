@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,16 +12,19 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from espalier.kserve.inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from espalier.search.run.executor import Executor
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import AccessLog
 from espalier.search.service.engine_thread import EngineThread
 from espalier.search.service.errors import BindError
 from espalier.search.service.grpc_api.credentials import reloading_credentials
-from espalier.search.service.grpc_api.interceptor import CallInterceptor
+from espalier.search.service.grpc_api.interceptor import INFERENCE, CallInterceptor
 from espalier.search.service.grpc_api.servicer import SolveServicer
 from espalier.search.service.http_api.app import make_app, make_metrics_app
 from espalier.search.service.http_api.listener import HttpListener
+from espalier.search.service.kserve.servicer import InferenceServicer
+from espalier.search.service.model_names import ModelNames
 from espalier.search.service.observability.engine_metrics import EngineMetrics
 from espalier.search.service.observability.metrics import Metrics
 from espalier.search.service.observability.observer import Observer
@@ -33,7 +37,9 @@ from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
 log = logging.getLogger("espalier.service")
 
 SERVICE = search_pb2.DESCRIPTOR.services_by_name["SearchService"].full_name
-HEALTH_NAMES = ("", SERVICE)
+HEALTH_NAMES = ("", SERVICE, INFERENCE.full_name)
+
+_MODEL_NAME = "espalier"
 
 # Seconds for the engine to finish its current step after a stop, and for responses to reach their clients.
 STOP_SECONDS = 15.0
@@ -85,15 +91,22 @@ class Server:
         self._http: HttpListener | None = None
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
         interceptor = CallInterceptor(self.session, callers, settings.max_receive_bytes)
+        names = ModelNames(settings.model_name or _MODEL_NAME, int(time.time()))
         if settings.http_port is not None:
-            app = make_app(self.session, callers, settings, self.metrics.render)
+            app = make_app(self.session, names, callers, settings, self.metrics.render)
             self._http = HttpListener(app, settings)
         self._server = grpc.aio.server(interceptors=[interceptor], options=server_options(settings))
         servicer = SolveServicer(self.session)
         add_SearchServiceServicer_to_server(servicer, self._server)
+        add_GRPCInferenceServiceServicer_to_server(InferenceServicer(self.session, names), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        described = (
+            SERVICE,
+            INFERENCE.full_name,
+            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+            reflection.SERVICE_NAME,
+        )
+        reflection.enable_server_reflection(described, self._server)
         self._reporter: asyncio.Task[None] | None = None
 
     async def start(self) -> Addresses:

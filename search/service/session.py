@@ -140,6 +140,10 @@ class Session:
         """Names of the models by role; none until the engine has loaded."""
         return self._engine_thread.model_names
 
+    def max_priority(self, caller: Caller) -> int:
+        """The highest priority that a caller may ask for."""
+        return self._settings.max_priority if caller.max_priority is None else caller.max_priority
+
     def call_ended(self, call: Call) -> None:
         """Notify the observers of a call that is over."""
         for observer in self._observers:
@@ -265,7 +269,8 @@ class Session:
             if isinstance(last, Finished):
                 call.result = last.result
                 if (error := _failure_of(last.result)) is not None:
-                    yield events[:-1]
+                    if events := events[:-1]:
+                        yield events
                     raise error
             yield events
             for event in events:
@@ -314,7 +319,7 @@ class Session:
     def _check(self, asked: SearchCall, caller: Caller) -> AnyRequest | Resolved:
         """Resolve a request, or raise all that is wrong with it; on a thread, in turn."""
         found, priority = list(asked.violations), asked.priority
-        most = self._settings.max_priority if caller.max_priority is None else caller.max_priority
+        most = self.max_priority(caller)
         if not -MAX_PRIORITY <= priority <= most:
             found.append(Violation("priority", f"must be between {-MAX_PRIORITY} and {most} for you, is {priority}"))
         if found or not self._engine_thread.ready:  # else the executor validates it

@@ -164,7 +164,7 @@ def test_every_call_of_the_server_from_a_shell_is_answered(
         assert right > wrong
     else:
         assert '"answer":"73"' in ran.stdout, "38 + 47 - 12, as all of them ask"
-        assert '"warnings":[]' in ran.stdout
+        assert '"warnings":[]' in ran.stdout or ("/v2/" in call and "warnings" not in ran.stdout)
 
 
 @pytest.mark.parametrize("page", pages())

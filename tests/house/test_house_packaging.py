@@ -78,6 +78,8 @@ def test_benchmarks_and_the_recipe_are_in_the_checkout_and_in_no_wheel(wheel_nam
     "name",
     [
         "espalier/py.typed",
+        "espalier/kserve/inference.proto",
+        "espalier/kserve/inference_pb2.py",
         "espalier/v1/search.proto",
         "espalier/v1/search_pb2.py",
         "espalier/v1/search_pb2.pyi",

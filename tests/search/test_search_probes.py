@@ -25,9 +25,9 @@ from espalier.search.run.resolve import Resolver
 from espalier.search.service.grpc_api.convert import result_from_wire, result_to_wire
 from espalier.search.service.http_api.openai.chat_request import read_chat
 from espalier.search.service.http_api.openai.completion import Completion
-from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.openai.responses import ResponseObject, read_response
 from espalier.search.service.http_api.searches import event_json
+from espalier.search.service.model_names import ModelNames
 from espalier.search.thoughts.stop_rule import StopRule, read_stop_rule
 from espalier.search.trace import read_trace, replay, trace_of, write_trace
 from espalier.search.tree import Node, Probe, Termination

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import grpc
 from grpc_health.v1 import health_pb2
 
+from espalier.kserve import inference_pb2
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import REQUEST_ID, Call, request_id_of
 from espalier.search.service.errors import (
@@ -31,12 +32,16 @@ from espalier.search.service.session import Session
 
 log = logging.getLogger("espalier.service")
 
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 CALL: ContextVar[Call] = ContextVar("call")
 """The call that a handler works for."""
 _FIRST_SECONDS = 30.0
 """Seconds in which the first message of a stream must have come."""
 _Decode = Callable[[bytes], Any]
-_OPEN = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/"
+_OPEN = (
+    f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/",
+    *(f"/{INFERENCE.full_name}/{method}" for method in ("ServerLive", "ServerReady")),
+)
 """Methods that need no login and are not logged: load balancers call them all the time."""
 
 

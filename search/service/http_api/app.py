@@ -1,7 +1,6 @@
 """The HTTP applications: the routes of the HTTP port with the page, and the one of the metrics port."""
 
 import asyncio
-import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -19,37 +18,40 @@ from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import REQUEST_ID, Call
 from espalier.search.service.http_api.calls import CallMiddleware
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
-from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.openai.tokens import TokenEndpoints
 from espalier.search.service.http_api.openapi import openapi_document
 from espalier.search.service.http_api.scores import ScoreEndpoints
 from espalier.search.service.http_api.searches import SearchEndpoints
 from espalier.search.service.http_api.status import HttpError, json_response
+from espalier.search.service.kserve.endpoints import InferenceEndpoints
+from espalier.search.service.model_names import ModelNames
 from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
 from espalier.search.service.session import Session
 from espalier.search.service.settings import ServerSettings
 
-_HEALTH = ("/healthz", "/readyz")
+_KSERVE = "/v2"
+_HEALTH = ("/healthz", "/readyz", f"{_KSERVE}/health/live", f"{_KSERVE}/health/ready")
 """Paths that need no login and are not logged: load balancers call them all the time."""
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_MODEL_NAME = "espalier"
-
 Render = Callable[[str], tuple[bytes, str]]
 """`Metrics.render` of a server."""
 
 
-def make_app(session: Session, callers: Callers, settings: ServerSettings, render_metrics: Render) -> ASGIApp:
+def make_app(
+    session: Session, names: ModelNames, callers: Callers, settings: ServerSettings, render_metrics: Render
+) -> ASGIApp:
     """Return the application of the HTTP port.
 
     Args:
         session: runs the searches, and is told of each call that is over.
+        names: of the models.
         callers: tells who calls.
-        settings: limits and names.
+        settings: limits.
         render_metrics: makes the metrics' text.
     """
-    names = ModelNames(settings.model_name or _MODEL_NAME, int(time.time()))
     openai, tokens = OpenAiEndpoints(session, names), TokenEndpoints(session, names)
     searches, scores = SearchEndpoints(session), ScoreEndpoints(session, names)
+    inference = InferenceEndpoints(session, names)
 
     async def healthz(request: Request) -> Response:
         return json_response({"alive": True})
@@ -83,12 +85,28 @@ def make_app(session: Session, callers: Callers, settings: ServerSettings, rende
         Route("/openapi.json", openapi),
         Route("/v1/searches", searches.create_search, methods=["POST"]),
         Route("/v1/server", server_info),
+        *_inference_routes(inference),
         _metrics_route(render_metrics),
     ]
     document = openapi_document(routes)
     page = page_files()
     own = [_page_route(path, file) for path, file in page.items()]
     return _guarded(routes, callers, settings, session.call_ended, own, {*_HEALTH, *page})
+
+
+def _inference_routes(its: InferenceEndpoints) -> list[Route]:
+    """The routes of the KServe protocol; each model's with its version and without."""
+    models = [f"{_KSERVE}/models/{{model:path}}{version}" for version in ("/versions/{version}", "")]
+    return [
+        Route(_KSERVE, its.server_metadata),
+        Route(f"{_KSERVE}/health/live", its.live),
+        Route(f"{_KSERVE}/health/ready", its.ready),
+        *(Route(f"{model}/ready", its.model_ready) for model in models),
+        *(Route(f"{model}/infer", its.infer, methods=["POST"]) for model in models),
+        *(Route(f"{model}/generate", its.generate, methods=["POST"]) for model in models),
+        *(Route(f"{model}/generate_stream", its.generate_stream, methods=["POST"]) for model in models),
+        *(Route(model, its.model_metadata) for model in models),
+    ]
 
 
 def make_metrics_app(settings: ServerSettings, render_metrics: Render) -> ASGIApp:
@@ -123,6 +141,7 @@ def _guarded(
         is_open=lambda scope: scope["path"] in open_paths,
         name_of=name_of,
         on_end=on_call_end,
+        errors_as_text=lambda scope: f"{scope['path']}/".startswith(f"{_KSERVE}/"),
     )
     origins = [settings.cors_origin] if settings.cors_origin else []
     cross_origin = Middleware(

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -125,17 +126,32 @@ async def read_json(request: Request, session: Session, read: Callable[[dict[str
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HttpError(415, f"send `content-type: application/json`, not {kind[:80]!r}")
+    return await read_body(request, session, lambda raw: read(parse_object(raw)))
+
+
+async def read_body(request: Request, session: Session, read: Callable[[bytes], T]) -> T:
+    """Return what `read` makes of a request's body, whatever it is said to be; see `Session.read`.
+
+    Raises:
+        HttpError: it is compressed.
+        Exception: what `read` raises.
+    """
     if request.headers.get("content-encoding", "identity") != "identity":
         raise HttpError(415, "compressed bodies are not read")
     raw: bytes = request.state.body
+    return await session.read(request.state.call, len(raw), partial(read, raw))
 
-    def parse() -> T:
-        value = parse_json(raw)
-        if not isinstance(value, dict):
-            raise HttpError(400, "the body must be a JSON object")
-        return read(value)
 
-    return await session.read(request.state.call, len(raw), parse)
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """Parse a JSON object as `parse_json` does.
+
+    Raises:
+        HttpError: it is none.
+    """
+    value = parse_json(raw)
+    if not isinstance(value, dict):
+        raise HttpError(400, "the body must be a JSON object")
+    return value
 
 
 def parse_json(raw: bytes) -> Any:

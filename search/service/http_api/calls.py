@@ -30,6 +30,7 @@ class CallMiddleware:
         is_open: Callable[[Scope], bool],
         name_of: Callable[[Scope], str],
         on_end: Callable[[Call], None],
+        errors_as_text: Callable[[Scope], bool],
     ) -> None:
         """Create a middleware.
 
@@ -40,6 +41,7 @@ class CallMiddleware:
             is_open: whether a call needs no login and is not logged.
             name_of: how the log calls what is called.
             on_end: called with each call that is over.
+            errors_as_text: whether a call's error is told as a text alone; see `status.answer_of`.
         """
         self._app = app
         self._callers = callers
@@ -47,6 +49,7 @@ class CallMiddleware:
         self._is_open = is_open
         self._name_of = name_of
         self._on_end = on_end
+        self._errors_as_text = errors_as_text
         # On loopback without logins, whoever reaches the port is trusted; so a web page must not, under a name of its
         # own that resolves to this machine (DNS rebinding).
         local = is_loopback(settings.host) and not callers.login_required
@@ -85,7 +88,7 @@ class CallMiddleware:
             if isinstance(error, asyncio.CancelledError):
                 raise
         except Exception as error:
-            answer = answer_of(error, call)
+            answer = answer_of(error, call, self._errors_as_text(scope))
             if begun:
                 raise  # closes the connection: the client must not take what it has for the whole
             with suppress(ClientGoneError):

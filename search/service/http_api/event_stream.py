@@ -33,6 +33,7 @@ async def answer(
     stream: bool,
     whole: Callable[[Any], Awaitable[Any]],
     parts: Parts,
+    errors_as_text: bool = False,
 ) -> Response | ASGIApp:
     """Run a search and answer its call.
 
@@ -44,6 +45,7 @@ async def answer(
         stream: whether to answer by a stream of events.
         whole: makes the JSON of the last event, for an answer without events.
         parts: makes the events of the stream.
+        errors_as_text: whether an error is a text, in an event without a name; see `status.answer_of`.
     """
     if not stream:
         async with search as events:
@@ -66,7 +68,8 @@ async def answer(
         except Exception as error:
             if not begun:
                 raise
-            await write(_written(bytes(answer_of(error, call).body), "error"))
+            told = bytes(answer_of(error, call, errors_as_text).body)
+            await write(_written(told, None if errors_as_text else "error"))
         await write(b"", more=False)
 
     return respond

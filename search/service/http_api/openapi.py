@@ -16,6 +16,7 @@ from espalier.search.service.http_api.openai.completion_request import Completio
 from espalier.search.service.http_api.openai.responses import ResponsesBody
 from espalier.search.service.http_api.openai.tokens import DetokenizeBody, TokenizeBody
 from espalier.search.service.http_api.scores import ScoreBody
+from espalier.search.service.kserve.endpoints import GenerateBody, InferBody
 
 _BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatBody,
@@ -24,7 +25,11 @@ _BODIES: dict[str, type[BaseModel]] = {
     **dict.fromkeys(("/v1/score", "/score", "/classify", "/pooling"), ScoreBody),
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
+    "infer": InferBody,
+    "generate": GenerateBody,
+    "generate_stream": GenerateBody,
 }
+"""Bodies by their paths, or by the last part of paths with a model's name."""
 _TYPES: dict[type, str] = {int: "integer", float: "number", bool: "boolean", str: "string"}
 
 
@@ -51,7 +56,7 @@ def _body_of(path: str, schemas: dict[str, Any]) -> str:
     if path == "/v1/searches":
         schemas["SearchRequest"] = _search_schema()
         return "SearchRequest"
-    if not (body := _BODIES.get(path)):
+    if not (body := _BODIES.get(path if "{" not in path else path.rpartition("/")[2])):
         return ""
     schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(schema.pop("$defs", {}))

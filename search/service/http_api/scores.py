@@ -18,9 +18,9 @@ from espalier.search.schema import from_values
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.service.http_api.body import read_json, validated
 from espalier.search.service.http_api.openai.chat_request import Conversation, conversation
-from espalier.search.service.http_api.openai.model_names import ModelNames, short_name
 from espalier.search.service.http_api.openai.parameters import BodyCall, in_body, not_honoured, set_own, take_priority
 from espalier.search.service.http_api.status import json_response
+from espalier.search.service.model_names import ModelNames, short_name
 from espalier.search.service.session import SearchCall, Session, finished
 
 _STEP_BREAK = "\n\n"

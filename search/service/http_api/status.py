@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from espalier.engine.errors import EspalierError, PoolTooSmallError, RequestTooLargeError
 from espalier.search.service.access.calls import Call
-from espalier.search.service.errors import REFUSED_BY_HTTP, cut, failure_of
+from espalier.search.service.errors import REFUSED_BY_HTTP, UnknownModelError, cut, failure_of
 
 
 class HttpError(EspalierError):
@@ -56,12 +56,18 @@ _NO_RETRY = ("INTERNAL", "DEADLINE_EXCEEDED")
 """Failures that would come again; OpenAI's clients repeat every 5xx unless a header says no."""
 
 
-def answer_of(error: Exception, call: Call) -> Response:
-    """Return the response to `error`, and record that the call has failed; see `errors.failure_of`."""
+def answer_of(error: Exception, call: Call, as_text: bool = False) -> Response:
+    """Return the response to `error`, and record that the call has failed; see `errors.failure_of`.
+
+    Args:
+        error: what went wrong.
+        call: the call that has failed.
+        as_text: whether the error object is a text alone, as the KServe protocol has it.
+    """
     if isinstance(error, HttpError):
         call.fail(_RPC_CODES.get(error.status, "INVALID_ARGUMENT"), REFUSED_BY_HTTP)
         body = error_object(str(error), "invalid_request_error", error.param, error.code)
-        return json_response(body, error.status, error.headers)
+        return json_response({"error": str(error)} if as_text else body, error.status, error.headers)
     failure = failure_of(error)
     call.fail(failure.code, failure.reason)
     status, kind, code = _STATUSES[failure.code]
@@ -75,7 +81,10 @@ def answer_of(error: Exception, call: Call) -> Response:
     if isinstance(error, RequestTooLargeError) and not isinstance(error, PoolTooSmallError):
         code = "context_length_exceeded"
     param = cut(failure.violations[0].field, _PARAM_BYTES) if failure.violations else None
-    return json_response(error_object(failure.text, kind, param, code), status, headers)
+    if isinstance(error, UnknownModelError):
+        param, code = "model", "model_not_found"
+    body = {"error": failure.text} if as_text else error_object(failure.text, kind, param, code)
+    return json_response(body, status, headers)
 
 
 def error_object(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:

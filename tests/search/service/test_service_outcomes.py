@@ -21,6 +21,8 @@ from server_thread import ServerThread
 
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.worker_executor import WorkerExecutor
+from espalier.kserve import inference_pb2 as kserve
+from espalier.kserve.inference_pb2_grpc import GRPCInferenceServiceStub
 from espalier.search import algorithms
 from espalier.search.client import SearchClient, ServiceError
 from espalier.search.run import search as running
@@ -193,6 +195,59 @@ class CompletionsStream(Completions):
         return "UNAVAILABLE"
 
 
+class Infer(Unary):
+    """The same searches by the KServe protocol."""
+
+    def __init__(self, server: ServerThread) -> None:
+        super().__init__(server)
+        self._inference: Any = GRPCInferenceServiceStub(self._channel)
+
+    def _begin(self, fields: dict[str, Any], seconds: float) -> Any:
+        return self._inference.ModelInfer.future(inference(fields), seconds)
+
+    def _wait(self, call: Any) -> None:
+        self._check(call.result())
+
+    def _check(self, response: kserve.ModelInferResponse) -> None:
+        assert [output.name for output in response.outputs] == ["text_output", "answer", "score"]
+        assert response.raw_output_contents[1] == b"\2\0\0\x0073"
+
+
+class InferStream(Infer):
+    """A stream of one request: how it ended is told in the stream, not by the call's status."""
+
+    def ask(self, fields: dict[str, Any], seconds: float = LONG) -> str:
+        try:
+            (told,) = self._begin(fields, seconds)
+        except grpc.RpcError as error:
+            return error.code().name  # type: ignore[attr-defined]
+        if told.error_message:
+            return told.error_message.partition(":")[0]
+        self._check(told.infer_response)
+        return "OK"
+
+    def _begin(self, fields: dict[str, Any], seconds: float) -> Any:
+        return self._inference.ModelStreamInfer(iter([inference(fields, stream=False)]), seconds)
+
+
+class GenerateStream(Http):
+    path = "/v2/models/espalier/generate_stream"
+
+    def _body(self, fields: dict[str, Any]) -> dict[str, Any]:
+        parameters = {name: value for name, value in fields.items() if name != "problem"}
+        return {"text_input": fields["problem"], "parameters": parameters}
+
+    def _end(self, response: httpx2.Response, due: float) -> str:
+        if response.status_code != 200:
+            return super()._end(response, due)
+        for line in response.iter_lines():
+            if time.monotonic() > due:
+                return "DEADLINE_EXCEEDED"
+            if line.startswith("data: ") and json.loads(line[6:]).get("answer") == "73":
+                return "OK"
+        return "UNAVAILABLE"
+
+
 class Sessions(Unary):
     """Sessions of scores in the place of searches: the larger, the longer they stay open."""
 
@@ -225,18 +280,34 @@ class Sessions(Unary):
         assert last.result.usage.nodes == 16
 
 
-ENDPOINTS = (Unary, Stream, Http, HttpStream, Completions, CompletionsStream, Sessions)
-ways_in = pytest.mark.parametrize(
-    "endpoint",
-    ENDPOINTS,
-    ids=["grpc", "grpc stream", "http", "http stream", "completions", "completions stream", "sessions"],
-)
+ENDPOINTS = {
+    "grpc": Unary,
+    "grpc stream": Stream,
+    "http": Http,
+    "http stream": HttpStream,
+    "completions": Completions,
+    "completions stream": CompletionsStream,
+    "infer": Infer,
+    "infer stream": InferStream,
+    "generate stream": GenerateStream,
+    "sessions": Sessions,
+}
+ways_in = pytest.mark.parametrize("endpoint", ENDPOINTS.values(), ids=ENDPOINTS)
 
 
 def message(fields: dict[str, Any]) -> pb.SolveProblemRequest:
     enums = {"algorithm": "ALGORITHM_", "early_stop": "EARLY_STOP_"}
     names = {name: prefix + str(fields[name]).upper() for name, prefix in enums.items() if name in fields}
     return pb.SolveProblemRequest(**{**fields, **names})
+
+
+def inference(fields: dict[str, Any], **more: Any) -> kserve.ModelInferRequest:
+    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    values = {name: value for name, value in {**fields, **more}.items() if name != "problem"}
+    parameters = {name: kserve.InferParameter(**{kinds[type(value)]: value}) for name, value in values.items()}
+    tensor = kserve.ModelInferRequest.InferInputTensor(name="text_input", datatype="BYTES", shape=[1])
+    tensor.contents.bytes_contents.append(fields["problem"].encode())
+    return kserve.ModelInferRequest(model_name="espalier", inputs=[tensor], parameters=parameters)
 
 
 @pytest.fixture(scope="module")
@@ -400,7 +471,7 @@ def test_no_call_is_lost_with_a_worker_that_is_killed(start, pool):
     server = start(lambda: WorkerExecutor(transport, runtime), max_searches=8, http_port=0)
     wait_until(lambda: server.server.engine.loaded.done())
     with ExitStack() as opened:
-        made = [endpoint(server) for endpoint in ENDPOINTS for _ in range(CALLERS // len(ENDPOINTS))]
+        made = [endpoint(server) for endpoint in ENDPOINTS.values() for _ in range(CALLERS // len(ENDPOINTS))]
         for each in made:
             opened.callback(each.close)
         request = {**LARGE, "temperature": 0.3, "beam_width": 24}
@@ -410,6 +481,6 @@ def test_no_call_is_lost_with_a_worker_that_is_killed(start, pool):
         assert process
         os.kill(process.pid, signal.SIGKILL)
         assert {(endpoint, each.result(LONG)) for endpoint, each in together} == {
-            (endpoint, "OK") for endpoint in ENDPOINTS
+            (endpoint, "OK") for endpoint in ENDPOINTS.values()
         }
     wait_until(lambda: nothing_left(server))

@@ -20,6 +20,7 @@ from hypothesis import strategies as some
 from raw_client import NO_PROXY
 
 from espalier.experiments.bench.service.server_process import ServerProcess, serving
+from espalier.kserve import inference_pb2 as kserve
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest
 from espalier.v1 import search_pb2 as pb
@@ -36,6 +37,10 @@ GROWTH = 24 * 2**20
 """Bytes that a server may grow by after its warm-up: numba and allocators are not done with a few hundred calls."""
 
 
+_SEARCH = pb.DESCRIPTOR.services_by_name["SearchService"]
+_INFERENCE = kserve.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+
+
 class Served:
     """A server process, with limits that let it answer quickly."""
 
@@ -49,9 +54,10 @@ class Served:
         many = "Stream" in method or method == "ScoreSteps"
         kind = self.channel.unary_stream if many else self.channel.unary_unary
         sent: Any = raw
-        if method == "ScoreSteps":
+        if method in ("ScoreSteps", "ModelStreamInfer"):
             kind, sent = self.channel.stream_stream, iter([raw] if isinstance(raw, bytes) else raw)
-        call = kind(f"/espalier.v1.SearchService/{method}", lambda raw: raw, lambda raw: raw)
+        service = _INFERENCE if method in _INFERENCE.methods_by_name else _SEARCH
+        call = kind(f"/{service.full_name}/{method}", lambda raw: raw, lambda raw: raw)
         try:
             list(call(sent, timeout=PATIENCE)) if many else call(sent, timeout=PATIENCE)
         except grpc.RpcError as error:
@@ -127,10 +133,14 @@ def value_of(field: Any) -> Any:
         one = some.binary(max_size=20)
     else:
         one = message_of(field.message_type)
-    return some.lists(one, max_size=3) if field.is_repeated else one
+    is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+    return some.lists(one, max_size=3) if field.is_repeated and not is_map else one
 
 
 def message_of(kind: Any) -> Any:
+    if kind.GetOptions().map_entry:
+        key, value = (value_of(kind.fields_by_name[name]) for name in ("key", "value"))
+        return some.dictionaries(key, value, max_size=3)
     return some.fixed_dictionaries({}, optional={field.name: value_of(field) for field in kind.fields})
 
 
@@ -195,12 +205,41 @@ def test_messages_of_sessions(served: Served):
     assert min(ended["OK"], ended["INVALID_ARGUMENT"]) > 20, "both happen often, else it is no test"
 
 
+def test_messages_for_inference(served: Served):
+    """Of the KServe protocol: sensible tensors, with parameters that are made up."""
+    name = some.sampled_from(["beam_width", "budget", "temperature", "priority", "timeout", "stream", "vote", "seed"])
+    parameter = message_of(kserve.InferParameter.DESCRIPTOR)
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"38+47?"]}}
+    sensible = {"model_name": "demo-generator@greedy", "inputs": [tensor]}
+    few = some.dictionaries(name, parameter, max_size=2).map(lambda drawn: {**sensible, "parameters": drawn})
+    any_ = message_of(kserve.ModelInferRequest.DESCRIPTOR)
+    half = any_.map(lambda drawn: {**drawn, **sensible})
+
+    def send(values: dict[str, Any]) -> str:
+        raw = kserve.ModelInferRequest(**values).SerializeToString()
+        assert served.send("ModelStreamInfer", [raw, raw]) == "OK"
+        return served.send("ModelInfer", raw)
+
+    ended = attack(served, few | half | any_, 900, send)
+    assert ended.keys() <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}
+    assert min(ended["OK"], ended["INVALID_ARGUMENT"]) > 20, "both happen often, else it is no test"
+
+
 @pytest.mark.parametrize(
-    "method", ["SolveProblem", "SolveProblemStream", "ScoreSolution", "ScoreSteps", "GetServerInfo", "Nothing"]
+    "method",
+    [
+        "SolveProblem",
+        "SolveProblemStream",
+        "ScoreSolution",
+        "ScoreSteps",
+        "GetServerInfo",
+        "Nothing",
+        *_INFERENCE.methods_by_name,
+    ],
 )
 def test_bytes_for_messages(method: str, served: Served):
     ended = attack(served, some.binary(max_size=200), 500, lambda raw: served.send(method, raw))
-    assert ended.keys() <= {"OK", "INVALID_ARGUMENT", "UNIMPLEMENTED"}
+    assert ended.keys() <= {"OK", "INVALID_ARGUMENT", "UNIMPLEMENTED", "NOT_FOUND"}
 
 
 def test_bytes_for_http2(served: Served):
@@ -279,9 +318,35 @@ _SEARCHES = some.fixed_dictionaries(
 )
 
 
+_PARAMETERS = some.dictionaries(
+    some.sampled_from(["beam_width", "budget", "temperature", "priority", "timeout", "binary_data_output", "x"]),
+    _SMALL | _JSON,
+    max_size=2,
+)
+_GENERATE = some.fixed_dictionaries(
+    {"text_input": some.just(PROBLEM) | _JSON}, optional={"parameters": _PARAMETERS | _JSON, "id": _JSON, "x": _JSON}
+)
+_TENSOR = some.fixed_dictionaries(
+    {
+        "name": some.just("text_input") | _JSON,
+        "shape": some.sampled_from([[1], [1, 1]]) | _JSON,
+        "datatype": some.just("BYTES") | _JSON,
+    },
+    optional={"data": some.just([PROBLEM]) | _JSON, "parameters": _JSON},
+)
+_WHOLE = some.just({"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [PROBLEM]})
+_INFER = some.fixed_dictionaries(
+    {"inputs": some.lists(_WHOLE | _TENSOR, min_size=1, max_size=1) | _JSON},
+    optional={"outputs": some.just([{"name": "answer"}]) | _JSON, "parameters": _PARAMETERS | _JSON},
+)
+
+
 @pytest.mark.parametrize(
     ("path", "bodies"),
     [
+        ("/v2/models/demo-generator@greedy/infer", _INFER | _JSON),
+        ("/v2/models/demo-generator@greedy/generate", _GENERATE | _JSON),
+        ("/v2/models/demo-generator@greedy/generate_stream", _GENERATE | _JSON),
         ("/v1/chat/completions", _CHATS | _JSON),
         ("/v1/searches", _SEARCHES | _JSON),
         ("/v1/completions", _COMPLETIONS | _JSON),
@@ -291,7 +356,19 @@ _SEARCHES = some.fixed_dictionaries(
         ("/v1/responses", _RESPONSES | _JSON),
         ("/detokenize", some.fixed_dictionaries({"tokens": _IDS | _JSON})),
     ],
-    ids=["chats", "searches", "completions", "plain chats", "tokenize", "scores", "responses", "detokenize"],
+    ids=[
+        "infer",
+        "generate",
+        "generate stream",
+        "chats",
+        "searches",
+        "completions",
+        "plain chats",
+        "tokenize",
+        "scores",
+        "responses",
+        "detokenize",
+    ],
 )
 def test_bodies(path: str, bodies: Any, served: Served):
     with httpx2.Client(base_url=served.url, timeout=PATIENCE, trust_env=False) as client:

@@ -12,7 +12,6 @@ from espalier.search.completion import ChatPrompt
 from espalier.search.request import SearchRequest
 from espalier.search.schema import from_values
 from espalier.search.service.http_api.body import SearchBody, validated
-from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.openai.parameters import (
     PLAIN_PARAMETERS,
     SEED_BITS,
@@ -26,6 +25,7 @@ from espalier.search.service.http_api.openai.parameters import (
     set_parameters,
     stop_texts,
 )
+from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import SearchCall
 
 _MAX_MESSAGES = _MAX_PARTS = 512
@@ -142,7 +142,7 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
     A last message of the assistant that is to be continued is never searched either.
 
     Raises:
-        HttpError: there is no such model.
+        UnknownModelError: there is no such model.
         InvalidRequestError: lists everything that is wrong and what cannot be honoured.
     """
     chat = validated(ChatBody, body)

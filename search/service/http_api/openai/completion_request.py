@@ -7,7 +7,6 @@ from pydantic import BaseModel, InstanceOf, StrictBool
 from espalier.engine.errors import Violation
 from espalier.search.completion import MAX_PROMPTS, Prompt
 from espalier.search.service.http_api.body import validated
-from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.openai.parameters import (
     PLAIN_PARAMETERS,
     PlainCall,
@@ -16,6 +15,7 @@ from espalier.search.service.http_api.openai.parameters import (
     plain_call,
     plain_fields,
 )
+from espalier.search.service.model_names import ModelNames
 
 _DEFAULT_TOKENS = 16
 """`max_tokens` of the OpenAI API for this endpoint."""
@@ -43,8 +43,8 @@ def read_completion(body: dict[str, Any], names: ModelNames) -> PlainCall:
     """Read a body.
 
     Raises:
-        HttpError: there is no such model, or it names a search.
-        InvalidRequestError: lists everything that is wrong with the body itself.
+        UnknownModelError: there is no such model.
+        InvalidRequestError: its name says a search; or lists everything that is wrong with the body itself.
     """
     its = validated(CompletionBody, body)
     names.require_plain(its.model)

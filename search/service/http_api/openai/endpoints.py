@@ -17,11 +17,11 @@ from espalier.search.service.http_api.event_stream import ServerSentEvent, answe
 from espalier.search.service.http_api.openai.chat_request import ITS_BUDGET, budget_of, read_chat
 from espalier.search.service.http_api.openai.completion import Completion
 from espalier.search.service.http_api.openai.completion_request import read_completion
-from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.openai.parameters import BodyCall, PlainCall
 from espalier.search.service.http_api.openai.plain_completion import PlainCompletion
 from espalier.search.service.http_api.openai.responses import ResponseObject, read_response
 from espalier.search.service.http_api.status import json_response, to_json
+from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import Session
 
 _DONE: tuple[ServerSentEvent, ...] = ((b"[DONE]", None),)

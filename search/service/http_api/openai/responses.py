@@ -16,8 +16,9 @@ from espalier.search.run.executor import AnyEvent
 from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import completion, plain_completion
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
-from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.openai.parameters import PlainCall, in_body, not_honoured
+from espalier.search.service.model_names import ModelNames
+from espalier.search.service.shown import shown, shown_paths
 
 _PLACES = {
     "messages": "input",
@@ -128,7 +129,7 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
     """Read a body.
 
     Raises:
-        HttpError: there is no such model.
+        UnknownModelError: there is no such model.
         InvalidRequestError: lists everything that is wrong and what cannot be honoured.
     """
     its = validated(ResponsesBody, body)
@@ -243,7 +244,7 @@ class ResponseObject:
     def _ended(self, result: SearchResult | CompletionResult, output: list[dict[str, Any]]) -> dict[str, Any]:
         _, _, _, cut = _contents(result)
         if isinstance(result, SearchResult):
-            usage = completion.usage_of(result, completion.shown_paths(result, 1))
+            usage = completion.usage_of(result, shown_paths(result, 1))
             own = completion.espalier_of(result, 1)
         else:
             usage, own = plain_completion.usage_of(result), plain_completion.espalier_of(result)
@@ -291,7 +292,7 @@ def _part(text: str) -> dict[str, Any]:
 def _contents(result: SearchResult | CompletionResult) -> tuple[str, str, tuple[str, ...], bool]:
     """The thought, the text, its steps, and whether a limit cut it."""
     if isinstance(result, SearchResult):
-        path = completion.shown(result)
+        path = shown(result)
         return path.thought, "".join(path.steps), path.steps, path.finish_reason == "length"
     (choice,) = result.choices
     return "", choice.text, (choice.text,), choice.finish_reason in ("length", "abort")

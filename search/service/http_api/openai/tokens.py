@@ -9,8 +9,8 @@ from starlette.responses import Response
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.service.http_api.body import read_json, validated
 from espalier.search.service.http_api.openai.chat_request import Conversation, chat_prompt
-from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.status import json_response
+from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import Session
 from espalier.search.tokenization import TokenizationRequest
 

@@ -16,7 +16,7 @@ from server_thread import PATIENCE, wait_until
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest
 from espalier.search.service.errors import BindError
-from espalier.search.service.http_api.openai.model_names import short_name
+from espalier.search.service.model_names import short_name
 from espalier.search.service.page.files import page_files
 from espalier.search.service.server import serve as run_server
 from espalier.search.service.settings import ServerSettings, SettingsError

@@ -19,8 +19,9 @@ from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import Candidate, Finished, NodeRecord, ScoredStep, SearchResult, StopReason
 from espalier.search.service.http_api.openai.chat_request import ChatCall, Conversation, chat_prompt, read_chat
-from espalier.search.service.http_api.openai.completion import Completion, shown
-from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.openai.completion import Completion
+from espalier.search.service.model_names import ModelNames
+from espalier.search.service.shown import shown
 
 BODIES = Path(__file__).with_name("bodies")
 TEXT = "".join(step.text for step in STEPS)

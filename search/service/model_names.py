@@ -10,9 +10,10 @@ NAME@plain          no search: plain sampling
 import re
 from typing import Any
 
+from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.completion import PLAIN
 from espalier.search.request import AlgorithmName
-from espalier.search.service.http_api.status import HttpError
+from espalier.search.service.errors import UnknownModelError
 
 _EXAMPLES = (PLAIN, "greedy", "majority-16", "best-of-16", "beam-n4-m4", "dvts-n4-m4", "auto")
 _LONGEST_FIRST = sorted(AlgorithmName, key=len, reverse=True)
@@ -51,17 +52,18 @@ class ModelNames:
         """Check the name of a model where nothing is searched: with `@plain` or without a strategy.
 
         Raises:
-            HttpError: there is no such model, or its name says a search.
+            UnknownModelError: there is no such model.
+            InvalidRequestError: its name says a search.
         """
         if self.search_fields(model):
             text = f"a text completion never searches: use the model {self._name}, or /v1/chat/completions"
-            raise HttpError(400, text, param="model", code="invalid_value")
+            raise InvalidRequestError([Violation("model", text)])
 
     def search_fields(self, model: str) -> dict[str, Any]:
         """Return the fields of a request that a model's name says; none for plain sampling.
 
         Raises:
-            HttpError: there is no such model.
+            UnknownModelError: there is no such model.
         """
         if self.is_plain(model):
             return {}
@@ -70,7 +72,7 @@ class ModelNames:
             return {}
         found = _STRATEGY.fullmatch(strategy)
         if name != self._name or not found:
-            raise HttpError(404, self._unknown(model), param="model", code="model_not_found")
+            raise UnknownModelError(self._unknown(model))
         algorithm = found["algorithm"]
         algorithm = algorithm if algorithm in list(AlgorithmName) else f"{algorithm}-n"
         numbers = {field: int(found[field]) for field in ("beam_width", "expansion") if found[field]}
@@ -84,7 +86,7 @@ class ModelNames:
         """Return one model as the OpenAI API describes it.
 
         Raises:
-            HttpError: there is no such model.
+            UnknownModelError: there is no such model.
         """
         self.search_fields(name)
         return {"id": name, "object": "model", "created": self._created, "owned_by": "espalier"}
