@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from espalier.engine.guidance.matcher import Matcher
     from espalier.engine.memory.sequences import KVSequence
 
 LOG_PROBABILITIES = "log-probabilities"
@@ -91,6 +92,7 @@ class StopCause(StrEnum):
     LENGTH = "length"  # its own token limit
     CONTEXT = "context"  # the model's longest context
     MARK = "mark"  # one of `StepMarks`
+    ERROR = "error"  # its matcher cannot go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ class Generate:
         merge_equal: whether samplings that draw the same tokens are one child.
         head: one of the model's other heads, read at the state that each child's last token is drawn from, which costs
             no token; empty for none.
+        matcher: what may be written from the sequence's end on, which each child goes on with in a copy; None for
+            anything.
         tag: what the work is for, whatever its owner likes; comes back with it and is never looked at.
     """
 
@@ -147,6 +151,7 @@ class Generate:
     in_place: bool = False
     merge_equal: bool = True
     head: str = ""
+    matcher: Matcher | None = None
     tag: Any = None
 
 
@@ -166,6 +171,7 @@ class Generated:
         computed_tokens: tokens whose KV was computed for this child. Tokens that children share, and the sequence's
             pending tokens, count for the child of the lowest index.
         values: what `work.head` gave, float32 `[k]`; None without a head.
+        matcher: what may be written from its end on; None without one in `work`.
     """
 
     work: Generate
@@ -178,6 +184,7 @@ class Generated:
     own_tokens: int
     computed_tokens: int
     values: np.ndarray | None = None
+    matcher: Matcher | None = None
 
     @property
     def log_probability(self) -> float:

@@ -38,6 +38,20 @@ def filter_logits(
     return logits.scatter(1, order, torch.where(keep, ordered, FILTERED))
 
 
+def mask_tokens(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Logits with `FILTERED` for every token that is not allowed in its row.
+
+    Args:
+        logits: float32 `[B, vocabulary]`.
+        allowed: uint8 `[B, ceil(vocabulary / 8)]`, on the same device: a bit for each token, the lowest one first.
+
+    Returns:
+        float32 `[B, vocabulary]`.
+    """
+    bits = (allowed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=allowed.device)) & 1
+    return logits.masked_fill(bits.view(len(logits), -1)[:, : logits.shape[1]] == 0, FILTERED)
+
+
 def draw_tokens(
     logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor, rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -154,7 +154,9 @@ class ModelRunner:
             self._sampler = decode, Sampler(decode.samplings, decode.branch_of, hidden.device, self._backend)
         if draws.batch_rows is not None:
             hidden = hidden[self._to_device(draws.batch_rows)]
-        drawn = self._sampler[1].draw(self.model.head, hidden, draws.step_positions)
+        # Masks are made while a GPU still computes the hidden states.
+        allowed = decode.allowed_tokens(self.model.config.vocab_size)
+        drawn = self._sampler[1].draw(self.model.head, hidden, draws.step_positions, allowed)
         if not decode.heads:
             return [*drawn]
         branch_of = self._to_device(decode.branch_of)

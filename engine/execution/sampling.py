@@ -55,7 +55,11 @@ class Sampler:
             self._portions.append((draws, slice(first, last + 1), batch))
 
     def draw(
-        self, head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, positions: np.ndarray
+        self,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        hidden: torch.Tensor,
+        positions: np.ndarray,
+        allowed: np.ndarray | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw tokens as `SamplingBatch.draw` does.
 
@@ -63,8 +67,12 @@ class Sampler:
             head: hidden states to logits.
             hidden: `[B, hidden]`.
             positions: int `[D]`, of the tokens drawn.
+            allowed: of each row, see `SamplingBatch.draw`.
         """
-        found = [batch.draw(head(hidden[rows]), positions[draws]) for draws, rows, batch in self._portions]
+        found = [
+            batch.draw(head(hidden[rows]), positions[draws], None if allowed is None else allowed[rows])
+            for draws, rows, batch in self._portions
+        ]
         if len(found) == 1:
             return found[0]
         token_ids, log_probabilities = zip(*found, strict=True)
@@ -113,6 +121,7 @@ class SamplingBatch:
             return backend.to_device(torch.tensor(list(values), dtype=dtype).numpy(), device)
 
         self._filter_logits, self._draw_tokens = backend.filter_logits, backend.draw_tokens
+        self._mask_tokens = backend.mask_tokens
         self._to_device = backend.to_device
         self._keys = np.array([s.key for s in samplings], dtype=np.uint64)
         groups: list[_Parameters] = []
@@ -124,7 +133,8 @@ class SamplingBatch:
         self._group_of = tensor(group_of, torch.int64)
         # A row whose draws differ in their parameters is given once for each.
         parted = groups and len(groups) > groups[-1].row + 1
-        self._logit_rows = tensor((p.row for p in groups), torch.int64) if parted else None
+        self._rows = np.array([p.row for p in groups], dtype=np.int64) if parted else None
+        self._logit_rows = None if self._rows is None else backend.to_device(self._rows, device)
         self._temperatures = tensor(p.temperature for p in groups)
         banned = [(i, token) for i, p in enumerate(groups) for token in p.banned]
         self._banned = tuple(tensor(ids, torch.int64) for ids in zip(*banned, strict=True))
@@ -138,24 +148,33 @@ class SamplingBatch:
             tensor(p.min_p for p in some),
         )
 
-    def draw(self, logits: torch.Tensor, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(
+        self, logits: torch.Tensor, positions: np.ndarray, allowed: np.ndarray | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw tokens; a draw depends on its row's logits, its own parameters and position alone.
 
         Args:
             logits: `[B, vocabulary]`.
             positions: int `[D]`, of the tokens drawn.
+            allowed: uint8 `[B, ceil(vocabulary / 8)]`, a bit for each token that may be drawn from a row, the lowest
+                one first; None where any may. The filters count what is left.
 
         Returns:
             Token ids int64 `[D]`, and their log-probabilities under the untempered model float32 `[D]`.
         """
         logits = logits.float() if self._logit_rows is None else logits[self._logit_rows].float()
         draws = self._to_device(uniforms(self._keys, positions), logits.device)
-        return self._draw_tokens(logits, self._candidates(logits), self._temperatures, draws, self._group_of)
+        candidates = self._candidates(logits, allowed)
+        return self._draw_tokens(logits, candidates, self._temperatures, draws, self._group_of)
 
-    def _candidates(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits `[B, vocabulary]`, float32, with a mask over what is banned from each row and what filters remove."""
+    def _candidates(self, logits: torch.Tensor, allowed: np.ndarray | None) -> torch.Tensor:
+        """Logits `[B, vocabulary]`, float32, with a mask over what is not to be drawn and what filters remove."""
+        unmasked = logits  # log-probabilities are those of all tokens
+        if allowed is not None:
+            allowed = allowed if self._rows is None else allowed[self._rows]
+            logits = self._mask_tokens(logits, self._to_device(allowed, logits.device))
         if self._banned:
-            logits = logits.clone()  # log-probabilities are those of all tokens
+            logits = logits.clone() if logits is unmasked else logits
             logits[self._banned] = FILTERED
         if not len(self._filtered):
             return logits

@@ -6,7 +6,7 @@
 
 The draws of the step in flight are tokens of the next one, though only the device knows them: a branch goes on as if
 its sampling of the lowest index drew what all of them drew, and nothing that stops it. What turns out otherwise is
-dropped.
+dropped. A guided branch waits for its token instead: what it may draw next depends on it.
 """
 
 import numpy as np
@@ -52,7 +52,7 @@ class LaunchAheadScheduler(Scheduler):
             leaving = {id(item) for item in (*step.scored, *step.opened)}
             if draws := step.draws:  # its last token, whatever it is
                 full = np.flatnonzero(self._branches.are_full(draws.decode, draws.positions))
-                leaving |= {id(draws.decode.branches[i]) for i in full}
+                leaving |= {id(draws.decode.branches[i]) for i in (*full, *draws.decode.matchers)}
             running = [branch for branch in running if id(branch) not in leaving]
             waiting = [item for item in waiting if id(item) not in leaving]
         return running, waiting
@@ -61,7 +61,7 @@ class LaunchAheadScheduler(Scheduler):
         """Give each branch of a step in flight that can go on a token that stands for the one being drawn."""
         decode, positions = draws.decode, draws.positions
         goes_on = (self.table.lengths[decode.rows] == positions) & ~self._branches.are_full(decode, positions)
-        goes_on &= np.array([branch not in draws.opened for branch in decode.branches], dtype=bool)
+        goes_on &= np.array([not (b.matcher or b in draws.opened) for b in decode.branches], dtype=bool)
         if goes_on.any():
             firsts = decode.firsts if draws.live is None else draws.live[decode.firsts]
             self.table.write_tokens(decode.rows[goes_on], positions[goes_on], -1 - firsts[goes_on])

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Generate, Sampling, Score, Work
 
@@ -47,6 +48,7 @@ class RunningRequest:
         shared: sampled tokens that were computed before it diverged from another branch.
         computed_tokens: tokens computed for it besides the sampled ones: its parent's pending ones, and those computed
             again after a preemption freed its KV.
+        matcher: what it may draw next; None for anything.
     """
 
     work: Generate
@@ -55,6 +57,7 @@ class RunningRequest:
     start: int
     shared: int = 0
     computed_tokens: int = 0
+    matcher: Matcher | None = None
 
     @property
     def row(self) -> int:
@@ -80,6 +83,7 @@ class DecodeRows:
         apart: bool `[draws]`, draws that become branches of their own even if they are equal.
         heads: the heads that some branch reads besides its draws.
         ends: the delimiters, markers and marks at which some branch stops.
+        matchers: of the branches that are guided, by their number.
     """
 
     def __init__(self, branches: list[RunningRequest]) -> None:
@@ -95,11 +99,21 @@ class DecodeRows:
         self.apart = np.array(apart, dtype=bool)[self.branch_of]
         self.heads = sorted({b.work.head for b in branches} - {""})
         self.ends = frozenset((b.work.delimiter, b.work.markers, b.work.marks) for b in branches)
+        self.matchers = {i: b.matcher for i, b in enumerate(branches) if b.matcher is not None}
 
     @property
     def samplings(self) -> list[Sampling]:
         """The sampling of every draw."""
         return [b.work.samplings[i] for b in self.branches for i in b.indices]
+
+    def allowed_tokens(self, vocabulary: int) -> np.ndarray | None:
+        """The tokens that each branch may draw, uint8 `[branches, ceil(vocabulary / 8)]`; None for any of all."""
+        if not self.matchers:
+            return None
+        allowed = np.full((len(self.branches), (vocabulary + 7) // 8), 255, dtype=np.uint8)
+        for i, matcher in self.matchers.items():
+            matcher.allow(allowed[i])
+        return allowed
 
     def find_rows(self) -> None:
         """Read `rows` again: a branch gets a sequence of its own once it has a token of its own."""

@@ -94,6 +94,8 @@ class RunningSamples:
             decode = self._decode = DecodeRows(branches)
             positions = positions[parents]
         token_ids = token_ids[firsts]
+        for i, matcher in decode.matchers.items():
+            matcher.advance(int(token_ids[i]))
         self._table.write_tokens(decode.rows, positions, token_ids)
         self._table.log_probabilities[decode.rows, positions] = log_probabilities[firsts]
         head_outputs = {head: values[firsts] for head, values in drawn_from.items()}
@@ -130,8 +132,11 @@ class RunningSamples:
                 known = self._table.log_probabilities[:, branch.start : length]
                 known[sequence.row] = known[branch.row]
                 indices = [branch.indices[place] for place in places]
+                matcher = branch.matcher.copy() if branch.matcher else None
                 parted.append(
-                    RunningRequest(branch.work, indices, sequence, branch.start, shared=length - branch.start)
+                    RunningRequest(
+                        branch.work, indices, sequence, branch.start, shared=length - branch.start, matcher=matcher
+                    )
                 )
                 parents.append(b)
                 firsts.append(first + places[0])
@@ -148,7 +153,9 @@ class RunningSamples:
     ) -> list[Generated]:
         """Finish the branches whose tokens, at `positions`, are their last; `head_outputs` has a row for each."""
         full = self.are_full(decode, positions)
-        flagged = np.flatnonzero(full | self._is_eos[token_ids] | self._ends.may_end(decode.ends)[token_ids])
+        may_stop = full | self._is_eos[token_ids] | self._ends.may_end(decode.ends)[token_ids]
+        may_stop[[i for i, matcher in decode.matchers.items() if matcher.error]] = True
+        flagged = np.flatnonzero(may_stop)
         done, stopped = [], set()
         for i in flagged.tolist():
             branch, length = decode.branches[i], int(positions[i]) + 1
@@ -164,6 +171,8 @@ class RunningSamples:
 
     def _stop_cause(self, branch: RunningRequest, token_id: int, length: int, full: bool) -> StopCause | None:
         """Why a branch stops whose token `token_id` is its last of `length`; None if it goes on."""
+        if branch.matcher and branch.matcher.error:
+            return StopCause.ERROR
         tokens = self._table.tokens[branch.row, branch.start : length]
         if self._ends.marked(branch.work.marks, tokens):
             return StopCause.MARK
@@ -193,4 +202,5 @@ class RunningSamples:
             own_tokens=len(token_ids) - branch.shared,
             computed_tokens=branch.computed_tokens + int(self._table.computed[row]) - branch.start - branch.shared,
             values=values,
+            matcher=branch.matcher,
         )

@@ -288,7 +288,9 @@ class Scheduler:
     def _open_branch(self, item: WaitingRequest, work: Generate, computed: int) -> RunningRequest:
         """The one branch of all samplings of `work`; its sequence is forked once it has a token of its own."""
         start, indices = int(self.table.lengths[item.row]), list(range(len(work.samplings)))
-        return RunningRequest(work, indices, work.sequence, start, computed_tokens=item.computed_tokens + computed)
+        matcher = work.matcher.copy() if work.matcher else None
+        computed += item.computed_tokens
+        return RunningRequest(work, indices, work.sequence, start, computed_tokens=computed, matcher=matcher)
 
 
 def _require_reads_in_order(work: Score) -> None:

@@ -16,8 +16,8 @@ from espalier.kernels.cpu.pointwise import exp_in_place, largest
 from espalier.kernels.cpu.threads import parallel_run, phase_items
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
 
-_FILTER_SPEED, _DRAW_SPEED = 1e8, 4e8
-"""Logits a second that one thread filters, or draws from, within a factor of two or so."""
+_MASK_SPEED, _FILTER_SPEED, _DRAW_SPEED = 1e9, 1e8, 4e8
+"""Logits a second that one thread masks, filters, or draws from, within a factor of two or so."""
 _BLOCK = 256
 """Tokens whose probabilities are summed before the cumulative distribution is looked at one by one."""
 _NOTHING = 1e-30
@@ -27,6 +27,25 @@ _NOTHING = 1e-30
 _LEAST = np.float32(LEAST_TEMPERATURE)
 _BINS_PER_NAT, _BINS = 64, 2048
 """Bins of log-probability below the most likely token; the last holds all the rest, from 32 nats on."""
+
+
+@compiled(nogil=True)
+def _mask(counters: np.ndarray, logits: np.ndarray, vocabulary: int, allowed: np.ndarray, out: np.ndarray) -> None:
+    """Mask each row; `allowed` has a whole number of bytes for each."""
+    width = (vocabulary + 7) // 8
+    for row in phase_items(counters, 0, len(allowed) // width):
+        for b in range(width):
+            bits, first = allowed[row * width + b], row * vocabulary + 8 * b
+            for i in range(min(8, vocabulary - 8 * b)):
+                out[first + i] = logits[first + i] if (bits >> i) & 1 else FILTERED
+
+
+def mask_tokens_cpu(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """`kernels.sampling.mask_tokens` on CPU; same arguments and result."""
+    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    args = logits.contiguous().view(-1).numpy(), logits.shape[1], allowed.contiguous().view(-1).numpy()
+    parallel_run(_mask, 1, *args, out.view(-1).numpy(), seconds=logits.numel() / _MASK_SPEED)
+    return out
 
 
 @inner

@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 import torch
 
-from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu
-from espalier.kernels.sampling import FILTERED, draw_tokens, filter_logits
+from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu, mask_tokens_cpu
+from espalier.kernels.sampling import FILTERED, draw_tokens, filter_logits, mask_tokens
 
 EACH = torch.arange(200)
 """One draw from each of 200 rows."""
@@ -160,3 +161,15 @@ def test_a_share_of_nothing_filters_nothing(kept):
     logits, no_top_k = problem(645)[0], torch.zeros(200, dtype=torch.int64)
     left = kept(logits, torch.ones(200), no_top_k, torch.ones(200), torch.full((200,), 1e-46))
     assert torch.equal(left, logits)
+
+
+@pytest.mark.parametrize("mask", [mask_tokens, mask_tokens_cpu])
+@pytest.mark.parametrize("vocabulary", [1, 7, 8, 9, 257, 5000])
+def test_a_mask_leaves_the_tokens_whose_bits_are_set(vocabulary: int, mask):
+    logits = problem(vocabulary, 12)[0]
+    allowed = torch.rand(12, vocabulary, generator=torch.Generator().manual_seed(1)) < 0.5
+    allowed[0], allowed[1] = True, False
+    bits = torch.from_numpy(np.packbits(allowed.numpy(), axis=1, bitorder="little"))
+    before = logits.clone()
+    assert torch.equal(mask(logits, bits), torch.where(allowed, logits, FILTERED))
+    assert torch.equal(logits, before)
