@@ -104,9 +104,12 @@ class BlockPool:
         return self.owned_slabs * self.layout.blocks_per_slab - self.live_blocks - self.cached_blocks
 
     @property
-    def has_free_block(self) -> bool:
-        """True if `allocate` would give a block that holds nothing, in a slab that nobody else has reserved."""
-        return bool(self._slots_of_a_live_slab()) or (self._can_claim_slab and self.kv_pool.free_slabs > 0)
+    def has_spare_block(self) -> bool:
+        """True if `allocate` would give a block that holds nothing lasting, in a slab that nobody else has reserved."""
+        if self._slots_of_a_live_slab() or (self._can_claim_slab and self.kv_pool.free_slabs):
+            return True
+        in_live_slab, in_any = self._evictable.next_is_transient()
+        return in_live_slab or (in_any and self._can_claim_slab)
 
     @property
     def live_bytes(self) -> int:
@@ -199,9 +202,13 @@ class BlockPool:
             if self.ref_counts[block] == 0:
                 self._release(block)
 
-    def reclaim_idle_slab(self) -> bool:
-        """Give the idle slab with the least recently used block back to the KV pool; False when there is none."""
-        slab = self._evictable.oldest_idle_slab()
+    def reclaim_idle_slab(self, lasting: bool = True) -> bool:
+        """Give the idle slab to evict first back to the KV pool; False when there is none.
+
+        Args:
+            lasting: whether it may hold blocks that are not transient.
+        """
+        slab = self._evictable.oldest_idle_slab(lasting)
         if slab is None:
             return False
         for block in self._evictable.of(slab):
@@ -323,7 +330,7 @@ class BlockPool:
         slots = self._free_slots[slab]
         known = block in self.cache
         if known and self.enable_prefix_cache:
-            self._evictable.keep(block, slab)
+            self._evictable.keep(block, slab, self.cache.is_transient(block))
         else:
             if known:
                 self.cache.forget(block)
@@ -344,63 +351,90 @@ class BlockPool:
 class EvictableBlocks:
     """Cached blocks without references, by slab; slabs, and blocks of a slab, in order of least recent use.
 
-    A live slab also holds blocks that are in use; an idle one holds nothing but cached blocks and free slots.
+    A live slab also holds blocks that are in use; an idle one holds nothing but cached blocks and free slots. Transient
+    blocks are evicted before others, and idle slabs with transient blocks alone before other slabs.
     """
 
     def __init__(self) -> None:
-        self._of: dict[int, OrderedDict[int, None]] = {}
-        self._live: OrderedDict[int, None] = OrderedDict()
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        # Each pair: of blocks that last, and of transient ones.
+        self._of: tuple[dict[int, OrderedDict[int, None]], ...] = ({}, {})
+        self._live: tuple[OrderedDict[int, None], ...] = (OrderedDict(), OrderedDict())
+        self._idle: tuple[OrderedDict[int, None], ...] = (OrderedDict(), OrderedDict())
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def of(self, slab: int) -> list[int]:
-        """Cached blocks of a slab, least recently used first."""
-        return list(self._of.get(slab, ()))
+        """Cached blocks of a slab, those to evict first at the front."""
+        return [block for blocks in reversed(self._of) for block in blocks.get(slab, ())]
 
-    def keep(self, block: int, slab: int) -> None:
+    def keep(self, block: int, slab: int, transient: bool = False) -> None:
         """Add `block` of the live `slab` as the most recently used one."""
-        self._of.setdefault(slab, OrderedDict())[block] = None
-        self._live[slab] = None
-        self._live.move_to_end(slab)
+        self._of[transient].setdefault(slab, OrderedDict())[block] = None
+        self._live[transient][slab] = None
+        self._live[transient].move_to_end(slab)
         self._count += 1
 
     def remove(self, block: int, slab: int) -> None:
         """Take `block` out: it is used again, or its room is needed."""
-        kept = self._of[slab]
+        transient = block not in self._of[False].get(slab, ())
+        kept = self._of[transient][slab]
         del kept[block]
         self._count -= 1
         if not kept:
-            del self._of[slab]
-            self._live.pop(slab, None)
-            self._idle.pop(slab, None)
+            del self._of[transient][slab]
+            self._live[transient].pop(slab, None)
+            if slab not in self._of[not transient]:
+                self._leave_idle(slab)
 
     def set_idle(self, slab: int) -> None:
         """Note that the last block in use of `slab` was freed."""
-        if slab in self._of:
-            self._live.pop(slab, None)
-            self._idle[slab] = None
+        holds = [slab in blocks for blocks in self._of]
+        if any(holds):
+            for live in self._live:
+                live.pop(slab, None)
+            self._idle[not holds[False]][slab] = None
 
     def set_live(self, slab: int) -> None:
         """Note that a block of `slab` is in use again."""
-        if self._idle.pop(slab, 0) is None:
-            self._live[slab] = None
+        if self._leave_idle(slab):
+            for live, blocks in zip(self._live, self._of, strict=True):
+                if slab in blocks:
+                    live[slab] = None
+
+    def next_is_transient(self) -> tuple[bool, bool]:
+        """True if the block to evict first among live slabs is transient; the same for that among all slabs.
+
+        Blocks of idle slabs come after all those of live ones.
+        """
+        in_live_slab = bool(self._live[True])
+        return in_live_slab, in_live_slab or (not self._live[False] and bool(self._idle[True]))
 
     def oldest_in_live_slab(self) -> tuple[int, int] | None:
         """The block to evict first among live slabs, and its slab; None without any."""
-        if not self._live:
-            return None
-        slab = next(iter(self._live))
-        return next(iter(self._of[slab])), slab
+        for slabs, blocks in zip(reversed(self._live), reversed(self._of), strict=True):
+            if slabs:
+                slab = next(iter(slabs))
+                return next(iter(blocks[slab])), slab
+        return None
 
-    def oldest_idle_slab(self) -> int | None:
-        """The idle slab to give back first; None without any."""
-        return next(iter(self._idle), None)
+    def oldest_idle_slab(self, lasting: bool = True) -> int | None:
+        """The idle slab to give back first; None without any. With `lasting` it may hold more than transient blocks."""
+        lasts, transient = self._idle
+        return next(iter(transient or (lasts if lasting else ())), None)
 
     def check_integrity(self, live_slabs: set[int]) -> None:
-        """Raise AssertionError unless every slab with cached blocks is listed once, as live or as idle."""
-        assert self._count == sum(map(len, self._of.values())), "the count of cached blocks is wrong"
-        assert set(self._live) == set(self._of) & live_slabs, "live slabs with cached blocks differ"
-        assert set(self._idle) == set(self._of) - live_slabs, "idle slabs differ"
+        """Raise AssertionError unless every slab with cached blocks is listed as live or as idle."""
+        assert self._count == sum(len(blocks) for of in self._of for blocks in of.values()), (
+            "cached blocks are miscounted"
+        )
+        for live, of in zip(self._live, self._of, strict=True):
+            assert set(live) == set(of) & live_slabs, "live slabs with cached blocks differ"
+        lasts, transient = (set(of) - live_slabs for of in self._of)
+        assert set(self._idle[False]) == lasts, "idle slabs differ"
+        assert set(self._idle[True]) == transient - lasts, "idle slabs with transient blocks alone differ"
+
+    def _leave_idle(self, slab: int) -> bool:
+        """Take a slab out of those that are idle; False if it was not."""
+        return any(idle.pop(slab, 0) is None for idle in self._idle)  # it is in one at most

@@ -23,8 +23,8 @@ class SlabHolder(Protocol):
         """Slabs reserved for it that it does not need yet."""
         ...
 
-    def reclaim_idle_slab(self) -> bool:
-        """Give one idle slab back; False when there is none."""
+    def reclaim_idle_slab(self, lasting: bool = True) -> bool:
+        """Give one idle slab back, with more than transient blocks only if `lasting`; False when there is none."""
         ...
 
 
@@ -83,7 +83,8 @@ class KVPool:
 
     def take(self, role: str) -> int | None:
         """Give a free or idle slab to `role`; None when there is none."""
-        if not self._free and not any(holder.reclaim_idle_slab() for holder in self._holders.values()):
+        holders = self._holders.values()
+        if not self._free and not any(one.reclaim_idle_slab(lasting) for lasting in (False, True) for one in holders):
             return None
         slab = self._free.pop()
         self._role_of[slab] = role

@@ -1,7 +1,8 @@
 """The prefix cache: blocks by the hash of their tokens, so that a prompt seen before is not computed again.
 
 A block is known by the sha256 of its tokens and of all before them, so equal hashes mean equal prefixes. Most blocks
-are full. Tails, which are not, go on being written to: only what is about to be freed is entered as one.
+are full. Tails, which are not, go on being written to: only what is about to be freed is entered as one. What is
+entered as a sequence is released is transient until it is found again: its room is given up first.
 """
 
 import hashlib
@@ -40,6 +41,7 @@ class PrefixCache:
         self._hash_of: dict[int, bytes] = {}
         self._tails: dict[bytes, dict[bytes, bytes]] = {}  # by the hash of the block before: their hashes by tokens
         self._tail_of: dict[int, tuple[bytes, bytes]] = {}  # by block: the hash of the one before, and its tokens
+        self._transient: set[int] = set()  # blocks
 
     def __contains__(self, block: int) -> bool:
         """True if the cache knows the tokens of `block`."""
@@ -64,14 +66,20 @@ class PrefixCache:
         return all(digest in self._block_of for digest in hashes)
 
     def find(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks with these hashes, all of which it knows."""
-        return [self._block_of[digest] for digest in hashes]
+        """The blocks with these hashes, all of which it knows; they are transient no longer."""
+        found = [self._block_of[digest] for digest in hashes]
+        self._transient.difference_update(found)
+        return found
 
-    def register(self, block: int, digest: bytes) -> None:
+    def register(self, block: int, digest: bytes, transient: bool = False) -> None:
         """Enter a full, computed block; of two with the same tokens the first stays in the cache."""
         if digest not in self._block_of:
             self._block_of[digest] = block
             self._hash_of[block] = digest
+            if transient:
+                self._transient.add(block)
+        elif not transient:
+            self._transient.discard(self._block_of[digest])
 
     @property
     def has_tails(self) -> bool:
@@ -82,17 +90,22 @@ class PrefixCache:
         """True if it knows `block` as a tail."""
         return block in self._tail_of
 
-    def register_tail(self, block: int, before: bytes, token_ids: bytes) -> None:
+    def is_transient(self, block: int) -> bool:
+        """True if it knows `block` from a released sequence alone."""
+        return block in self._transient
+
+    def register_tail(self, block: int, before: bytes, token_ids: bytes, transient: bool = False) -> None:
         """Enter a block that is not full.
 
         Args:
             block: a computed block that is not written to while it is known.
             before: the hash of the block before it.
             token_ids: int32, what it has of its own.
+            transient: whether its room is given up first.
         """
         digest = hashlib.sha256(before + token_ids).digest()
         if digest not in self._block_of:
-            self.register(block, digest)
+            self.register(block, digest, transient)
             self._tails.setdefault(before, {})[token_ids] = digest
             self._tail_of[block] = before, token_ids
 
@@ -105,6 +118,7 @@ class PrefixCache:
     def forget(self, block: int) -> None:
         """Take a block out, before other tokens are written to it."""
         del self._block_of[self._hash_of.pop(block)]
+        self._transient.discard(block)
         if tail := self._tail_of.pop(block, None):
             before, token_ids = tail
             del self._tails[before][token_ids]
@@ -115,5 +129,6 @@ class PrefixCache:
         """Raise AssertionError unless both maps agree and every block of the cache is in `held`, live or cached."""
         assert {block: digest for digest, block in self._block_of.items()} == self._hash_of, "the two maps differ"
         assert set(self._hash_of) <= held, "a block of the prefix cache is neither live nor evictable"
+        assert self._transient <= set(self._hash_of), "a block that is not known is transient"
         tails = {self._block_of[digest] for known in self._tails.values() for digest in known.values()}
         assert tails == set(self._tail_of), "tails differ from the blocks that are known as such"

@@ -171,9 +171,17 @@ class SequenceTable:
         self._free_all(row)
         self._forget_blocks(row)
 
-    def _keep_in_cache(self, row: int) -> None:
-        """Enter a row's state, and the blocks that it has computed up to there, into the prefix cache."""
+    def _keep_in_cache(self, row: int, transient: bool = False) -> None:
+        """Enter a row's state, and the blocks that it has computed up to there, into the prefix cache.
+
+        Args:
+            row: any row; one without a state is left as it is, and if `transient` one whose state others share.
+            transient: whether their room is given up first.
+        """
         if self.states is None or not self._enable_prefix_cache or not self.num_blocks[row]:
+            return
+        state = self.blocks[self.states, row, self.num_blocks[row] - 1]
+        if transient and self.pools[self.states].ref_counts[state] > 1:
             return
         token_ids = self.tokens[row, : self.computed[row]]
         hashes = chain_hashes(self._seeds[row], token_ids, self.block_size)
@@ -181,9 +189,9 @@ class SequenceTable:
         tail = token_ids[full * self.block_size :].tobytes()
         for pool, blocks, passed in zip(self.pools, self.blocks[:, row], self.passed_blocks[:, row], strict=True):
             for block, digest in zip(blocks[passed:full].tolist(), hashes[passed:], strict=True):
-                pool.cache.register(block, digest)
+                pool.cache.register(block, digest, transient)
             if tail:
-                pool.cache.register_tail(int(blocks[full]), before, tail)
+                pool.cache.register_tail(int(blocks[full]), before, tail, transient)
 
     def _hash_before(self, row: int, hashes: Sequence[bytes]) -> bytes:
         """The hash of what comes before a block of a row, `hashes` those of all blocks before."""
@@ -442,8 +450,12 @@ class SequenceTable:
                 passed_blocks[rows[i]] = passed[i]
 
     def release(self, sequence: KVSequence) -> None:
-        """Drop the references of a sequence; blocks without others become free or cached."""
+        """Drop the references of a sequence; blocks without others become free or cached.
+
+        The recurrent state at its end stays in the prefix cache, with all before it, while nobody needs the room.
+        """
         sequence.released = True
+        self._keep_in_cache(sequence.row, transient=True)
         self._unhashed.pop(sequence.row, None)
         self._stops.pop(sequence.row, None)
         self._preempted.discard(sequence.row)
@@ -601,7 +613,7 @@ class SequenceTable:
             known = state in pool.cache
             # Counts drop as rows of this loop leave a state: the last keeps it without a copy, unless the cache does.
             kept = known and not pool.cache.is_tail(state) and pool.enable_prefix_cache
-            if count and (pool.ref_counts[state] > 1 or (kept and pool.has_free_block)):
+            if count and (pool.ref_counts[state] > 1 or (kept and pool.has_spare_block)):
                 fresh = pool.allocate()
                 copies[0].append(state)
                 copies[1].append(fresh)

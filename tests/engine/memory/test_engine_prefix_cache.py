@@ -196,6 +196,57 @@ def test_kept_blocks_give_way_by_slab_and_age():
         kept.check_integrity(live_slabs={0, 2})
 
 
+def test_transient_blocks_give_way_before_others_of_any_age():
+    kept = EvictableBlocks()
+    for block, slab, transient in ((0, 0, False), (1, 0, True), (10, 1, False), (20, 2, True), (30, 3, True)):
+        kept.keep(block, slab, transient)
+    kept.check_integrity(live_slabs={0, 1, 2, 3})
+    assert (kept.oldest_in_live_slab(), kept.next_is_transient()) == ((1, 0), (True, True))
+    for slab in (1, 0, 3, 2):
+        kept.set_idle(slab)
+    kept.check_integrity(live_slabs=set())
+    assert (kept.oldest_idle_slab(), kept.oldest_idle_slab(lasting=False)) == (3, 3)
+    assert (kept.of(0), kept.next_is_transient()) == ([1, 0], (False, True))
+    kept.remove(30, 3)
+    kept.remove(20, 2)
+    assert (kept.oldest_idle_slab(), kept.oldest_idle_slab(lasting=False)) == (1, None), (
+        "slab 0 holds a lasting one, too"
+    )
+    assert kept.next_is_transient() == (False, False)
+    kept.set_live(0)
+    assert (kept.oldest_in_live_slab(), len(kept)) == ((1, 0), 3)
+    kept.check_integrity(live_slabs={0})
+
+
+def test_a_transient_block_lasts_once_it_is_found():
+    cache = PrefixCache()
+    cache.register(3, b"x", transient=True)
+    cache.register(4, b"y", transient=True)
+    cache.register(5, b"z")
+    assert [cache.is_transient(block) for block in (3, 4, 5)] == [True, True, False]
+    assert cache.find([b"x"]) == [3]
+    cache.register(4, b"y")
+    assert not any(map(cache.is_transient, (3, 4)))
+    cache.forget(3)
+    cache.register(3, b"w", transient=True)
+    cache.forget(3)
+    assert not cache.is_transient(3)
+    cache.check_integrity(held={4, 5})
+
+
+def test_slabs_of_transient_blocks_move_to_another_model_first():
+    pools = tiny_pools(4, states=True)
+    states, verifier = pools["generator/states"], pools["verifier"]
+    for pool, transient in ((pools["generator"], False), (states, True)):
+        blocks = [pool.allocate() for _ in range(2 * pool.layout.blocks_per_slab)]
+        for block in blocks:
+            pool.cache.register(block, b"%d" % block, transient)
+        pool.free(blocks)
+    held = [verifier.allocate() for _ in range(2 * verifier.layout.blocks_per_slab)]
+    assert [pools[name].owned_slabs for name in ("generator", "generator/states", "verifier")] == [2, 0, 2]
+    verifier.free(held)
+
+
 def test_without_the_cache_no_block_outlives_its_sequence(make: Make):
     engine = make(prefix_cache=False)
     assert [compute(engine, "generator", PROMPT) for _ in range(2)] == [37, 37]

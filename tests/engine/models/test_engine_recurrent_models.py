@@ -288,6 +288,62 @@ def test_a_prompt_that_was_seen_goes_on_from_its_last_full_block(
     release(engine, again)
 
 
+@pytest.mark.parametrize("kind", ["qwen3_next", "mamba2"])
+def test_a_path_that_was_released_is_not_computed_again(
+    kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    engine, ids = make_engine(models[kind]), some_ids(10)
+
+    def computed_for(token_ids: list[int], *more: int) -> tuple[int, np.ndarray]:
+        before, sequence = engine.stats()["generator"].computed_tokens, engine.open("generator", token_ids)
+        values = read(engine, sequence, list(more))
+        release(engine, sequence)
+        return engine.stats()["generator"].computed_tokens - before, values
+
+    prompt = engine.open("generator", ids)
+    children = generate(engine, prompt, *(Sampling(key=key) for key in range(3)), tokens=7, delimiter="")
+    paths = [ids + list(child.token_ids) for child in children]
+    assert len(set(map(tuple, paths))) == 3
+    release(engine, prompt, *(child.sequence for child in children))
+    (_, expected), _ = computed_for(paths[0], 5, 6), engine.check_drained()
+    fresh = make_engine(models[kind], prefix_cache=False)
+    sequence = fresh.open("generator", paths[0])
+    assert np.array_equal(read(fresh, sequence, [5, 6]), expected)
+    release(fresh, sequence)
+    for path in paths[1:]:
+        assert computed_for(path, 5)[0] == 2, "the last token, which was never computed, and the next one"
+    assert computed_for([*paths[0], 5, 6], 7)[0] == 1, "from where the reading ended"
+    assert computed_for([*ids, 9], 7)[0] <= 2 + len(ids) % 4, "from the prompt's last full block"
+
+
+def test_what_is_released_gives_way_before_a_prompt_that_is_kept(
+    make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    model = models["qwen3_next"]
+    size = state_slab(model)
+    engine = make_engine(model, kv_memory_bytes=9 * size, slab_bytes=size)
+    asked, *others = (some_ids(8, seed=seed) for seed in range(30))
+
+    def computed_for(prompt: list[int]) -> int:
+        before, sequence = engine.stats()["generator"].computed_tokens, engine.open("generator", prompt)
+        read(engine, sequence, [5])
+        release(engine, sequence)
+        return engine.stats()["generator"].computed_tokens - before
+
+    def read_once(token_ids: list[int]) -> None:
+        sequence = engine.open("generator", [])
+        read(engine, sequence, token_ids, [])
+        release(engine, sequence)
+
+    assert computed_for(asked) == len(asked) + 1
+    for _ in range(2):
+        for other in others:
+            read_once(other)
+        assert engine.stats()["generator"].evicted_blocks > 0, "they do not fit together"
+        assert engine.kv_pool.free_slabs == 0
+        assert computed_for([*asked, 6]) == 2, "its state is used, and kept again"
+
+
 def test_tokens_that_were_never_computed_are_replaced_and_others_are_computed_from_the_start(
     make_engine: Callable[..., Engine], models: dict[str, Model], folders: dict[str, Path]
 ):
