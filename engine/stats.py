@@ -65,6 +65,8 @@ class RoleStats:
         preemptions: how often an owner's KV of this role was freed to make room.
         cache_lookups: full blocks of prompts that were looked up in the prefix cache.
         cache_hits: blocks taken from the prefix cache.
+        drafted_tokens: tokens that were proposed for branches and verified.
+        accepted_tokens: those of them that branches drew and went on behind, each without a step of its own.
         evicted_blocks: cached blocks given up to make room.
         batch_rows: sequences of each batch.
         batch_tokens: tokens computed in each batch.
@@ -88,6 +90,8 @@ class RoleStats:
     preemptions: int
     cache_lookups: int
     cache_hits: int
+    drafted_tokens: int
+    accepted_tokens: int
     evicted_blocks: int
     live_sequences: int
     owned_slabs: int

@@ -401,7 +401,11 @@ class SequenceTable:
             return
         self.computed[row] = computed = min(int(self.computed[row]), length - 1)
         self._require_window(row, computed)
-        blocks = -(-computed // self.block_size)
+        self.free_beyond(row)
+
+    def free_beyond(self, row: int) -> None:
+        """Free the blocks that `prepare_write` took for more tokens than are computed: those were not the row's."""
+        blocks = -(-int(self.computed[row]) // self.block_size)
         for pool, table in zip(self.pools, self.blocks[:, row], strict=True):
             pool.free(table[blocks : self.num_blocks[row]][::-1])
         self.num_blocks[row] = blocks

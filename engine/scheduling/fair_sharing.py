@@ -81,7 +81,9 @@ class FairSharing:
 
     def charge(self, role: str, plan: StepPlan) -> None:
         """Let the accounts in a step pay for it."""
-        tokens: Counter[Hashable] = Counter(self._accounts.get(branch.work.owner) for branch in plan.branches)
+        tokens: Counter[Hashable] = Counter()
+        for branch in plan.branches:
+            tokens[self._accounts.get(branch.work.owner)] += 1 + len(branch.draft)
         for chunk in plan.chunks:
             tokens[self._accounts.get(chunk.target.work.owner)] += chunk.count
         sizes = Counter(self._groups.values())

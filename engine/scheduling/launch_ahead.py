@@ -7,6 +7,9 @@
 The draws of the step in flight are tokens of the next one, though only the device knows them: a branch goes on as if
 its sampling of the lowest index drew what all of them drew, and nothing that stops it. What turns out otherwise is
 dropped. A guided branch waits for its token instead: what it may draw next depends on it.
+
+Drafts are verified behind tokens that are known, so while branches are to have any, those in flight are left out until
+their results are there.
 """
 
 import numpy as np
@@ -23,7 +26,7 @@ class LaunchAheadScheduler(Scheduler):
 
     def schedule(self, max_tokens: int) -> StepPlan | None:
         """See `Scheduler`."""
-        if self._in_flight and (draws := self._in_flight[-1].draws):
+        if self._in_flight and (draws := self._in_flight[-1].draws) and not self._waits_for(draws):
             self._append_placeholders(draws)
         return super().schedule(max_tokens)
 
@@ -50,12 +53,18 @@ class LaunchAheadScheduler(Scheduler):
         running, waiting = super()._ready()
         for step in self._in_flight[-1:]:
             leaving = {id(item) for item in (*step.scored, *step.opened)}
-            if draws := step.draws:  # its last token, whatever it is
+            if (draws := step.draws) and self._waits_for(draws):
+                leaving |= set(map(id, draws.decode.branches))
+            elif draws:  # its last token, whatever it is
                 full = np.flatnonzero(self._branches.are_full(draws.decode, draws.positions))
                 leaving |= {id(draws.decode.branches[i]) for i in (*full, *draws.decode.matchers)}
             running = [branch for branch in running if id(branch) not in leaving]
             waiting = [item for item in waiting if id(item) not in leaving]
         return running, waiting
+
+    def _waits_for(self, draws: Draws) -> bool:
+        """True if branches of a step in flight go on only when its results are there."""
+        return draws.depths is not None or (self.speculation is not None and self.speculation.length > 0)
 
     def _append_placeholders(self, draws: Draws) -> None:
         """Give each branch of a step in flight that can go on a token that stands for the one being drawn."""

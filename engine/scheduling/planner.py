@@ -68,15 +68,17 @@ class StepPlan:
         ends              1          2              2 + count               ...           T
 
     Row `ends[i] - 1` is the last token of sequence `i`, position `first[i] + counts[i] - 1`: there it is sampled from.
+    A branch with a draft has 1 + its length rows, and is sampled from in each.
 
     Attributes:
-        branches: branches that compute their last token.
+        branches: branches that compute their last token, and their drafts.
         chunks: tokens of other sequences.
         rows: int64 `[S]`, the sequence of each branch, then of each chunk.
         first: int64 `[S]`, the position of each sequence's first token.
         counts: int64 `[S]`, how many tokens of each sequence are computed.
         copies: of each KV group, blocks to copy from, and the blocks to copy them to, before anything is written.
         reads: by the names of heads.
+        draft_length: tokens that branches were to draft at most; some may have fewer or none.
         scored: Scores whose last read is in this step.
         opened: for each Generate whose pending tokens end in this step, the branch that it continues as.
         draws: the tokens that it draws, None without any.
@@ -92,6 +94,7 @@ class StepPlan:
     scored: list[WaitingRequest] = field(default_factory=list)
     opened: dict[WaitingRequest, RunningRequest] = field(default_factory=dict)
     draws: Draws | None = None
+    draft_length: int = 0
 
     @property
     def copied_blocks(self) -> int:
@@ -110,6 +113,7 @@ class BatchPlanner:
         paused: owners whose work is left out until they resume, for their KV was freed.
         deferred: other work that is left out until there is room, for its sequence's KV was freed.
         throttled: owners whose work is left out of the next step, for their accounts are ahead; see `FairSharing`.
+        draft_length: tokens that branches draft at most; 0 without drafts.
         blocked: the first piece of work that found no blocks in the last step.
     """
 
@@ -117,6 +121,7 @@ class BatchPlanner:
         self.paused: set[Hashable] = set()
         self.deferred: list[WaitingRequest | RunningRequest] = []
         self.throttled: frozenset[Hashable] = frozenset()
+        self.draft_length = 0
         self.blocked: BlockedWork | None = None
         self._table = table
         self._make_room = make_room
@@ -188,7 +193,7 @@ class BatchPlanner:
                     raise exhausted
                 return None
             try:
-                return self._place(branches, chunks)
+                return self._place(branches, chunks, max_tokens)
             except PoolExhaustedError as error:
                 if not may_preempt:
                     return None
@@ -216,8 +221,10 @@ class BatchPlanner:
         if len(self.deferred) == len(targets) or self._table.has_room(2 * needed):
             self.deferred.remove(longest)
 
-    def _place(self, branches: list[RunningRequest], chunks: list[Chunk]) -> StepPlan:
+    def _place(self, branches: list[RunningRequest], chunks: list[Chunk], budget: int) -> StepPlan:
         """Take blocks for all branches, and for the chunks that find some.
+
+        Drafts get what is left of the `budget` of tokens, if there is room for all.
 
         Raises:
             PoolExhaustedError: when there are too few for the branches, or without branches for any chunk; it names
@@ -225,6 +232,8 @@ class BatchPlanner:
         """
         rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
         counts = np.ones(len(rows), dtype=np.int64)
+        if self.draft_length:
+            counts = self._take_drafts(branches, chunks, rows, budget)
         try:
             copies = self._table.prepare_write(rows, counts)
         except PoolExhaustedError as error:
@@ -243,7 +252,29 @@ class BatchPlanner:
             counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
         # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
         first = np.minimum(self._table.computed[rows], self._table.lengths[rows] - 1).astype(np.int64)
-        return StepPlan(branches, chunks, rows, first, counts, copies)
+        return StepPlan(branches, chunks, rows, first, counts, copies, draft_length=self.draft_length)
+
+    def _take_drafts(
+        self, branches: list[RunningRequest], chunks: list[Chunk], rows: np.ndarray, budget: int
+    ) -> np.ndarray:
+        """Write as much of the branches' drafts behind their tokens as there is room for; returns how many tokens each
+        computes, int64 `[branches]`.
+        """
+        left = budget - len(branches) - sum(chunk.count for chunk in chunks)
+        for branch in branches:
+            branch.draft = branch.draft[:left]
+            left -= len(branch.draft)
+        counts = np.array([1 + len(branch.draft) for branch in branches], dtype=np.int64)
+        # Nobody gives up KV for a draft.
+        if not self._table.has_room(self._table.blocks_needed(rows, counts) + self._blocks_for(chunks)):
+            for branch in branches:
+                branch.draft = []
+            return np.ones_like(counts)
+        lengths = self._table.lengths[rows]
+        self._table.reserve_columns(int((lengths + counts).max(initial=0)))
+        for branch, length in zip(branches, lengths.tolist(), strict=True):
+            self._table.tokens[branch.row, length : length + len(branch.draft)] = branch.draft
+        return counts
 
     def _choose(
         self, running: list[RunningRequest], waiting: list[WaitingRequest], budget: int

@@ -49,6 +49,9 @@ class RunningRequest:
         computed_tokens: tokens computed for it besides the sampled ones: its parent's pending ones, and those computed
             again after a preemption freed its KV.
         matcher: what it may draw next; None for anything.
+        draft: tokens proposed for it, which the next step may verify.
+        drafted: tokens proposed for it that were verified, since it began.
+        accepted: those of them that it drew and went on behind, so tokens that it has without a step of their own.
     """
 
     work: Generate
@@ -58,6 +61,9 @@ class RunningRequest:
     shared: int = 0
     computed_tokens: int = 0
     matcher: Matcher | None = None
+    draft: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def row(self) -> int:
@@ -73,7 +79,7 @@ class DecodeRows:
     """Running branches as arrays, built anew only when the branches change.
 
     Attributes:
-        branches: the branches, in the order of the arrays.
+        branches: the branches, in the order of the arrays; one with a draft again for each token of that.
         indices: for each draw, the index of its sampling in the branch's request.
         branch_of: int64 `[draws]`, the branch of each draw; a branch has a draw for each of its samplings.
         firsts: int64 `[branches]`, the first draw of each branch.

@@ -15,6 +15,13 @@ from espalier.engine.work import Generated, StopCause
 class Draws:
     """The draws of one step: a token for each sampling of each branch.
 
+    A branch with a draft of k tokens is there k + 1 times, with the draws behind its last token and behind each of the
+    draft's: those up to the first that is not the draft's are its next tokens, as if each had been drawn in a step of
+    its own.
+
+        tokens of the branch  ... a b | x y z         b, x, y and z are computed, x y z being the draft
+        draws                           x y u v       x and y are accepted, u is drawn behind them, v is dropped
+
     Attributes:
         decode: the branches.
         step_positions: int64 `[draws]`, the position of each draw within its step.
@@ -23,6 +30,8 @@ class Draws:
         opened: branches that begin with this step.
         live: int64, the draws that are still live, once results of the step before showed that some branches had
             stopped or parted; None for all. `decode` and `step_positions` hold these alone.
+        depths: int64 `[branches]`, how many tokens of its draft each branch is drawn behind; None without drafts.
+        tokens: those that branches got, of a step with drafts whose results are processed.
     """
 
     decode: DecodeRows
@@ -30,11 +39,23 @@ class Draws:
     batch_rows: np.ndarray | None = None
     opened: list[RunningRequest] = field(default_factory=list)
     live: np.ndarray | None = None
+    depths: np.ndarray | None = None
+    tokens: int = 0
 
     @property
     def positions(self) -> np.ndarray:
         """The position of each branch's new token in its sequence, int64 `[branches]`."""
         return self.decode.starts + self.step_positions[self.decode.firsts]
+
+    def reached(self, token_ids: np.ndarray) -> np.ndarray:
+        """True for branches that are drawn behind accepted tokens alone, by what was drawn; bool `[branches]`."""
+        reached = np.ones(len(self.decode.branches), dtype=bool)
+        depths = np.zeros(len(reached), dtype=np.int64) if self.depths is None else self.depths
+        for b in np.flatnonzero(depths).tolist():
+            drafted = self.decode.branches[b].draft[depths[b] - 1]
+            before = token_ids[self.decode.firsts[b - 1] : self.decode.firsts[b]]
+            reached[b] = reached[b - 1] and drafted in before
+        return reached
 
 
 class RunningSamples:
@@ -58,11 +79,24 @@ class RunningSamples:
         self, sampled: list[RunningRequest], opened: list[RunningRequest], batch_rows: np.ndarray | None
     ) -> Draws:
         """The draws of a step that samples some branches, of which `opened` begin with it."""
+        if batch_rows is not None and any(branch.draft for branch in sampled):
+            return self._drafted_draws(sampled, opened, batch_rows)
         if self._decode is None or self._decode.branches != sampled:
             self._decode = DecodeRows(sampled)
         decode = self._decode
         step_positions = (self._table.lengths[decode.rows] - decode.starts)[decode.branch_of]
         return Draws(decode, step_positions, batch_rows, opened)
+
+    def _drafted_draws(
+        self, sampled: list[RunningRequest], opened: list[RunningRequest], batch_rows: np.ndarray
+    ) -> Draws:
+        """The draws of a step in which some branches have drafts; `batch_rows` are those of their last tokens."""
+        counts = np.array([1 + len(branch.draft) for branch in sampled], dtype=np.int64)
+        decode = DecodeRows([branch for branch, count in zip(sampled, counts, strict=True) for _ in range(count)])
+        depths = np.arange(len(decode.branches)) - np.repeat(counts.cumsum() - counts, counts)
+        step_positions = (self._table.lengths[decode.rows] - decode.starts + depths)[decode.branch_of]
+        rows = np.repeat(batch_rows - counts + 1, counts) + depths
+        return Draws(decode, step_positions, rows, opened, depths=depths)
 
     def process_outputs(
         self,
@@ -79,6 +113,63 @@ class RunningSamples:
             log_probabilities: float32, likewise.
             drawn_from: what each head says of the state that each of them was drawn from.
         """
+        if draws.depths is None:
+            return self._append_drawn(draws, token_ids, log_probabilities, drawn_from)
+        return self._append_drafted(draws, token_ids, log_probabilities, drawn_from)
+
+    def _append_drafted(
+        self,
+        draws: Draws,
+        token_ids: np.ndarray,
+        log_probabilities: np.ndarray,
+        drawn_from: dict[str, np.ndarray],
+    ) -> list[Generated]:
+        """Process a step with drafts as the steps of a token each that it stands for; arguments as above."""
+        done: list[Generated] = []
+        places: dict[tuple[int, int], dict[int, int]] = {}  # by branch and depth: the draw of each sampling
+        assert draws.depths is not None
+        for b, (branch, depth) in enumerate(zip(draws.decode.branches, draws.depths.tolist(), strict=True)):
+            first = int(draws.decode.firsts[b])
+            places[id(branch), depth] = {index: first + i for i, index in enumerate(branch.indices)}
+        branches = [b for b, depth in zip(draws.decode.branches, draws.depths.tolist(), strict=True) if not depth]
+        drafted, going_on = [branch for branch in branches if branch.draft], set[int]()
+        for branch in drafted:
+            branch.drafted += len(branch.draft)
+        depth = 0
+        while branches:
+            chosen = np.array([places[id(b), depth][index] for b in branches for index in b.indices], dtype=np.int64)
+            its = Draws(DecodeRows(branches), draws.step_positions[chosen], opened=[] if depth else draws.opened)
+            positions = its.positions
+            if depth:  # what came before is what was computed
+                self._table.computed[its.decode.rows] = positions
+            draws.tokens += len(branches)
+            heads = {head: values[chosen] for head, values in drawn_from.items()}
+            done += self._append_drawn(its, token_ids[chosen], log_probabilities[chosen], heads)
+            going_on = set(map(id, self.running))
+            branches = [
+                branch
+                for branch, position in zip(branches, positions.tolist(), strict=True)
+                if id(branch) in going_on
+                and depth < len(branch.draft)
+                and self._table.tokens[branch.row, position] == branch.draft[depth]
+            ]
+            for branch in branches:
+                branch.accepted += 1
+            depth += 1
+        for branch in drafted:
+            branch.draft = []
+            if id(branch) in going_on:
+                self._table.free_beyond(branch.row)
+        return done
+
+    def _append_drawn(
+        self,
+        draws: Draws,
+        token_ids: np.ndarray,
+        log_probabilities: np.ndarray,
+        drawn_from: dict[str, np.ndarray],
+    ) -> list[Generated]:
+        """Process a step in which each branch has one token drawn; arguments as of `process_outputs`."""
         for branch in draws.opened:
             if not branch.work.in_place:
                 branch.sequence = self._table.fork(branch.sequence)

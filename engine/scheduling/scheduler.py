@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
 from espalier.engine.scheduling.running_samples import RunningSamples
 from espalier.engine.stats import ROW_BOUNDS, TOKEN_BOUNDS, Histogram
 from espalier.engine.work import Done, Generate, Score, Scored, Work
+
+if TYPE_CHECKING:
+    from espalier.engine.speculation.speculation import Speculation
 
 
 class StepResults(NamedTuple):
@@ -40,6 +43,7 @@ class Scheduler:
         batch_rows: sequences of each step since the scheduler was made.
         batch_tokens: tokens computed in each.
         copied_blocks: blocks copied since then.
+        speculation: what drafts tokens for the branches; None for nobody.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Scheduler:
         self.planner = BatchPlanner(table, make_room)
         self.batch_rows, self.batch_tokens = Histogram(ROW_BOUNDS), Histogram(TOKEN_BOUNDS)
         self.copied_blocks = 0
+        self.speculation: Speculation | None = None
         self._model = model
         self._waiting: list[WaitingRequest] = []
         self._branches = RunningSamples(table, model)
@@ -210,7 +215,10 @@ class Scheduler:
         """
         # Nobody gives up KV for those who are only ahead of others: without them throttled there may be room.
         may_preempt = not self._in_flight and not self.planner.throttled
-        plan = self.planner.plan(*self._ready(), max_tokens, may_preempt=may_preempt)
+        running, waiting = self._ready()
+        if self.speculation:
+            self.planner.draft_length = self.speculation.draft(self.planner.active(running))
+        plan = self.planner.plan(running, waiting, max_tokens, may_preempt=may_preempt)
         if plan is None:
             return None
         ends = plan.counts.cumsum()
@@ -243,7 +251,8 @@ class Scheduler:
     def launched(self, plan: StepPlan) -> None:
         """Count a step's tokens as computed, since the next step builds on them."""
         self._in_flight.append(plan)
-        self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
+        known = np.minimum(plan.first + plan.counts, self.table.lengths[plan.rows])  # without drafts
+        self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], known)
         self.table.free_passed(plan.rows)  # on a GPU what the blocks are used for next is queued behind this step
         for chunk in plan.chunks:
             chunk.target.computed_tokens += chunk.count
@@ -272,6 +281,8 @@ class Scheduler:
             self._busy_rows -= {item.row for item, branch in plan.opened.items() if not branch.work.in_place}
         if plan.draws:
             finished = self._branches.process_outputs(plan.draws, *results[:3])
+            if self.speculation:
+                self.speculation.update(plan.draws, finished)
             self._busy_rows -= {one.sequence.row for one in finished if one.work.in_place}
             done += finished
         return done
@@ -321,6 +332,8 @@ def _owners_without_numbers(plan: StepPlan, results: StepResults) -> frozenset[H
         for name, values in results.drawn_from.items():
             reads_it = np.array([branch.work.head == name for branch in decode.branches], dtype=bool)[decode.branch_of]
             finite &= np.isfinite(values).all(axis=1) | ~reads_it
+        if plan.draws.depths is not None and not finite.all():
+            finite |= ~plan.draws.reached(results.token_ids)[decode.branch_of]
         owners |= {decode.branches[b].work.owner for b in decode.branch_of[~finite]}
     return frozenset(owners)
 

@@ -5,7 +5,7 @@ little memory for all: every step and score is, bit for bit, what a second engin
 and when all is released not one block is left.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +23,8 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling import fair_sharing
+from espalier.engine.scheduling.requests import RunningRequest
+from espalier.engine.speculation.speculation import Speculation
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 
 OWNERS = ("first", "second", "third")
@@ -85,7 +87,10 @@ class EngineMachine(RuleBasedStateMachine):
     most_blocks: ClassVar = {GENERATOR: 80, VERIFIER: 60}
     """Of one owner, by KV group, nothing shared: what fits the KV pool alone."""
     launch_ahead = False
+    draft_tokens = 0
     operations = 0
+    drafted = 0
+    accepted = 0
     preemptions = 0
     evictions = 0
     throttled = 0
@@ -101,8 +106,15 @@ class EngineMachine(RuleBasedStateMachine):
                 max_batch_tokens=BATCH,
                 reserved_share=0.01,
                 launch_ahead=self.launch_ahead,
+                draft_tokens=self.draft_tokens,
             ),
         )
+        if self.draft_tokens:
+            scheduler, config = self.engine.schedulers[GENERATOR], self.models[GENERATOR].config
+            drafter, lengths = KnowingDrafter(self.engine, self.alone), ChangingLength()
+            scheduler.speculation = Speculation(
+                scheduler.table, drafter, lengths, config.max_positions, config.vocab_size
+            )
         self.reservations = []
         for owner in OWNERS:
             reservation = self.engine.admission.try_reserve(self.most_blocks, owner)
@@ -304,6 +316,9 @@ class EngineMachine(RuleBasedStateMachine):
         for reservation in self.reservations:
             self.engine.admission.release(reservation)
         self.engine.check_drained()
+        if speculation := self.engine.schedulers[GENERATOR].speculation:
+            EngineMachine.drafted += speculation.drafted
+            EngineMachine.accepted += speculation.accepted
         stats = self.engine.stats().values()
         EngineMachine.preemptions += sum(role.preemptions for role in stats)
         EngineMachine.evictions += sum(role.evicted_blocks for role in stats)
@@ -332,6 +347,66 @@ class MixedMachine(EngineMachine):
     launch_ahead = True
 
 
+class KnowingDrafter:
+    """Proposes what will be drawn, but for some wrong tokens, and sometimes nothing or too much."""
+
+    def __init__(self, engine: Engine, alone: Alone) -> None:
+        self.table = engine.schedulers[GENERATOR].table
+        self.alone = alone
+        self.calls = 0
+
+    def propose(self, branches: Sequence[RunningRequest], most: Sequence[int]) -> list[list[int]]:
+        drafts: list[list[int]] = []
+        for branch, count in zip(branches, most, strict=True):
+            self.calls += 1
+            work, tokens = branch.work, self.table.tokens[branch.row, : self.table.lengths[branch.row]].tolist()
+            sampling = work.samplings[branch.indices[self.calls % 3 == 0 and -1]]
+            text, *_ = self.alone.step(tuple(tokens[: branch.start]), sampling, work.max_tokens, work.head)
+            draft = [*text[len(tokens) - branch.start :], 5, 6, 7]
+            if self.calls % 2 == 0:
+                draft[self.calls // 2 % 2] = self.calls % 40
+            drafts.append(draft[: count + 2] if self.calls % 7 else [])
+        return drafts
+
+    def learn(self, finished: Sequence[Generated]) -> None:
+        assert all(not one.sequence.released for one in finished)
+
+
+class ChangingLength:
+    """Drafts of every length up to 3, and none."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def choose(self, branches: int) -> int:
+        self.steps += 1
+        return (3, 2, 3, 1, 0)[self.steps % 5]
+
+    def record(self, branches: int, length: int, tokens: int, seconds: float) -> None:
+        assert branches > 0
+        assert branches <= tokens <= branches * (1 + length)
+        assert seconds >= 0
+
+
+class DraftedMachine(EngineMachine):
+    """The same with drafts of up to three tokens that are often right."""
+
+    draft_tokens = 3
+
+
+class DraftedMixedMachine(MixedMachine):
+    """The same with windows of 6 tokens in two of three layers, which a draft goes beyond."""
+
+    launch_ahead = False
+    draft_tokens = 3
+
+
+class DraftedAheadMachine(LaunchAheadMachine):
+    """The same where a step is launched ahead between those with drafts."""
+
+    draft_tokens = 3
+
+
 class RecurrentMachine(EngineMachine):
     """The same with a generator of three recurrent layers and one of attention."""
 
@@ -347,9 +422,21 @@ class RecurrentMachine(EngineMachine):
         cls.slabs = cls.most_blocks["generator/states"] + of_blocks + 3
 
 
-@pytest.mark.parametrize("examples", [50, pytest.param(2000, marks=pytest.mark.slow)])
+FAST = {
+    EngineMachine: 50,
+    LaunchAheadMachine: 50,
+    WindowedMachine: 50,
+    MixedMachine: 50,
+    RecurrentMachine: 50,
+    DraftedMachine: 3,
+    DraftedAheadMachine: 3,
+    DraftedMixedMachine: 4,
+}
+"""Examples of each in the fast run."""
+
+
 @pytest.mark.parametrize(
-    "machine", [EngineMachine, LaunchAheadMachine, WindowedMachine, MixedMachine, RecurrentMachine]
+    ("machine", "examples"), [*FAST.items(), *(pytest.param(each, 2000, marks=pytest.mark.slow) for each in FAST)]
 )
 def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
     machine: type[EngineMachine],
@@ -370,6 +457,7 @@ def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
         machine.fit(EngineMachine.models)
     EngineMachine.alone = Alone(EngineMachine.models)
     EngineMachine.operations = EngineMachine.preemptions = EngineMachine.evictions = EngineMachine.throttled = 0
+    EngineMachine.drafted = EngineMachine.accepted = 0
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -383,4 +471,7 @@ def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
     assert EngineMachine.preemptions >= 2 * examples
     assert EngineMachine.evictions >= 2 * examples
     assert EngineMachine.throttled >= 2 * examples
+    if machine.draft_tokens:
+        assert EngineMachine.accepted >= examples
+        assert EngineMachine.drafted >= EngineMachine.accepted + examples
     EngineMachine.alone.engine.check_drained()

@@ -1,0 +1,1 @@
+"""Drafts: tokens proposed for branches, to be verified several in one step."""

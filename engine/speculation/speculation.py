@@ -1,0 +1,130 @@
+"""Drafting for the branches of a generator: the contract of drafters, and the drafts of each step.
+
+A draft is never trusted: the step that computes it draws each token itself, by the branch's own stream, and keeps the
+draft as far as it equals the draws. So texts and scores are the same to the bit whatever is drafted, or nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from espalier.engine.memory.sequences import SequenceTable
+from espalier.engine.scheduling.planner import StepPlan
+from espalier.engine.scheduling.requests import RunningRequest
+from espalier.engine.scheduling.running_samples import Draws
+from espalier.engine.work import Generated
+
+
+class Drafter(Protocol):
+    """Proposes tokens. It may be wrong, and different at every call."""
+
+    def propose(self, branches: Sequence[RunningRequest], most: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Tokens that may come next in each branch, none if it has no idea.
+
+        Args:
+            branches: each with all of its tokens in the table but for those to come.
+            most: how many tokens are wanted of each, at least one.
+        """
+        ...
+
+    def learn(self, finished: Sequence[Generated]) -> None:
+        """Take note of finished steps, whose sequences still stand in the table."""
+        ...
+
+
+class DraftLengths(Protocol):
+    """Chooses how many tokens are drafted."""
+
+    def choose(self, branches: int) -> int:
+        """Tokens that each of so many branches is to draft at most in the next step; 0 for none."""
+        ...
+
+    def record(self, branches: int, length: int, tokens: int, seconds: float) -> None:
+        """Take note of a step that did nothing but sample.
+
+        Args:
+            branches: how many it sampled.
+            length: as chosen.
+            tokens: that they got.
+            seconds: what it took, with the drafting.
+        """
+        ...
+
+
+class FixedLength:
+    """Drafts the same number of tokens always."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def choose(self, branches: int) -> int:
+        """See `DraftLengths`."""
+        return self._length
+
+    def record(self, branches: int, length: int, tokens: int, seconds: float) -> None:
+        """See `DraftLengths`."""
+
+
+class Speculation:
+    """Drafts of one model's branches.
+
+    Attributes:
+        length: tokens that branches draft at most in the next step.
+        drafted: tokens proposed that were verified.
+        accepted: those of them that branches drew and went on behind.
+    """
+
+    def __init__(
+        self, table: SequenceTable, drafter: Drafter, lengths: DraftLengths, max_positions: int, vocab_size: int
+    ) -> None:
+        """Draft for branches of `table`: sequences of at most `max_positions` tokens, of ids below `vocab_size`."""
+        self._table = table
+        self._drafter = drafter
+        self._lengths = lengths
+        self._max_positions = max_positions
+        self._vocab_size = vocab_size
+        self.length = lengths.choose(1)
+        self.drafted = self.accepted = 0
+
+    def draft(self, branches: Sequence[RunningRequest]) -> int:
+        """Set the drafts of branches that the next step may go on with; returns the most tokens of one."""
+        for branch in branches:
+            branch.draft = []
+        if not self.length or not branches:
+            return 0
+        rows = np.array([branch.row for branch in branches], dtype=np.int64)
+        ends = np.array([branch.start + branch.work.max_tokens for branch in branches], dtype=np.int64)
+        lengths = self._table.lengths[rows]
+        # A branch whose KV is to be computed again drafts nothing, and none has more than it may have but for its draw.
+        room = np.minimum(np.minimum(ends, self._max_positions) - lengths - 1, self.length)
+        able = (room > 0) & (lengths - self._table.computed[rows] == 1)
+        able &= np.array([branch.matcher is None for branch in branches])  # what it may draw depends on the draft
+        able = np.flatnonzero(able).tolist()
+        if not able:
+            return 0
+        chosen = [branches[i] for i in able]
+        for branch, most, proposed in zip(
+            chosen, room[able].tolist(), self._drafter.propose(chosen, room[able].tolist()), strict=True
+        ):
+            for token in proposed[:most]:
+                if not 0 <= token < self._vocab_size:
+                    break
+                branch.draft.append(int(token))
+        return max(len(branch.draft) for branch in chosen)
+
+    def update(self, draws: Draws, finished: Sequence[Generated]) -> None:
+        """Take note of what was drawn, and of what finished with it; its sequences stand in the table still."""
+        if draws.depths is not None:
+            branches = int((draws.depths == 0).sum())
+            self.drafted += len(draws.depths) - branches
+            self.accepted += draws.tokens - branches
+        self._drafter.learn(finished)
+
+    def record(self, plan: StepPlan, running: int, seconds: float) -> None:
+        """Take note of what a step took, with its drafting, and choose how much `running` branches draft next."""
+        if plan.draws and not plan.chunks:
+            tokens = plan.draws.tokens if plan.draws.depths is not None else len(plan.branches)
+            self._lengths.record(len(plan.branches), plan.draft_length, tokens, seconds)
+        if running:
+            self.length = self._lengths.choose(running)

@@ -1,0 +1,192 @@
+"""Drafts: whatever is proposed, a branch draws what it draws without; what was proposed in vain leaves nothing."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from engine_driver import drain, generate, release
+
+from espalier.engine.engine import Engine
+from espalier.engine.models.model import Model
+from espalier.engine.roles import GENERATOR
+from espalier.engine.scheduling.requests import RunningRequest
+from espalier.engine.speculation.suffixes import followers
+from espalier.engine.work import Generate, Generated, Sampling
+
+Make = Callable[..., Engine]
+PROMPT = list(range(20, 41))
+
+
+class Scripted:
+    """Proposes the same tokens for every branch, from its first one on."""
+
+    def __init__(self, text: Sequence[int], engine: Engine) -> None:
+        self.text = list(text)
+        self.lengths = engine.schedulers[GENERATOR].table.lengths
+
+    def propose(self, branches: Sequence[RunningRequest], most: Sequence[int]) -> list[list[int]]:
+        return [
+            self.text[self.lengths[branch.row] - branch.start :][:count]
+            for branch, count in zip(branches, most, strict=True)
+        ]
+
+    def learn(self, finished: Sequence[Generated]) -> None:
+        pass
+
+
+def drafting(make_engine: Make, text: Sequence[int], length: int = 4, **options: object) -> Engine:
+    engine = make_engine(draft_tokens=length, **options)
+    engine.schedulers[GENERATOR].speculation._drafter = Scripted(text, engine)
+    return engine
+
+
+def step_of(engine: Engine, *samplings: Sampling, **how: object) -> list[tuple]:
+    """The children of `PROMPT`: all that must not depend on drafts."""
+    sequence = engine.open(GENERATOR, PROMPT)
+    done = generate(engine, sequence, *samplings, **how)
+    release(engine, sequence, *(one.sequence for one in done))
+    return [
+        (one.indices, one.token_ids, one.log_probabilities, one.cause, one.own_tokens, one.computed_tokens)
+        for one in done
+    ]
+
+
+def steps(engine: Engine) -> int:
+    return engine.stats()[GENERATOR].steps
+
+
+def test_a_draft_that_is_right_takes_a_step_for_all_of_it(make_engine: Make):
+    plain = make_engine()
+    (expected,) = step_of(plain, Sampling(key=7), tokens=13, delimiter="")
+    engine = drafting(make_engine, expected[1])
+    assert step_of(engine, Sampling(key=7), tokens=13, delimiter="") == [expected]
+    # 1 with the prompt, then 5, 5, and a draft is never longer than what may come before the last draw
+    assert (steps(plain), steps(engine)) == (13, 4)
+    stats = engine.stats()[GENERATOR]
+    assert (stats.drafted_tokens, stats.accepted_tokens) == (9, 9)
+    assert stats.computed_tokens == plain.stats()[GENERATOR].computed_tokens
+
+
+@pytest.mark.parametrize("wrong", range(5))
+def test_what_stands_behind_a_wrong_token_is_dropped(wrong: int, make_engine: Make):
+    (expected,) = step_of(make_engine(), Sampling(key=7), tokens=8, delimiter="")
+    text = list(expected[1])
+    text[wrong] += 1
+    engine = drafting(make_engine, text)
+    assert step_of(engine, Sampling(key=7), tokens=8, delimiter="") == [expected]
+    stats = engine.stats()[GENERATOR]
+    assert stats.accepted_tokens < stats.drafted_tokens or not wrong  # the first token has the prompt's own step
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+def test_siblings_part_within_a_draft_as_they_do_without(length: int, temperature: float, make_engine: Make):
+    samplings = [Sampling(temperature, key=key) for key in range(6)]
+    expected = step_of(make_engine(), *samplings, tokens=9, delimiter="")
+    for child in expected:
+        assert step_of(drafting(make_engine, child[1], length), *samplings, tokens=9, delimiter="") == expected
+
+
+def test_a_step_ends_where_it_does_without_drafts(make_engine: Make):
+    stopped = set[str]()
+    for key in range(12):
+        how = {"tokens": 30, "delimiter": "\n\n"}
+        (unbounded,) = step_of(make_engine("talker"), Sampling(key=key), tokens=40, delimiter="")
+        (expected,) = step_of(make_engine("talker"), Sampling(key=key), **how)
+        engine = drafting(make_engine, unbounded[1], 6, generator="talker")
+        assert step_of(engine, Sampling(key=key), **how) == [expected]
+        stopped.add(str(expected[3]))
+    assert len(stopped) > 1
+
+
+def test_drafts_are_shortened_to_what_a_step_has_room_for(make_engine: Make):
+    (expected,) = step_of(make_engine(), Sampling(key=7), tokens=12, delimiter="")
+    engine = drafting(make_engine, expected[1], 8, max_batch_tokens=3)
+    most = []
+    engine.on_step = lambda record: most.append(record.tokens)
+    assert step_of(engine, Sampling(key=7), tokens=12, delimiter="") == [expected]
+    assert max(most) == 3
+
+
+def test_nobody_is_preempted_for_a_draft(make_engine: Make):
+    engine = drafting(make_engine, [5] * 40, 8)
+    block = engine.schedulers[GENERATOR].pools[0].layout.block_bytes
+    engine = drafting(make_engine, [5] * 40, 8, kv_memory_bytes=7 * block, slab_bytes=block)  # 6 for all tokens
+    expected = step_of(make_engine(), Sampling(key=7), tokens=3, delimiter="")
+    assert step_of(engine, Sampling(key=7), tokens=3, delimiter="") == expected
+    assert engine.stats()[GENERATOR].preemptions == 0
+
+
+def test_what_was_proposed_in_vain_holds_no_block(make_engine: Make):
+    engine = drafting(make_engine, [5] * 40, 8)
+    sequence = engine.open(GENERATOR, PROMPT)
+    engine.submit(Generate("sampler", sequence, (Sampling(key=7), Sampling(key=8)), 12, ""))
+    table, done = engine.schedulers[GENERATOR].table, []
+    while engine.busy:
+        done += engine.step()
+        for live in table.of_owner(None):
+            assert table.num_blocks[live.row] == -(-table.computed[live.row] // 4)
+    assert engine.stats()[GENERATOR].drafted_tokens > 20
+    release(engine, sequence, *(one.sequence for one in done))
+
+
+def test_tokens_that_the_model_does_not_have_end_a_draft(make_engine: Make):
+    (expected,) = step_of(make_engine(), Sampling(key=7), tokens=8, delimiter="")
+    engine = drafting(make_engine, [expected[1][0], expected[1][1], 10**6, -1])
+    assert step_of(engine, Sampling(key=7), tokens=8, delimiter="") == [expected]
+    assert engine.stats()[GENERATOR].drafted_tokens == 1
+
+
+def test_a_model_with_states_that_cannot_go_back_drafts_nothing(make_engine: Make, tmp_path, caplog):
+    import torch
+    from zoo_models import write_checkpoint
+
+    from espalier.engine.models.checkpoint import Checkpoint
+    from espalier.engine.models.model import load_generator
+
+    model: Model = load_generator(Checkpoint(write_checkpoint(tmp_path, "qwen3_next")), torch.float32, "cpu")
+    with caplog.at_level("INFO", "espalier.engine"):
+        engine = make_engine(model, draft_tokens=4, kv_memory_bytes=2**24)
+    assert "no tokens are drafted: the recurrent state of the generator cannot go back" in caplog.text
+    assert engine.schedulers[GENERATOR].speculation is None
+
+
+def test_what_was_said_before_is_proposed(make_engine: Make):
+    """A greedy sibling of a finished step says the same, and is done in a fraction of the steps."""
+    engine = make_engine(draft_tokens=6)
+    sequence = engine.open(GENERATOR, PROMPT, owner="search")
+    taken, texts, children = [], [], []
+    for _ in range(2):
+        before = steps(engine)
+        engine.submit(Generate("search", sequence, (Sampling(temperature=0.0),), 24, ""))
+        (done,) = drain(engine)
+        taken.append(steps(engine) - before)
+        texts.append(done.token_ids)
+        children.append(done.sequence)
+    assert texts[0] == texts[1]
+    assert taken[1] <= 8 < taken[0]
+    release(engine, sequence, *children)
+    engine.schedulers[GENERATOR].speculation._drafter.learn([])
+    other = engine.open(GENERATOR, PROMPT, owner="other")  # who never sees what another owner said
+    before = steps(engine)
+    engine.submit(Generate("other", other, (Sampling(temperature=0.0),), 24, ""))
+    (done,) = drain(engine)
+    assert (done.token_ids, steps(engine) - before) == (texts[0], taken[0])
+    release(engine, other, done.sequence)
+
+
+@pytest.mark.parametrize(
+    ("text", "last", "most", "expected"),
+    [
+        ([1, 2, 3, 4, 1, 2], [1, 2], 3, [3, 4, 1]),
+        ([1, 2, 3, 9, 2, 4, 1, 2], [1, 2], 1, [3]),  # the longest before the latest
+        ([1, 2, 3, 1, 2, 4, 1, 2], [1, 2], 2, [4, 1]),  # the latest of the longest
+        ([1, 2, 3, -1, 1, 2], [1, 2], 4, [3]),
+        ([1, 2, -1, 5, 1, 2], [1, 2], 4, []),  # the text ends there
+        ([7, 2, 3, 1, 2], [1, 2], 4, []),  # one token says too little
+        ([1, 2], [1, 2], 4, []),
+    ],
+)
+def test_what_followed_the_longest_match_is_found(text: list[int], last: list[int], most: int, expected: list[int]):
+    found = followers(np.array(text, dtype=np.int32), np.array(last, dtype=np.int32), most)
+    assert found == expected
