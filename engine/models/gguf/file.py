@@ -11,10 +11,11 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.gguf.architectures import RECURRENT
 from espalier.engine.models.gguf.config import LIKE_LLAMA, model_config, sampling
 from espalier.engine.models.gguf.header import Header, StoredTensor
 from espalier.engine.models.gguf.mapped import LAYER_NAMES, OUTER_NAMES, MappedArchitecture
-from espalier.engine.models.gguf.recurrent import RECURRENT, RecurrentArchitecture
+from espalier.engine.models.gguf.recurrent import RecurrentArchitecture
 from espalier.engine.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.weights import TensorInfo, parts_of

@@ -68,6 +68,8 @@ _RULES = {
     "deepseek-r1-qwen": qwen_2,
     "qwen35": _WordRule(_QWEN_3_5, nfc=True),
     "lfm2": llama_3,
+    "falcon-h1": llama_3,
+    "dbrx": _WordRule(_LLAMA_3),
     "tekken": _WordRule(_TEKKEN, whole_words=True, begin=True),
 }
 """By `tokenizer.ggml.pre`."""

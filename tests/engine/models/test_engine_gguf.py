@@ -41,6 +41,10 @@ SAME_MODEL = [
     "qwen2-yarn",
 ]
 IDS = [9, 17, 30, 4, 200, 31, 8, 77, 120, 45, 46, 5]
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 TEXTS = [
     "Tom starts with 38 coins. He finds 47 more.\n\n38+47=85\n\n",
     "it's  3.14159 \n \n  x_1 = 12345/67 → ½ ∑ Ωmega 日本語\r\n\tEND  ",
@@ -170,12 +174,9 @@ class TestTokenizers:
     @pytest.mark.parametrize(
         ("rule", "split", "whole_words"),
         [
-            (
-                "llama-bpe",
-                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-                r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-                True,
-            ),
+            ("llama-bpe", LLAMA_3, True),
+            ("falcon-h1", LLAMA_3, True),
+            ("dbrx", LLAMA_3, False),
             ("gpt-2", None, False),
             ("smollm", r"\p{N}", False),
         ],
@@ -183,7 +184,7 @@ class TestTokenizers:
     def test_rules_of_words(self, rule: str, split: str | None, whole_words: bool, tmp_path: Path):
         expected = Tokenizer(models.BPE(ignore_merges=whole_words))
         words = [] if split is None else [pre_tokenizers.Split(Regex(split), "isolated")]
-        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule != "llama-bpe")
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split != LLAMA_3)
         expected.pre_tokenizer = pre_tokenizers.Sequence([*words, to_bytes])
         expected.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
