@@ -52,7 +52,7 @@ class CompletionRequest:
         seed: of all choices; with the prompt and the choice's number it fixes every draw.
         temperature: of sampling, 0 for greedy; None for the checkpoint's, as of the three filters.
         max_tokens: limit on a choice's new tokens; None for 2048, or what the context leaves.
-        stop: texts that end a choice wherever they appear, also across tokens.
+        stop: texts that end a choice wherever they appear, also across tokens, but not in its thought.
         include_stop: whether a choice keeps the text that ended it.
         echo: whether choices begin with their prompt.
         logprobs: likeliest tokens to report at each place besides the one that is there; None for no log-probabilities.
@@ -154,11 +154,13 @@ class Choice:
     Attributes:
         index: prompts times samples, the samples of a prompt one after another.
         prompt: its prompt's index.
-        text: new text alone; without the end-of-sequence token.
+        text: new text alone; without the end-of-sequence token, and behind a conversation without the thought.
         token_ids: new tokens, an end-of-sequence token included.
         finish_reason: `stop`, `length`, or `abort` if it was cut by its time limit or by a cancellation.
         stop_text: the stop text that ended it; None for another end.
         logprobs: of the new tokens, empty unless they were asked for.
+        thought: what the model thought before its answer to a conversation.
+        thought_tokens: new tokens that belong to the thought, its marks included.
     """
 
     index: int
@@ -168,6 +170,8 @@ class Choice:
     finish_reason: str
     stop_text: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    thought: str = ""
+    thought_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,10 @@ class CompletionResult:
 
 @dataclass(frozen=True, slots=True)
 class TextSampled:
-    """New text of a choice, and its tokens' log-probabilities if they are wanted; `prompt` comes with its first one."""
+    """New text of a choice, or of its thought, and its tokens' log-probabilities if they are wanted.
+
+    `prompt` comes with the first one of a choice.
+    """
 
     search_id: str
     index: int
@@ -214,12 +221,14 @@ class TextSampled:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt: ReadPrompt | None = None
     finish_reason: str | None = None
+    thought: str = ""
 
     def including(self, earlier: "TextSampled") -> "TextSampled":
         """Return this text behind an earlier one of the same choice that was not delivered."""
         return replace(
             self,
             text=earlier.text + self.text,
+            thought=earlier.thought + self.thought,
             token_ids=earlier.token_ids + self.token_ids,
             logprobs=earlier.logprobs + self.logprobs,
             prompt=earlier.prompt or self.prompt,

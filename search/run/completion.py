@@ -31,6 +31,7 @@ from espalier.search.result import Finished, StopReason
 from espalier.search.run.executor import ResolvedCompletion
 from espalier.search.run.running import Running, Submission
 from espalier.search.run.sampled_text import SampledText
+from espalier.search.thoughts.splitting import ThoughtSplitter
 
 _TOKENS_AT_A_TIME = 16
 """Tokens that are sampled before the text is looked at, where it is streamed or may stop before its limit."""
@@ -127,7 +128,7 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
             ChoiceState(
                 number * count + i,
                 number,
-                SampledText(self._tokenizer, request.stop, request.include_stop),
+                SampledText(self._tokenizer, request.stop, request.include_stop, self._splitter(number)),
                 Sampling(*filters, key=stream_key(request.seed, name, (i,))),
             )
             for i in range(count)
@@ -140,6 +141,11 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
             self._finish(choice, "length")
         self._release(sequence)
         self._end_prompt(number)
+
+    def _splitter(self, number: int) -> ThoughtSplitter | None:
+        """What tells the thought behind a prompt apart, if it is a conversation and the generator thinks."""
+        opened, marks = self.resolved.opened[number], self.resolved.marks
+        return None if opened is None or marks is None else ThoughtSplitter(marks, self._tokenizer, opened)
 
     def _end_prompt(self, number: int) -> None:
         if self._unfinished[number]:
@@ -213,10 +219,11 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
             return
         first = not choice.reported
         text, reason = choice.text.take(choice.finish_reason is not None), choice.finish_reason
+        thought = choice.text.take_thought()
         new, choice.reported = slice(choice.reported, None), len(choice.token_ids)
         of_tokens = tuple(choice.token_ids[new]), tuple(choice.logprobs[new])
         prompt = self._prompts[choice.prompt] if first else None
-        self._on_event(TextSampled(self.search_id, choice.index, text, *of_tokens, prompt, reason))
+        self._on_event(TextSampled(self.search_id, choice.index, text, *of_tokens, prompt, reason, thought))
 
     # ---- tokens
 
@@ -281,4 +288,5 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
 def _choice(state: ChoiceState) -> Choice:
     text, reason = state.text, state.finish_reason or "abort"
     ids, logprobs = tuple(state.token_ids), tuple(state.logprobs)
-    return Choice(state.index, state.prompt, text.text, ids, reason, text.stopped_by, logprobs)
+    thought = text.thought, text.thought_tokens
+    return Choice(state.index, state.prompt, text.text, ids, reason, text.stopped_by, logprobs, *thought)

@@ -18,6 +18,7 @@ from espalier.search.result import Event, Finished, SearchResult, StopReason, Us
 from espalier.search.score_session import ScoreSessionRequest, SessionTurn, StepsScored
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.server_info import Occupancy
+from espalier.search.thoughts.marks import ThoughtMarks
 from espalier.search.thoughts.mode import ThinkingMode, read_thinking
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
@@ -142,13 +143,17 @@ class ResolvedCompletion:
         max_tokens: limit on new tokens, by prompt.
         together: prompts that are worked on at a time.
         blocks: maximum KV blocks that may be held, by role.
+        opened: whether a prompt opens a thought, by prompt; None where no thought is told apart.
+        marks: of the generator's thoughts.
     """
 
     request: CompletionRequest
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: tuple[int, ...]
     together: int
-    blocks: Mapping[str, int] = field(default_factory=dict)
+    blocks: Mapping[str, int]
+    opened: tuple[bool | None, ...]
+    marks: ThoughtMarks | None
 
     @property
     def prompt_tokens(self) -> int:

@@ -204,8 +204,7 @@ class Generator:
             header = marks.header[marks.header.index(opening) :]
             return text + (header if off else f"{opening}{marks.label}"), not off, not off
         end = text.rstrip()
-        opened = end.endswith((opening, f"{opening}{marks.label}".rstrip()))
-        closed = end.endswith(closing)
+        opened, closed = marks.opened_by(text), end.endswith(closing)
         if off and opened:
             return f"{end}\n\n{closing}\n\n", False, False
         if off and not closed and marks.in_template and not self._has_switch:
@@ -230,8 +229,12 @@ class Generator:
             why = f"is rejected by the generator's chat template: {error.__cause__}"
             raise InvalidRequestError([Violation("history", why)]) from error
 
-    def completion_ids(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
+    def completion_prompt(self, prompt: Prompt, request: CompletionRequest) -> tuple[list[int], bool | None]:
         """Return the token ids of a prompt that is continued as it is: a conversation through the chat template alone.
+
+        Returns:
+            The ids, and whether a conversation's prompt opens a thought of its answer; None for texts, for an answer
+            that is continued, and where the generator does not think.
 
         Raises:
             InvalidRequestError: there is no chat template, or it rejects the conversation.
@@ -241,10 +244,13 @@ class Generator:
         ids = self._ids_of(prompt, request.add_special_tokens)
         if not ids:
             raise InvalidRequestError([Violation("prompts", "must have a token")])
-        return self._require_room(ids, 0 if request.max_tokens == 0 else 1)
+        opened = None
+        if self.marks and isinstance(prompt, ChatPrompt) and not prompt.continue_last:
+            opened = self.marks.opened_by(self.model.tokenizer.show(ids))
+        return self._require_room(ids, 0 if request.max_tokens == 0 else 1), opened
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
-        """Look at a prompt; see `completion_ids`, except that it may be of any length.
+        """Look at a prompt; see `completion_prompt`, except that it may be of any length.
 
         Raises:
             InvalidRequestError: there is no chat template, or it rejects the conversation.
@@ -268,11 +274,18 @@ class Generator:
             return list(prompt)
         if isinstance(prompt, str):
             return tokenizer.encode(tokenizer.begin + prompt if add_special_tokens else prompt)
-        return tokenizer.encode(self._render_chat(prompt))
+        tags: list[str] = []
+        return self._caller_text.encode(self._render_chat(prompt, tags), tags)
 
-    def _render_chat(self, prompt: ChatPrompt) -> str:
-        """A conversation as text: by the chat template alone, or as plain text and a blank line without one."""
+    def _render_chat(self, prompt: ChatPrompt, tags: list[str]) -> str:
+        """A conversation as text: by the chat template alone, or as plain text and a blank line without one.
+
+        What others than the assistant say is text, whatever tokens look like it; see `CallerText`.
+        """
         messages = [dict(message) for message in prompt.messages]
+        for message in messages:
+            if message["role"] != ChatRole.ASSISTANT:
+                message["content"] = self._caller_text.protect(message["content"], tags)[0]
         if not self.model.tokenizer.has_chat_template:
             continued = messages.pop()["content"] if prompt.continue_last else ""
             turns = [ChatMessage(ChatRole(message["role"]), message["content"]) for message in messages]

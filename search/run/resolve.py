@@ -125,7 +125,8 @@ class Resolver:
         """
         request.validate()
         generator = self._generator
-        prompts = tuple(tuple(generator.completion_ids(prompt, request)) for prompt in request.prompts)
+        read = [generator.completion_prompt(prompt, request) for prompt in request.prompts]
+        prompts = tuple(tuple(ids) for ids, _ in read)
         wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         context = generator.model.config.max_positions
         limits = tuple(min(wanted, context - len(prompt)) for prompt in prompts)
@@ -145,7 +146,8 @@ class Resolver:
                     raise
                 together //= 2
             else:
-                return ResolvedCompletion(filled, prompts, limits, together, blocks)
+                opened = tuple(opened for _, opened in read)
+                return ResolvedCompletion(filled, prompts, limits, together, blocks, opened, generator.marks)
 
     def resolve_scores(self, request: ScoreRequest) -> ResolvedScores:
         """Validate a request for scores and work out what follows from it.

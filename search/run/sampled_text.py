@@ -1,9 +1,13 @@
-"""The text of one choice as it is sampled: decoded token by token, and cut where a stop text ends it."""
+"""The text of one choice as it is sampled: decoded token by token, and cut where a stop text ends it.
+
+The thought of a conversation's answer is no part of the text: it is kept apart, and stop texts in it end nothing.
+"""
 
 import codecs
 from collections.abc import Sequence
 
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.search.thoughts.splitting import ThoughtSplitter
 
 
 class SampledText:
@@ -15,8 +19,14 @@ class SampledText:
         stopped_by: the stop text that was found; None for none.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str], include_stop: bool) -> None:
-        """Begin an empty text that ends where one of `stop` appears."""
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        stop: Sequence[str],
+        include_stop: bool,
+        splitter: ThoughtSplitter | None = None,
+    ) -> None:
+        """Begin an empty text that ends where one of `stop` appears; `splitter` takes its tokens before the answer."""
         self.text = ""
         self.num_tokens = 0
         self.stopped_by: str | None = None
@@ -26,6 +36,17 @@ class SampledText:
         self._include_stop = include_stop
         self._longest = max(map(len, stop), default=0)
         self._emitted = 0
+        self._splitter = splitter
+
+    @property
+    def thought(self) -> str:
+        """The thought before the text; empty without one."""
+        return self._splitter.thought if self._splitter else ""
+
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens of the thought."""
+        return self._splitter.tokens if self._splitter else 0
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Take new tokens; those after a stop text are dropped."""
@@ -33,12 +54,21 @@ class SampledText:
             if self.stopped_by is not None:
                 return
             self.num_tokens += 1
-            self._extend(self._decoder.decode(self._tokenizer.decode_bytes([token_id])))
+            if (splitter := self._splitter) and not splitter.answering:
+                self._extend(splitter.add(token_id))
+            else:
+                self._extend(self._decoder.decode(self._tokenizer.decode_bytes([token_id])))
 
     def end(self) -> None:
         """Take no more tokens; bytes that are no whole character become the replacement character."""
         if self.stopped_by is None:
+            if (splitter := self._splitter) and not splitter.answering:
+                self._extend(splitter.end())
             self._extend(self._decoder.decode(b"", True))
+
+    def take_thought(self) -> str:
+        """The thought since the last call."""
+        return self._splitter.take_thought() if self._splitter else ""
 
     def take(self, ended: bool) -> str:
         """The text since the last call; before the end without what may be the beginning of a stop text."""

@@ -25,11 +25,6 @@ class Shown:
     thought: str = ""
     thought_tokens: int = 0
 
-    @property
-    def reasoning(self) -> dict[str, str]:
-        """The thought as a field of a message or a delta, by both names that clients know; empty without one."""
-        return {"reasoning_content": self.thought, "reasoning": self.thought} if self.thought else {}
-
     def stopped(self, stop: Sequence[str], include_stop: bool) -> "Shown":
         """The path up to the first of the texts `stop` that is in it, which may lie across steps."""
         text = "".join(self.steps)

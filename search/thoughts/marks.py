@@ -48,6 +48,11 @@ class ThoughtMarks:
     header: str = ""
     in_template: bool = True
 
+    def opened_by(self, prompt: str) -> bool:
+        """Return whether a prompt's end opens a thought."""
+        opening = self.opening.text
+        return prompt.rstrip().endswith((opening, f"{opening}{self.label}".rstrip()))
+
 
 @dataclass(frozen=True, slots=True)
 class _Channels:

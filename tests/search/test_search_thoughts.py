@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from search_runs import ALL, BEAM, BEST_OF_N, GREEDY, MAJORITY, outcome, run
-from thinkers import SHAPES, ids_of, thinker, write_thinker
+from thinkers import REPORTED, SHAPES, ids_of, thinker, write_thinker
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.engine.models.checkpoint import Checkpoint
@@ -278,50 +278,6 @@ def test_a_box_in_a_thought_is_no_answer_whatever_the_steps(shape: str, rule: st
     assert (result.answer, result.usage.appended_tokens) == ("12", 0)
 
 
-REPORTED = {
-    "the opening mark is in the prompt alone": (
-        "opened by the prompt",
-        [
-            "A first guess would be \\boxed{7}, yet 3*4 is 12.",
-            "\n",
-            "</think>",
-            "\n\nThree rows make 12.\n\n\\boxed{12}",
-        ],
-        ("A first guess would be \\boxed{7}, yet 3*4 is 12.", "Three rows make 12.\n\n\\boxed{12}", "12"),
-    ),
-    "marks are split over several tokens": (
-        "text",
-        [
-            "<th",
-            "ink>",
-            "\nAdd 8 and 5; a </th",
-            "in> strip is no mark",
-            ": 13.</",
-            "think",
-            ">",
-            "\n\nIt is \\box",
-            "ed{13}.",
-        ],
-        ("Add 8 and 5; a </thin> strip is no mark: 13.", "It is \\boxed{13}.", "13"),
-    ),
-    "the last box of the answer is another one": (
-        "opened by the prompt",
-        ["Maybe \\boxed{5}. The sign matters.\n", "</think>", "\n\nMine was \\boxed{5}. Corrected: \\boxed{-5}."],
-        ("Maybe \\boxed{5}. The sign matters.", "Mine was \\boxed{5}. Corrected: \\boxed{-5}.", "-5"),
-    ),
-    "the thought is in another language": (
-        "opened by the prompt",
-        ["先试一下，答案是 \\boxed{8}。不对。\n", "</think>", "\n\nThe next value is \\boxed{9}."],
-        ("先试一下，答案是 \\boxed{8}。不对。", "The next value is \\boxed{9}.", "9"),
-    ),
-    "a thought is in a thought": (
-        "opened by the model",
-        ["<think>Outer. <think>inner check: 20</think> still outer, so 21.</think>The count is \\boxed{21}."],
-        ("Outer. <think>inner check: 20</think> still outer, so 21.", "The count is \\boxed{21}.", "21"),
-    ),
-}
-
-
 @pytest.mark.parametrize("rule", ["paragraph", "tokens:1", "tokens:2", "tokens:5"])
 @pytest.mark.parametrize("name", REPORTED)
 def test_paths_that_parsers_have_stumbled_over_are_read(name: str, rule: str, think: Callable[..., Any]):
@@ -392,6 +348,13 @@ def test_a_thought_is_closed_at_its_budget_and_the_path_answers(shape: str, budg
     assert "\ufffd" not in "".join(node.text for node in result.nodes)
     assert result.answer == ""  # half a box in a thought is never read
     assert result.nodes[-1].termination == "eos"
+
+
+def test_a_budget_that_ends_in_a_box_leaves_its_half_in_the_thought(think: Callable[..., Any]):
+    thought, content = "Try 6*7. So \\boxed{4", "The answer is 42."
+    result = think("opened by the prompt", *thought, content, thinking=str(len(thought)))
+    assert (result.best.thought, result.best.content, result.answer) == (thought, content, "42")
+    assert result.usage.appended_tokens > 0
 
 
 @pytest.mark.parametrize("request_", [BEST_OF_N, BEAM])

@@ -37,6 +37,50 @@ SHAPES = {
     "none": Shape((), False, "<|im_start|>assistant\n"),
 }
 
+REPORTED = {
+    "the opening mark is in the prompt alone": (
+        "opened by the prompt",
+        [
+            "A first guess would be \\boxed{7}, yet 3*4 is 12.",
+            "\n",
+            "</think>",
+            "\n\nThree rows make 12.\n\n\\boxed{12}",
+        ],
+        ("A first guess would be \\boxed{7}, yet 3*4 is 12.", "Three rows make 12.\n\n\\boxed{12}", "12"),
+    ),
+    "marks are split over several tokens": (
+        "text",
+        [
+            "<th",
+            "ink>",
+            "\nAdd 8 and 5; a </th",
+            "in> strip is no mark",
+            ": 13.</",
+            "think",
+            ">",
+            "\n\nIt is \\box",
+            "ed{13}.",
+        ],
+        ("Add 8 and 5; a </thin> strip is no mark: 13.", "It is \\boxed{13}.", "13"),
+    ),
+    "the last box of the answer is another one": (
+        "opened by the prompt",
+        ["Maybe \\boxed{5}. The sign matters.\n", "</think>", "\n\nMine was \\boxed{5}. Corrected: \\boxed{-5}."],
+        ("Maybe \\boxed{5}. The sign matters.", "Mine was \\boxed{5}. Corrected: \\boxed{-5}.", "-5"),
+    ),
+    "the thought is in another language": (
+        "opened by the prompt",
+        ["先试一下，答案是 \\boxed{8}。不对。\n", "</think>", "\n\nThe next value is \\boxed{9}."],
+        ("先试一下，答案是 \\boxed{8}。不对。", "The next value is \\boxed{9}.", "9"),
+    ),
+    "a thought is in a thought": (
+        "opened by the model",
+        ["<think>Outer. <think>inner check: 20</think> still outer, so 21.</think>The count is \\boxed{21}."],
+        ("Outer. <think>inner check: 20</think> still outer, so 21.", "The count is \\boxed{21}.", "21"),
+    ),
+}
+"""Paths that parsers have stumbled over: shape, script, and thought, content and answer that are right."""
+
 
 def write_thinker(source: Path, folder: Path, shape: Shape, turns: str = _TURNS) -> Checkpoint:
     """A copy of a tiny checkpoint with the tokens and the template of a shape; `turns` renders the messages."""

@@ -10,6 +10,11 @@ from espalier.search.service.http_api.openai.chat_request import ChatCall
 from espalier.search.service.shown import Shown, candidates_shown, shown_paths
 
 
+def reasoning(thought: str) -> dict[str, str]:
+    """A thought as a field of a message or a delta, by both names that clients know; empty without one."""
+    return {"reasoning_content": thought, "reasoning": thought} if thought else {}
+
+
 def progress_line(event: StepDone) -> str:
     """One line about a round, for people."""
     scores = [node.score for node in event.kept if node.score is not None]
@@ -38,7 +43,12 @@ class Completion:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(path.steps), **path.reasoning, "refusal": None},
+                "message": {
+                    "role": "assistant",
+                    "content": "".join(path.steps),
+                    **reasoning(path.thought),
+                    "refusal": None,
+                },
                 "logprobs": None,
                 "finish_reason": path.finish_reason,
             }
@@ -83,7 +93,7 @@ class Completion:
             if index:
                 chunks.append(self._chunk({"role": "assistant", "content": ""}, index=index))
             if path.thought:
-                chunks.append(self._chunk(dict(path.reasoning), index=index))
+                chunks.append(self._chunk(reasoning(path.thought), index=index))
             chunks += [self._chunk({"content": step}, index=index) for step in path.steps]
             own = {} if index else {"espalier": espalier_of(result, self.call.choices)}
             chunks.append(self._chunk({}, path.finish_reason, index, **own))

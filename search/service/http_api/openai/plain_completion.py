@@ -6,6 +6,7 @@ from typing import Any
 
 from espalier.search.completion import Choice, CompletionResult, ReadPrompt, TextSampled, TokenLogprob
 from espalier.search.result import Finished
+from espalier.search.service.http_api.openai.completion import reasoning
 from espalier.search.service.http_api.openai.parameters import PlainCall
 
 
@@ -50,7 +51,9 @@ class PlainCompletion:
         if self.chat:
             first = [self._chunk({"index": event.index, "delta": {"role": "assistant", "content": ""}})]
             logprobs = self._chat_logprobs(event.logprobs)
-            delta = {"content": event.text} if event.text or not reason else {}
+            delta = reasoning(event.thought)
+            if event.text or not (reason or delta):
+                delta["content"] = event.text
             choice = {"index": event.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, **ids}
             return [*(first if event.prompt else []), self._chunk(choice)]
         text, logprobs = event.text, event.logprobs
@@ -75,7 +78,7 @@ class PlainCompletion:
         return {**self._head(".chunk" * self.chat), "choices": [choice], **usage}
 
     def _chat_choice(self, choice: Choice, prompt: ReadPrompt) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        message = {"role": "assistant", "content": choice.text, **reasoning(choice.thought), "refusal": None}
         ids = {"token_ids": choice.token_ids} if self.call.return_token_ids else {}
         return {
             "index": choice.index,
@@ -149,7 +152,10 @@ class PlainCompletion:
 def usage_of(result: CompletionResult) -> dict[str, Any]:
     """Tokens as the OpenAI API counts them."""
     prompt, new = result.usage.prompt_tokens, result.completion_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    if thought := sum(choice.thought_tokens for choice in result.choices):
+        usage["completion_tokens_details"] = {"reasoning_tokens": thought}
+    return usage
 
 
 def espalier_of(result: CompletionResult) -> dict[str, Any]:

@@ -170,6 +170,7 @@ class ResponseObject:
         self._created = created
         self._number = 0
         self._items: list[dict[str, Any]] = []  # those of the stream that are done
+        self._thought = ""  # of the stream
         self._text: str | None = None  # of the message that the stream writes; None before it
 
     def whole(self, result: SearchResult | CompletionResult) -> dict[str, Any]:
@@ -183,8 +184,9 @@ class ResponseObject:
         made: list[dict[str, Any]] = []
         if not self._number:
             made += [self._event(f"response.{name}", response=self._object([])) for name in ("created", "in_progress")]
-        if isinstance(event, TextSampled) and event.text:
-            made += self._delta(event.text)
+        if isinstance(event, TextSampled):
+            made += self._thought_delta(event.thought) if event.thought else []
+            made += self._delta(event.text) if event.text else []
         elif isinstance(event, Finished):
             result: Any = event.result
             made += self._last(result)
@@ -193,14 +195,8 @@ class ResponseObject:
     def _last(self, result: SearchResult | CompletionResult) -> list[dict[str, Any]]:
         thought, text, steps, cut = _contents(result)
         made: list[dict[str, Any]] = []
-        if thought:
-            item = self._reasoning(thought)
-            place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
-            made.append(self._event("response.output_item.added", output_index=0, item={**item, "content": []}))
-            made.append(self._event("response.reasoning_text.delta", **place, delta=thought))
-            made.append(self._event("response.reasoning_text.done", **place, text=thought))
-            made.append(self._event("response.output_item.done", output_index=0, item=item))
-            self._items.append(item)
+        if thought and not self._thought:
+            made += self._thought_delta(thought)
         for step in steps if self._text is None else ():
             made += self._delta(step)
         made += self._delta("")  # begins an empty message
@@ -213,8 +209,28 @@ class ResponseObject:
         ended = self._ended(result, [*self._items, message])
         return [*made, self._event(f"response.{ended['status']}", response=ended)]
 
+    def _thought_delta(self, thought: str) -> list[dict[str, Any]]:
+        item, made = self._reasoning(""), list[dict[str, Any]]()
+        if not self._thought:
+            made.append(self._event("response.output_item.added", output_index=0, item={**item, "content": []}))
+        self._thought += thought
+        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+        return [*made, self._event("response.reasoning_text.delta", **place, delta=thought)]
+
+    def _end_of_thought(self) -> list[dict[str, Any]]:
+        if not self._thought or self._items:
+            return []
+        item = self._reasoning(self._thought)
+        self._items.append(item)
+        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+        return [
+            self._event("response.reasoning_text.done", **place, text=self._thought),
+            self._event("response.output_item.done", output_index=0, item=item),
+        ]
+
     def _delta(self, text: str) -> list[dict[str, Any]]:
-        index, made = len(self._items), list[dict[str, Any]]()
+        made = self._end_of_thought()
+        index = len(self._items)
         place = self._place(index)
         if self._text is None:
             self._text = ""
@@ -295,4 +311,4 @@ def _contents(result: SearchResult | CompletionResult) -> tuple[str, str, tuple[
         path = shown(result)
         return path.thought, "".join(path.steps), path.steps, path.finish_reason == "length"
     (choice,) = result.choices
-    return "", choice.text, (choice.text,), choice.finish_reason in ("length", "abort")
+    return choice.thought, choice.text, (choice.text,), choice.finish_reason in ("length", "abort")
