@@ -143,7 +143,7 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         self._end_prompt(number)
 
     def _splitter(self, number: int) -> ThoughtSplitter | None:
-        """What tells the thought behind a prompt apart, if it is a conversation and the generator thinks."""
+        """The splitter of the thought behind a prompt, if it is a conversation and the generator thinks."""
         opened, marks = self.resolved.opened[number], self.resolved.marks
         return None if opened is None or marks is None else ThoughtSplitter(marks, self._tokenizer, opened)
 
