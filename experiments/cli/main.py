@@ -117,14 +117,14 @@ def solve(
 
     if endpoint:
         local = {field.name for field in declared(RuntimeSettings)} | {"trace", "profile"}
-        _refuse(context, local, "only for searches in this process; leave out --endpoint")
+        opt.refuse(context, local, "only for searches in this process; leave out --endpoint")
         if isinstance(request.algorithm, CodeName):
             raise opt.OptionError(
                 f"--algorithm {request.algorithm}: a server runs its own searches; leave out --endpoint"
             )
     else:
         remote = {field.name for field in declared(ConnectionOptions)} | {"timeout", "priority"}
-        _refuse(context, remote, "only for a server's searches; give --endpoint")
+        opt.refuse(context, remote, "only for a server's searches; give --endpoint")
     text, gold = _problem_text(problem)
     request = replace(request, problem=text)
     console = Console()
@@ -295,25 +295,6 @@ def _say(error: EspalierError | OSError) -> int:
         return EXIT_USAGE
     print(f"error: {error}", file=sys.stderr)
     return EXIT_FAILED if isinstance(error, (*_FAILURES, OSError)) else EXIT_USAGE
-
-
-def _refuse(context: typer.Context, names: set[str], why: str) -> None:
-    """Refuse options that have no effect.
-
-    Values from the environment may be meant for other commands and are ignored.
-
-    Raises:
-        OptionError: names every such option on the command line, and says why.
-    """
-    given = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name in names
-        and (source := context.get_parameter_source(parameter.name))
-        and source.name == "COMMANDLINE"
-    ]
-    if given:
-        raise opt.OptionError(f"{', '.join(given)}: {why}")
 
 
 def _problem_text(problem: str | None) -> tuple[str, str | None]:

@@ -158,6 +158,25 @@ def _try_to_write(path: Path, makes_folder: bool) -> None:
         path.resolve().unlink()  # the target of a dangling link, not the link
 
 
+def refuse(context: typer.Context, names: set[str], why: str) -> None:
+    """Refuse options that have no effect.
+
+    Values from the environment may be meant for other commands and are ignored.
+
+    Raises:
+        OptionError: names every such option on the command line, and says why.
+    """
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names
+        and (source := context.get_parameter_source(parameter.name))
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise OptionError(f"{', '.join(given)}: {why}")
+
+
 def check_endpoint(text: str | None) -> str | None:
     """Callback of an option that names a server: fails unless it is HOST:PORT."""
     if text is not None:

@@ -1,5 +1,6 @@
 """Samples the solutions of many problems at once, into a file that can be continued."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -10,20 +11,17 @@ from typing import Any
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, NoEmbeddingError, RequestTooLargeError
 from espalier.engine.models.options import Quantization
-from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Generated
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.jsonl import open_lines
-from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeRecord, read_trees, write_tree
-from espalier.experiments.verifier_training.tree_sampler import VALUED_AT_ONCE, ProblemTree
-from espalier.prm.limits import PathLimits
-from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.grading.math_verify import Grader
 from espalier.search.grading.notation.numerals import number_in
+from espalier.search.rollout import Labels, RolloutSettings
 from espalier.search.run.generator import Generator
-from espalier.search.run.resolve import worst_case
+from espalier.search.run.resolve import rollout_blocks
+from espalier.search.run.rollout_tree import RolloutTree
 
 
 def configuration_of(
@@ -44,15 +42,14 @@ def configuration_of(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutSampler:
-    """Samples the solutions of problems as trees; at most `in_flight` problems at once, where memory allows."""
+class TreeSampler(ABC):
+    """Samples the solutions of problems as trees."""
 
-    engine: Engine
-    generator: Generator
-    settings: RolloutSettings
-    grader: Grader
-    in_flight: int
+    __slots__ = ()
+
+    @abstractmethod
+    def sample(self, problems: Sequence[Problem]) -> Iterator[TreeRecord]:
+        """Yield the tree of each problem, in the order in which they finish; what cannot be sampled says why."""
 
     def write(self, path: Path, problems: Sequence[Problem]) -> Iterator[TreeRecord]:
         """Sample the problems that the file `path` lacks; each is appended once it is whole, and then yielded."""
@@ -62,48 +59,53 @@ class RolloutSampler:
                 write_tree(stream, tree)
                 yield tree
 
+
+@dataclass(frozen=True, slots=True)
+class RolloutSampler(TreeSampler):
+    """Samples the solutions of problems in this process; at most `in_flight` problems at once, where memory allows."""
+
+    engine: Engine
+    generator: Generator
+    settings: RolloutSettings
+    grader: Grader
+    in_flight: int
+
     def sample(self, problems: Sequence[Problem]) -> Iterator[TreeRecord]:
-        """Yield the tree of each problem, in the order in which they finish; what cannot be sampled says why."""
+        """See `TreeSampler`."""
         waiting, engine = deque(problems), self.engine
-        running: dict[str, tuple[ProblemTree, Reservation]] = {}
+        running: dict[str, tuple[TreeRecord, RolloutTree, Reservation]] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < self.in_flight:
                     problem = waiting[0]
                     try:
-                        blocks = self._worst_case(problem)
+                        prompt = self.generator.prompt_ids(problem.problem, problem.history)
+                        blocks = rollout_blocks(engine, self.generator, len(prompt), self.settings)
                         if (reservation := engine.admission.try_reserve(blocks, problem.unique_id)) is None:
                             break
-                        is_right = _checker(problem, self.grader)
-                        tree = ProblemTree(engine, self.generator, problem, self.settings, is_right)
-                        running[problem.unique_id] = tree, reservation
+                        is_right = checker_of(problem, self.grader)
+                        asked = problem.problem, prompt, self.settings
+                        tree = RolloutTree(engine, self.generator.defaults, *asked, is_right, problem.unique_id)
+                        record = TreeRecord(problem.unique_id, problem.problem, problem.answer, prompt)
+                        running[problem.unique_id] = record, tree, reservation
                     except (RequestTooLargeError, NoEmbeddingError, InvalidRequestError) as error:
                         yield TreeRecord(problem.unique_id, problem.problem, problem.answer, refused=str(error))
                     waiting.popleft()
                 for done in engine.step():
                     assert isinstance(done, Generated)
-                    running[str(done.work.owner)][0].handle(done)
-                for owner in [owner for owner, (tree, _) in running.items() if tree.finished]:
-                    tree, reservation = running.pop(owner)
+                    running[str(done.work.owner)][1].handle(done)
+                for owner in [owner for owner, (_, tree, _) in running.items() if tree.finished]:
+                    record, tree, reservation = running.pop(owner)
                     engine.admission.release(reservation)
-                    yield tree.record()
+                    record.steps.extend(tree.steps())
+                    yield record
         finally:
-            for owner, (_, reservation) in running.items():
+            for owner, (_, _, reservation) in running.items():
                 engine.abandon(owner)
                 engine.admission.release(reservation)
 
-    def _worst_case(self, problem: Problem) -> dict[str, int]:
-        """Blocks that a problem can come to hold."""
-        settings, generator = self.settings, self.generator
-        prompt = len(generator.prompt_ids(problem.problem, problem.history))
-        most = min(settings.max_tokens, generator.model.config.max_positions - prompt)
-        valued = 0 if settings.labels is Labels.OUTCOME else VALUED_AT_ONCE * settings.continuations
-        estimate = MemoryEstimate(settings.solutions + valued)
-        limits = PathLimits(prompt, most, min(settings.max_step_tokens, most))
-        return worst_case(self.engine, GENERATOR, [estimate], limits)
 
-
-def _checker(problem: Problem, grader: Grader) -> Callable[[str], bool]:
+def checker_of(problem: Problem, grader: Grader) -> Callable[[str], bool]:
     """A function that says whether an answer to the problem is right."""
 
     @cache

@@ -14,7 +14,7 @@ r"""The file of rollouts: JSON Lines, a problem a line, its sampled solutions as
   where it goes on. `answer` and `right` are those of a solution that ends here; one that was cut off has no answer and
   is wrong.
 - `continuations` were sampled from the step's end to the end of the text; `continuations_right` of them are right.
-- `value` is the label: see `tree_sampler`.
+- `value` is the label: see `search.run.rollout_tree`.
 - `refused` says why a problem has no steps.
 
 So a path from a first step to one with an `end` is a solution: `prompt_token_ids` and the `token_ids` along it are the
@@ -32,25 +32,9 @@ from typing import Any
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.runs.jsonl import append, damage_named, read_lines
+from espalier.search.rollout import StepRecord
 
 _FORMAT = 1
-
-
-@dataclass(slots=True)
-class StepRecord:
-    """One step; see this module. While it is sampled, what is known of it grows."""
-
-    parent: int | None
-    text: str
-    token_ids: list[int]
-    log_probabilities: list[float]
-    samples: int
-    end: str | None = None
-    answer: str | None = None
-    right: bool | None = None
-    continuations: int = 0
-    continuations_right: int = 0
-    value: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +88,10 @@ def claim(path: Path, configuration: dict[str, Any]) -> None:
 
 def write_tree(stream: FileIO, tree: TreeRecord) -> None:
     """Append one problem to a stream of `open_lines`."""
-    append(stream, {"format": _FORMAT} | asdict(tree), ensure_ascii=False)
+    values = asdict(tree)
+    for step in values["steps"]:
+        step.pop("continuation_answers", None)  # their grades are enough
+    append(stream, {"format": _FORMAT} | values, ensure_ascii=False)
 
 
 def read_trees(path: Path) -> Iterator[TreeRecord]:

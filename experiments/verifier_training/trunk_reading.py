@@ -15,9 +15,10 @@ from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score, Scored
 from espalier.experiments.verifier_training.features import Features
-from espalier.experiments.verifier_training.tree_file import StepRecord, TreeRecord
+from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.prm.families.likelihood import Likelihood
 from espalier.prm.families.trunk_evidence import trunk_evidence_head
+from espalier.search.rollout import StepRecord
 
 TOKENS_AND_STATES = "tokens-and-states"
 """The head that gives a target's log-probability and the hidden state; the trunk's model must have it."""

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
@@ -18,6 +19,7 @@ from espalier.search.client.retries import DEFAULT_RETRIES, NO_RETRIES, Attempts
 from espalier.search.client.score_session import AsyncScoreSession
 from espalier.search.request import SearchFields, SearchRequest, make_request, several
 from espalier.search.result import Event, SearchResult
+from espalier.search.rollout import RolloutRequest, RolloutResult
 from espalier.search.schema import from_values
 from espalier.search.score_session import ScoreSessionRequest
 from espalier.search.scores import ScoreRequest, ScoreResult, make_score_request
@@ -29,6 +31,7 @@ from espalier.search.service.grpc_api.convert import (
     info_from_wire,
     request_to_wire,
     result_from_wire,
+    rollout_from_wire,
     scores_from_wire,
 )
 from espalier.v1 import search_pb2 as pb
@@ -288,6 +291,35 @@ class AsyncSearchClient:
         message = request_to_wire(request, pb.ScoreSolutionRequest, priority=priority)
         read = partial(scores_from_wire, request=request)
         return await _only(self._responses(self._stub.ScoreSolution, message, read, timeout, request_id))
+
+    async def rollout(
+        self,
+        request: RolloutRequest | str,
+        timeout: float | None = TIMEOUT,
+        priority: int = 0,
+        *,
+        request_id: str | None = None,
+        **fields: Any,
+    ) -> RolloutResult:
+        """Sample solutions of a problem as one tree of steps, with tokens, log-probabilities and values.
+
+        Args:
+            request: the problem and what to sample, or the problem's text.
+            timeout: as of `solve`.
+            priority: as of `solve`.
+            request_id: as of `solve`.
+            **fields: fields of `RolloutRequest`, such as `solutions=32, golds=("73",)`, for a problem's text.
+
+        Raises:
+            InvalidRequestError: a field breaks a rule or a limit of the server; lists every such field.
+            ServiceError: the call failed for any other reason.
+        """
+        if isinstance(request, str):
+            golds = tuple(fields.pop("golds", ()))
+            request = replace(from_values(RolloutRequest, {"problem": request, **fields}), golds=golds)
+        message = request_to_wire(request, pb.RolloutRequest, priority=priority)
+        responses = self._responses(self._stub.Rollout, message, lambda response: response, timeout, request_id)
+        return rollout_from_wire([each async for each in responses], request)
 
     def score_session(
         self,

@@ -94,6 +94,7 @@ class SearchClient:
     solve_many = _blocking(AsyncSearchClient.solve_many)
     solve_stream = _iterating(AsyncSearchClient.solve_stream)
     score = _blocking(AsyncSearchClient.score)
+    rollout = _blocking(AsyncSearchClient.rollout)
 
     @wraps(AsyncSearchClient.score_session)
     def score_session(self, *args: Any, **kwargs: Any) -> ScoreSession:

@@ -15,6 +15,7 @@ from espalier.search.common_fields import DEFAULT_MAX_TOKENS
 from espalier.search.completion import CompletionRequest, CompletionResult, TextSampled
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
+from espalier.search.rollout import RolloutRequest, RolloutResult
 from espalier.search.score_session import ScoreSessionRequest, SessionTurn, StepsScored
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.server_info import Occupancy
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from espalier.search.thoughts.budget import ThoughtPlan
     from espalier.search.thoughts.probing import ProbePlan
 
-AnyRequest = SearchRequest | CompletionRequest | ScoreRequest | ScoreSessionRequest
-AnyResult = SearchResult | CompletionResult | ScoreResult
+AnyRequest = SearchRequest | CompletionRequest | ScoreRequest | ScoreSessionRequest | RolloutRequest
+AnyResult = SearchResult | CompletionResult | ScoreResult | RolloutResult
 AnyEvent = Event | TextSampled | StepsScored | Finished[AnyResult]
 
 
@@ -41,6 +42,8 @@ def result_without(search_id: str, request: AnyRequest, reason: StopReason, why:
         return ScoreResult(search_id, scores, reason, Usage(), request, "", {}, why)
     if isinstance(request, CompletionRequest):
         return CompletionResult(search_id, (), (), reason, Usage(), request, why)
+    if isinstance(request, RolloutRequest):
+        return RolloutResult(search_id, (), (), reason, Usage(), request, {}, why)
     return SearchResult(
         search_id=search_id,
         answer="",
@@ -180,7 +183,24 @@ class ResolvedScores:
     max_tokens: int = UNLIMITED
 
 
-Resolved = ResolvedRequest | ResolvedCompletion | ResolvedScores
+@dataclass(frozen=True, slots=True)
+class ResolvedRollout:
+    """A valid request for rollouts with all that follows from it for the generator; picklable.
+
+    Attributes:
+        request: the request with its temperature filled in.
+        prompt: the generator's prompt, as token ids.
+        defaults: of the generator.
+        blocks: maximum KV blocks that may be held, by KV group.
+    """
+
+    request: RolloutRequest
+    prompt: tuple[int, ...]
+    defaults: RequestDefaults
+    blocks: Mapping[str, int] = field(default_factory=dict)
+
+
+Resolved = ResolvedRequest | ResolvedCompletion | ResolvedScores | ResolvedRollout
 
 
 def request_of(checked: AnyRequest | Resolved) -> AnyRequest:

@@ -21,10 +21,20 @@ from espalier.search.completion import CompletionRequest
 from espalier.search.fairness import AccountThreads
 from espalier.search.request import DEFAULT_OPTIONS, EXACT_MATCH, SubmitOptions, Vote
 from espalier.search.result import StopReason
+from espalier.search.rollout import RolloutRequest
 from espalier.search.run.completion import RunningCompletion
-from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved, ResolvedCompletion, ResolvedScores
+from espalier.search.run.executor import (
+    AnyEvent,
+    AnyRequest,
+    AnyResult,
+    Resolved,
+    ResolvedCompletion,
+    ResolvedRollout,
+    ResolvedScores,
+)
 from espalier.search.run.generator import Generator
 from espalier.search.run.resolve import Resolver
+from espalier.search.run.rollout import RunningRollout
 from espalier.search.run.running import AnyRunning, Submission
 from espalier.search.run.score_session import RunningScoreSession
 from espalier.search.run.scores import RunningScores
@@ -151,6 +161,8 @@ class Orchestrator:
             return self._resolver.resolve_scores(request)
         if isinstance(request, ScoreSessionRequest):
             return self._resolver.resolve_score_session(request)
+        if isinstance(request, RolloutRequest):
+            return self._resolver.resolve_rollout(request)
         return self._resolver.resolve(request)
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
@@ -195,6 +207,8 @@ class Orchestrator:
         submission = Submission(search_id, options, on_event, self.engine, self._scorer, self._clock)
         if isinstance(resolved, ResolvedCompletion):
             return RunningCompletion(resolved, submission)
+        if isinstance(resolved, ResolvedRollout):
+            return RunningRollout(resolved, submission)
         if isinstance(resolved, ResolvedScores):
             kind = RunningScores if isinstance(resolved.request, ScoreRequest) else RunningScoreSession
             return kind(resolved, submission)

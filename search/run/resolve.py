@@ -21,8 +21,10 @@ from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.common_fields import DEFAULT_MAX_STEPS, DEFAULT_MAX_TOKENS
 from espalier.search.completion import CompletionRequest
 from espalier.search.request import SearchRequest, validate
-from espalier.search.run.executor import ResolvedCompletion, ResolvedRequest, ResolvedScores
+from espalier.search.rollout import Labels, RolloutRequest, RolloutSettings
+from espalier.search.run.executor import ResolvedCompletion, ResolvedRequest, ResolvedRollout, ResolvedScores
 from espalier.search.run.generator import Generator
+from espalier.search.run.rollout_tree import VALUED_AT_ONCE
 from espalier.search.score_session import ScoreSessionRequest
 from espalier.search.scores import ScoreRequest
 from espalier.search.step_rule import read_step_rule
@@ -194,6 +196,24 @@ class Resolver:
         self._require_fits(blocks, "max_nodes or max_tokens of the session")
         return ResolvedScores(request, prompt, blocks, together, UNLIMITED if judged else most)
 
+    def resolve_rollout(self, request: RolloutRequest) -> ResolvedRollout:
+        """Validate a request for rollouts and work out what follows from it.
+
+        Raises:
+            InvalidRequestError: lists every invalid field; NoEmbeddingError if the prompt has tokens without an
+                embedding.
+            RequestTooLargeError: the prompt fills the model's context; PoolTooSmallError if the KV pool could not hold
+                all solutions.
+        """
+        request.validate()
+        generator = self._generator
+        prompt = tuple(generator.prompt_ids(request.problem, request.history))
+        if request.temperature is None:
+            request = replace(request, temperature=generator.defaults.temperature)
+        blocks = rollout_blocks(self._engine, generator, len(prompt), request)
+        self._require_fits(blocks, "solutions or max_tokens")
+        return ResolvedRollout(request, prompt, generator.defaults, blocks)
+
     def _require_fits(self, blocks: Mapping[str, int], lower: str) -> None:
         try:
             self._engine.admission.require_fits_alone(blocks)
@@ -270,6 +290,14 @@ class Resolver:
         if role == rescored:
             estimates = [replace(estimate, paths=estimate.paths + 1) for estimate in estimates]
         return worst_case(self._engine, role, estimates, limits)
+
+
+def rollout_blocks(engine: Engine, generator: Generator, prompt: int, settings: RolloutSettings) -> dict[str, int]:
+    """Maximum number of blocks that a tree of rollouts holds, by KV group, behind so many tokens of its prompt."""
+    most = min(settings.max_tokens, generator.model.config.max_positions - prompt)
+    valued = 0 if settings.labels is Labels.OUTCOME else VALUED_AT_ONCE * settings.continuations
+    limits = PathLimits(prompt, most, min(settings.max_step_tokens, most))
+    return worst_case(engine, GENERATOR, [MemoryEstimate(settings.solutions + valued)], limits)
 
 
 def worst_case(engine: Engine, role: str, estimates: Sequence[MemoryEstimate], limits: PathLimits) -> dict[str, int]:

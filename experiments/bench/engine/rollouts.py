@@ -14,9 +14,9 @@ from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmS
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
-from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.search.grading.math_verify import Grader
+from espalier.search.rollout import RolloutSettings
 from espalier.search.run.load import RuntimeSettings, load_generator_alone
 
 _SOLUTIONS = 16

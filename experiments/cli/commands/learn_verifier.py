@@ -12,7 +12,7 @@ from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, sample_rollouts
 from espalier.experiments.cli.runs import load_problems, writing_to
 from espalier.experiments.cli.schema_options import Without, with_schema
-from espalier.experiments.verifier_training.settings import RolloutSettings
+from espalier.search.rollout import RolloutSettings
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:

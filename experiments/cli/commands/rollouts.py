@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from espalier.experiments.cli import options as opt
+from espalier.experiments.cli.connection import ConnectionOptions, retries_shown
 from espalier.experiments.cli.runs import load_problems, writing_to
 from espalier.experiments.cli.schema_options import Without, with_schema
-from espalier.experiments.verifier_training.settings import RolloutSettings
+from espalier.search.rollout import RolloutSettings
 from espalier.search.run.load import RuntimeSettings
+from espalier.search.schema import declared
 
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine
     from espalier.engine.models.model import Head
     from espalier.experiments.runs.benchmarks import Problem
+    from espalier.experiments.verifier_training.rollouts import TreeSampler
     from espalier.experiments.verifier_training.tree_file import TreeRecord
     from espalier.search.run.generator import Generator
 
@@ -30,21 +33,60 @@ OF_VERIFIERS = (
 
 @with_schema
 def rollouts_command(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="File for the trees, JSON Lines; running the command again resumes.")],
     benchmark: opt.Benchmark = "demo-training",
     field_map: opt.FieldMap = None,
     grader: opt.GraderName = "math-verify",
     in_flight: opt.InFlight = 32,
+    endpoint: opt.Endpoint = None,
     *,
     selection: opt.Selection,
     rollouts: RolloutSettings,
     runtime: Annotated[RuntimeSettings, Without(*OF_VERIFIERS)],
+    connection: ConnectionOptions,
 ) -> None:
     """Sample solutions of every problem as a tree of steps, with tokens, log-probabilities, outcomes and values."""
+    if endpoint:
+        own = {field.name for field in declared(RuntimeSettings)} - {"offline", "grader_memory"}
+        opt.refuse(context, own, "only for models in this process; leave out --endpoint")
+    else:
+        of_server = {field.name for field in declared(ConnectionOptions)}
+        opt.refuse(context, of_server, "only for a server's models; give --endpoint")
     problems = selection.of(load_problems(benchmark, field_map, runtime.offline))
     with writing_to(out, is_file=True):
-        sample_rollouts(problems, rollouts, out, benchmark, grader, replace(runtime, max_running=in_flight))
+        if endpoint:
+            memory = runtime.grader_memory
+            fetch_rollouts(problems, rollouts, out, benchmark, grader, memory, in_flight, endpoint, connection)
+        else:
+            sample_rollouts(problems, rollouts, out, benchmark, grader, replace(runtime, max_running=in_flight))
     typer.echo(f"trees  {out}")
+
+
+def fetch_rollouts(
+    problems: "list[Problem]",
+    rollouts: RolloutSettings,
+    out: Path,
+    benchmark: str,
+    grader: str,
+    grader_memory: int,
+    in_flight: int,
+    endpoint: str,
+    connection: ConnectionOptions,
+) -> None:
+    """Have a server sample what `out` lacks of the problems, `in_flight` at once; shows progress and totals."""
+    from espalier.experiments.runs.graders import make_grader
+    from espalier.experiments.verifier_training.remote import RemoteSampler, remote_configuration
+    from espalier.experiments.verifier_training.tree_file import claim
+
+    with (
+        retries_shown(),
+        connection.connect(endpoint) as client,
+        make_grader(grader, grader_memory) as checker,
+    ):
+        sampler = RemoteSampler(client, rollouts, checker, in_flight)
+        claim(out, remote_configuration(client.server_info(), benchmark, rollouts))
+        _write(sampler, out, problems)
 
 
 def sample_rollouts(
@@ -64,19 +106,28 @@ def sample_rollouts(
     from rich.console import Console
 
     from espalier.experiments.cli.loading import bytes_progress
-    from espalier.experiments.cli.progress import share_progress
     from espalier.experiments.runs.graders import make_grader
     from espalier.experiments.verifier_training.rollouts import RolloutSampler, configuration_of
-    from espalier.experiments.verifier_training.tree_file import claim, read_trees
+    from espalier.experiments.verifier_training.tree_file import claim
     from espalier.search.run.load import load_generator_alone
 
     with bytes_progress(Console(stderr=True)) as on_bytes:
         engine, generator = load_generator_alone(runtime, on_bytes, other_heads)
     claim(out, configuration_of(generator, benchmark, rollouts, runtime.generator_quantization))
+    with make_grader(grader, runtime.grader_memory) as checker:
+        sampler = RolloutSampler(engine, generator, rollouts, checker, runtime.max_running)
+        return engine, generator, _write(sampler, out, problems)
+
+
+def _write(sampler: "TreeSampler", out: Path, problems: "list[Problem]") -> "list[TreeRecord]":
+    """Sample what `out` lacks of the problems, show progress and totals, and return all trees, in their order."""
+    from espalier.experiments.cli.progress import share_progress
+    from espalier.experiments.verifier_training.tree_file import read_trees
+
     asked = {problem.unique_id: place for place, problem in enumerate(problems)}
     done = sum(tree.problem_id in asked for tree in read_trees(out))
-    with make_grader(grader, runtime.grader_memory) as checker, share_progress(len(asked), done) as advance:
-        for tree in RolloutSampler(engine, generator, rollouts, checker, runtime.max_running).write(out, problems):
+    with share_progress(len(asked), done) as advance:
+        for tree in sampler.write(out, problems):
             advance(*tree.outcomes)
     trees = sorted(
         (tree for tree in read_trees(out) if tree.problem_id in asked), key=lambda tree: asked[tree.problem_id]
@@ -92,4 +143,4 @@ def sample_rollouts(
     )
     for tree in refused[:5]:
         typer.echo(f"refused {tree.problem_id}: {tree.refused}", err=True)
-    return engine, generator, trees
+    return trees

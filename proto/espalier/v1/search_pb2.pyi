@@ -76,6 +76,13 @@ class ChatRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHAT_ROLE_SYSTEM: _ClassVar[ChatRole]
     CHAT_ROLE_USER: _ClassVar[ChatRole]
     CHAT_ROLE_ASSISTANT: _ClassVar[ChatRole]
+
+class Labels(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LABELS_UNSPECIFIED: _ClassVar[Labels]
+    LABELS_OUTCOME: _ClassVar[Labels]
+    LABELS_MONTE_CARLO: _ClassVar[Labels]
+    LABELS_BINARY_SEARCH: _ClassVar[Labels]
 ALGORITHM_UNSPECIFIED: Algorithm
 ALGORITHM_GREEDY: Algorithm
 ALGORITHM_MAJORITY: Algorithm
@@ -125,6 +132,10 @@ CHAT_ROLE_UNSPECIFIED: ChatRole
 CHAT_ROLE_SYSTEM: ChatRole
 CHAT_ROLE_USER: ChatRole
 CHAT_ROLE_ASSISTANT: ChatRole
+LABELS_UNSPECIFIED: Labels
+LABELS_OUTCOME: Labels
+LABELS_MONTE_CARLO: Labels
+LABELS_BINARY_SEARCH: Labels
 
 class SolveProblemRequest(_message.Message):
     __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence", "generator_budget", "verifier_budget", "time_limit", "priority", "merge_duplicates", "early_stop", "history", "step_rule", "end_at_box", "thinking", "probe_every", "stop_when", "more_thinking", "stop_unsure")
@@ -641,3 +652,96 @@ class StepScore(_message.Message):
     SCORE_FIELD_NUMBER: _ClassVar[int]
     score: float
     def __init__(self, score: _Optional[float] = ...) -> None: ...
+
+class RolloutRequest(_message.Message):
+    __slots__ = ("problem", "history", "solutions", "labels", "continuations", "temperature", "max_steps", "max_step_tokens", "max_tokens", "seed", "golds", "time_limit", "priority")
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    SOLUTIONS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATIONS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    GOLDS_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    problem: str
+    history: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    solutions: int
+    labels: Labels
+    continuations: int
+    temperature: float
+    max_steps: int
+    max_step_tokens: int
+    max_tokens: int
+    seed: int
+    golds: _containers.RepeatedScalarFieldContainer[str]
+    time_limit: _duration_pb2.Duration
+    priority: int
+    def __init__(self, problem: _Optional[str] = ..., history: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., solutions: _Optional[int] = ..., labels: _Optional[_Union[Labels, str]] = ..., continuations: _Optional[int] = ..., temperature: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., golds: _Optional[_Iterable[str]] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class RolloutResponse(_message.Message):
+    __slots__ = ("steps", "result")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    steps: RolloutSteps
+    result: RolloutResult
+    def __init__(self, steps: _Optional[_Union[RolloutSteps, _Mapping]] = ..., result: _Optional[_Union[RolloutResult, _Mapping]] = ...) -> None: ...
+
+class RolloutSteps(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[RolloutStep]
+    def __init__(self, steps: _Optional[_Iterable[_Union[RolloutStep, _Mapping]]] = ...) -> None: ...
+
+class RolloutStep(_message.Message):
+    __slots__ = ("parent", "text", "token_ids", "log_probabilities", "samples", "end", "answer", "right", "continuations", "continuations_right", "value", "continuation_answers")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATIONS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATIONS_RIGHT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    parent: int
+    text: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    log_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    samples: int
+    end: str
+    answer: str
+    right: bool
+    continuations: int
+    continuations_right: int
+    value: float
+    continuation_answers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, parent: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., samples: _Optional[int] = ..., end: _Optional[str] = ..., answer: _Optional[str] = ..., right: bool = ..., continuations: _Optional[int] = ..., continuations_right: _Optional[int] = ..., value: _Optional[float] = ..., continuation_answers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RolloutResult(_message.Message):
+    __slots__ = ("search_id", "prompt_token_ids", "stop_reason", "usage", "digests")
+    class DigestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    search_id: str
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    stop_reason: StopReason
+    usage: Usage
+    digests: _containers.ScalarMap[str, str]
+    def __init__(self, search_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ...) -> None: ...

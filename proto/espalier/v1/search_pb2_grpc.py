@@ -61,6 +61,11 @@ class SearchServiceStub(object):
                 request_serializer=espalier_dot_v1_dot_search__pb2.ScoreStepsRequest.SerializeToString,
                 response_deserializer=espalier_dot_v1_dot_search__pb2.ScoreStepsResponse.FromString,
                 _registered_method=True)
+        self.Rollout = channel.unary_stream(
+                '/espalier.v1.SearchService/Rollout',
+                request_serializer=espalier_dot_v1_dot_search__pb2.RolloutRequest.SerializeToString,
+                response_deserializer=espalier_dot_v1_dot_search__pb2.RolloutResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/espalier.v1.SearchService/GetServerInfo',
                 request_serializer=espalier_dot_v1_dot_search__pb2.GetServerInfoRequest.SerializeToString,
@@ -109,6 +114,14 @@ class SearchServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rollout(self, request, context):
+        """Samples solutions of a problem as one tree of steps, for those who train on them: tokens, log-probabilities, values;
+        what solutions begin with together is there once. Steps come in pieces, parents first, `result` comes last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """What the server serves, and what it holds at this moment: an idle server holds no live block.
         """
@@ -138,6 +151,11 @@ def add_SearchServiceServicer_to_server(servicer, server):
                     servicer.ScoreSteps,
                     request_deserializer=espalier_dot_v1_dot_search__pb2.ScoreStepsRequest.FromString,
                     response_serializer=espalier_dot_v1_dot_search__pb2.ScoreStepsResponse.SerializeToString,
+            ),
+            'Rollout': grpc.unary_stream_rpc_method_handler(
+                    servicer.Rollout,
+                    request_deserializer=espalier_dot_v1_dot_search__pb2.RolloutRequest.FromString,
+                    response_serializer=espalier_dot_v1_dot_search__pb2.RolloutResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -260,6 +278,33 @@ class SearchService(object):
             '/espalier.v1.SearchService/ScoreSteps',
             espalier_dot_v1_dot_search__pb2.ScoreStepsRequest.SerializeToString,
             espalier_dot_v1_dot_search__pb2.ScoreStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/espalier.v1.SearchService/Rollout',
+            espalier_dot_v1_dot_search__pb2.RolloutRequest.SerializeToString,
+            espalier_dot_v1_dot_search__pb2.RolloutResponse.FromString,
             options,
             channel_credentials,
             insecure,

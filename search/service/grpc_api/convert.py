@@ -6,7 +6,7 @@ or enum value is missing on either side.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING
 from enum import StrEnum
 from functools import cache, partial
@@ -33,6 +33,7 @@ from espalier.search.result import (
     StopReason,
     Usage,
 )
+from espalier.search.rollout import Labels, RolloutRequest, RolloutResult, RolloutStep
 from espalier.search.schema import MAX_ITEMS
 from espalier.search.score_session import NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
@@ -53,7 +54,7 @@ _DATACLASSES: dict[str, type] = {
     **{kind.__name__: kind for kind in (ChatMessage, SearchResult, Usage, Candidate, ScoredStep, KvBlocks)},
     **{kind.__name__: kind for kind in (SessionStep, StepsScored, NodeScore)},
     "ScoreSession": ScoreSessionRequest,
-    **{kind.__name__: kind for kind in (Probe, ProbedAnswer)},
+    **{kind.__name__: kind for kind in (Probe, ProbedAnswer, RolloutRequest, RolloutStep)},
     **{message.DESCRIPTOR.name: kind for kind, (_, message) in _EVENTS.items() if kind is not Finished},
     "SolveProblemRequest": SearchRequest,
     "ScoreSolutionRequest": ScoreRequest,
@@ -63,10 +64,12 @@ _DATACLASSES: dict[str, type] = {
 }
 """Dataclasses by the name of their message."""
 _ENUMS: dict[str, type[StrEnum]] = {
-    **{kind.__name__: kind for kind in (Aggregation, Vote, EarlyStop, ChatRole, StopReason)},
+    **{kind.__name__: kind for kind in (Aggregation, Vote, EarlyStop, ChatRole, StopReason, Labels)},
     "Algorithm": AlgorithmName,
 }
 """Enums that both sides have. Terminations are strings on the wire, so that new ones do not break old clients."""
+_PIECE_BYTES = 128 * 1024
+"""Size from which the steps of a tree of rollouts are sent in several messages."""
 _RENAMED = {
     "queue_duration": "queue_seconds",
     "first_step_duration": "first_step_seconds",
@@ -110,7 +113,9 @@ class _WireField(NamedTuple):
 
 
 def request_to_wire(
-    request: SearchRequest | ScoreRequest | ScoreSessionRequest, kind: Any = pb.SolveProblemRequest, **options: Any
+    request: SearchRequest | ScoreRequest | ScoreSessionRequest | RolloutRequest,
+    kind: Any = pb.SolveProblemRequest,
+    **options: Any,
 ) -> Any:
     """Convert `request` to a message of its kind, with the options of the call, such as `priority`.
 
@@ -186,6 +191,39 @@ def scores_from_wire(message: pb.ScoreSolutionResponse, request: ScoreRequest | 
         ValueError: an enum value is unknown to this version.
     """
     return ScoreResult(configuration=request, **_values(message, ScoreResult))
+
+
+def rollout_to_wire(result: RolloutResult) -> Iterator[pb.RolloutResponse]:
+    """Convert a tree to messages: its steps, as many as have about `_PIECE_BYTES`, and its end."""
+    piece, size = pb.RolloutSteps(), 0
+    for step in result.steps:
+        message = _to_message(step, pb.RolloutStep)
+        if size and size + message.ByteSize() > _PIECE_BYTES:
+            yield pb.RolloutResponse(steps=piece)
+            piece, size = pb.RolloutSteps(), 0
+        piece.steps.append(message)
+        size += message.ByteSize()
+    if size:
+        yield pb.RolloutResponse(steps=piece)
+    yield pb.RolloutResponse(result=_to_message(result, pb.RolloutResult))
+
+
+def rollout_from_wire(messages: Iterable[pb.RolloutResponse], request: RolloutRequest) -> RolloutResult:
+    """Convert messages to the tree of `request`.
+
+    Raises:
+        ValueError: an enum value is unknown to this version.
+    """
+    steps, values = list[RolloutStep](), dict[str, Any]()
+    for message in messages:
+        if message.HasField("result"):
+            values = _values(message.result, RolloutResult)
+        for each in message.steps.steps:
+            step = _from_message(each)
+            step.token_ids, step.log_probabilities = list(step.token_ids), list(step.log_probabilities)
+            step.continuation_answers = list(step.continuation_answers)
+            steps.append(step)
+    return RolloutResult(steps=tuple(steps), configuration=request, **values)
 
 
 def result_to_wire(result: SearchResult) -> pb.SearchResult:

@@ -14,6 +14,7 @@ from espalier.search.service.grpc_api.convert import (
     event_to_wire,
     info_to_wire,
     request_from_wire,
+    rollout_to_wire,
     scores_to_wire,
     session_event_to_wire,
     turn_from_wire,
@@ -71,6 +72,15 @@ class SolveServicer(SearchServiceServicer):
             async for events in session:
                 for event in events:
                     await context.write(session_event_to_wire(event))
+
+    async def Rollout(self, request: pb.RolloutRequest, context: Any) -> None:  # noqa: N802 (the contract's)
+        """Sample solutions of a problem as a tree, and write it in pieces."""
+        call = CALL.get()
+        asked, violations = await self._session.read(call, request.ByteSize(), partial(request_from_wire, request))
+        async with self._session.search(SearchCall(asked, request.priority, violations=violations), call) as events:
+            end = await finished(events)
+            for message in rollout_to_wire(end.result):
+                await context.write(message)
 
     async def GetServerInfo(  # noqa: N802 (the contract's name)
         self, request: pb.GetServerInfoRequest, context: Any

@@ -18,10 +18,10 @@ from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.verifier_training import training
 from espalier.experiments.verifier_training.features import HIDDEN, Features, take_features
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
-from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.experiments.verifier_training.training import train_head
 from espalier.prm.scorers.trunk_head import add_trunk_head
 from espalier.search.grading.math_verify import Grader
+from espalier.search.rollout import RolloutSettings
 from espalier.search.run.generator import Generator
 
 SETTINGS = RolloutSettings(solutions=6, temperature=1.0, max_steps=4, max_step_tokens=12, max_tokens=40)

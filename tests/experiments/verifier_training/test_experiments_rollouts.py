@@ -14,9 +14,9 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.experiments.runs.jsonl import open_lines
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
-from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeRecord, claim, read_trees, write_tree
 from espalier.search.grading.math_verify import Grader
+from espalier.search.rollout import Labels, RolloutSettings
 from espalier.search.run.generator import Generator
 
 PROBLEMS = [

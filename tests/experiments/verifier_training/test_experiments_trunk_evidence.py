@@ -18,7 +18,6 @@ from espalier.engine.models.model import Model, load_generator
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.verifier_training.combining import path_features, train_trunk_evidence
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
-from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.experiments.verifier_training.trunk_reading import TOKENS_AND_STATES, Readings, StatesHead, read_trees
 from espalier.prm.families import identify, load_verifier
@@ -27,6 +26,7 @@ from espalier.prm.verifier import Verifier
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import SearchResult
+from espalier.search.rollout import RolloutSettings
 from espalier.search.run.generator import Generator
 from espalier.search.run.orchestrator import Orchestrator
 

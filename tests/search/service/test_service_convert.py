@@ -19,6 +19,7 @@ from espalier.search.result import (
     StopReason,
     Usage,
 )
+from espalier.search.rollout import Labels, RolloutRequest, RolloutStep
 from espalier.search.service.event_buffer import fitted
 from espalier.search.service.grpc_api.convert import (
     event_from_wire,
@@ -86,6 +87,8 @@ GROWN = StepDone("s1", 2, 0, (), CANDIDATE, True, NODES, 1.25, {"generator": 17,
         (pb.StepDone, StepDone, {"search_duration": "seconds", "omitted_nodes": None}),
         (pb.SearchStarted, Started, {}),
         (pb.CandidateDone, CandidateDone, {}),
+        (pb.RolloutRequest, RolloutRequest, {"priority": None}),
+        (pb.RolloutStep, RolloutStep, {}),
     ],
 )
 def test_every_field_of_a_dataclass_is_on_the_wire_and_the_other_way_round(message, kind, renamed):
@@ -116,6 +119,7 @@ def test_every_enum_member_survives_the_wire(field, member):
         (pb.Vote, Vote),
         (pb.Aggregation, Aggregation),
         (pb.StopReason, StopReason),
+        (pb.Labels, Labels),
     ],
 )
 def test_the_wire_has_no_enum_value_without_a_member(wire, kind):

@@ -28,6 +28,7 @@ from espalier.search.client import SearchClient, ServiceError
 from espalier.search.run import search as running
 from espalier.search.run.completion import RunningCompletion
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.rollout_tree import RolloutTree
 from espalier.search.run.score_session import RunningScoreSession
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
@@ -248,6 +249,24 @@ class GenerateStream(Http):
         return "UNAVAILABLE"
 
 
+class Rollouts(Unary):
+    """Trees of rollouts in the place of searches, with as many solutions as those have paths."""
+
+    def _begin(self, fields: dict[str, Any], seconds: float) -> Any:
+        width = fields["beam_width"]
+        size = {"max_tokens": 2048, "max_step_tokens": 8} if width == LARGE["beam_width"] else {"max_tokens": 64}
+        sampled = {"temperature": fields.get("temperature", 0.8), **size}
+        asked = pb.RolloutRequest(problem=fields["problem"], solutions=width, golds=["73"], **sampled)
+        return self._stub.Rollout(asked, timeout=seconds)  # type: ignore[attr-defined]
+
+    def _wait(self, call: Any) -> None:
+        *pieces, last = call
+        steps = [step for piece in pieces for step in piece.steps.steps]
+        ends = sum(step.samples for step in steps if step.HasField("end"))
+        assert ends == sum(step.samples for step in steps if not step.HasField("parent"))
+        assert last.result.stop_reason == pb.STOP_REASON_FINISHED
+
+
 class Sessions(Unary):
     """Sessions of scores in the place of searches: the larger, the longer they stay open."""
 
@@ -290,6 +309,7 @@ ENDPOINTS = {
     "infer": Infer,
     "infer stream": InferStream,
     "generate stream": GenerateStream,
+    "rollouts": Rollouts,
     "sessions": Sessions,
 }
 ways_in = pytest.mark.parametrize("endpoint", ENDPOINTS.values(), ids=ENDPOINTS)
@@ -335,7 +355,15 @@ def orchestrator() -> Iterator[Any]:
             raise RuntimeError(FAULT)
         add(self, *args)
 
+    sample = RolloutTree._add
+
+    def broken_tree(self: RolloutTree, *args: Any) -> None:
+        if self._problem == FAULT:
+            raise RuntimeError(FAULT)
+        sample(self, *args)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RolloutTree, "_add", broken_tree)
         patch.setattr(RunningScoreSession, "_add", broken_add)
         patch.setattr(running, "make_algorithm", broken)
         patch.setattr(RunningCompletion, "_finish", broken_finish)

@@ -51,7 +51,7 @@ class Served:
 
     def send(self, method: str, raw: bytes | list[bytes]) -> str:
         """Send bytes as a message, or a session's as several; the code it ended with."""
-        many = "Stream" in method or method == "ScoreSteps"
+        many = "Stream" in method or method in ("ScoreSteps", "Rollout")
         kind = self.channel.unary_stream if many else self.channel.unary_unary
         sent: Any = raw
         if method in ("ScoreSteps", "ModelStreamInfer"):
@@ -177,6 +177,22 @@ def test_messages_for_scores(served: Served):
         made_up | few,
         900,
         lambda values: served.send("ScoreSolution", pb.ScoreSolutionRequest(**values).SerializeToString()),
+    )
+    assert ended.keys() <= {"OK", "INVALID_ARGUMENT"}
+    assert min(ended["OK"], ended["INVALID_ARGUMENT"]) > 20, "both happen often, else it is no test"
+
+
+def test_messages_for_rollouts(served: Served):
+    made_up = message_of(pb.RolloutRequest.DESCRIPTOR)
+    small = {"problem": PROBLEM, "solutions": 2, "max_tokens": 32}
+    few = some.integers(0, 2).flatmap(
+        lambda count: made_up.map(lambda drawn: {**small, **dict(list(drawn.items())[:count])})
+    )
+    ended = attack(
+        served,
+        made_up | few,
+        900,
+        lambda values: served.send("Rollout", pb.RolloutRequest(**values).SerializeToString()),
     )
     assert ended.keys() <= {"OK", "INVALID_ARGUMENT"}
     assert min(ended["OK"], ended["INVALID_ARGUMENT"]) > 20, "both happen often, else it is no test"

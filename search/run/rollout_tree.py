@@ -11,19 +11,17 @@ its sequence, so that nothing before it is computed again. The value of a step, 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, StopCause, stream_key
-from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
-from espalier.experiments.verifier_training.tree_file import StepRecord, TreeRecord
 from espalier.search.grading.answers import extract_answer
 from espalier.search.grading.boxes import boxed
-from espalier.search.run.generator import Generator
+from espalier.search.rollout import Labels, RolloutSettings, RolloutStep
+from espalier.search.run.executor import RequestDefaults
 
 VALUED_AT_ONCE = 4
 """Steps of a problem whose continuations are sampled at the same time; they bound its memory."""
@@ -42,7 +40,7 @@ class _Step:
         path_text: their text.
     """
 
-    record: StepRecord
+    record: RolloutStep
     draws: tuple[int, ...]
     sequence: KVSequence | None
     parent: "_Step | None" = None
@@ -70,10 +68,8 @@ class _Step:
         return bool(own or any(child.reached() for child in self.children))
 
 
-class ProblemTree:
+class RolloutTree:
     """The solutions of one problem while they are sampled. Pass all finished engine work of its owner to `handle`.
-
-    The owner of its work is the problem's id.
 
     Attributes:
         finished: whether nothing is left to sample; the engine holds nothing for it then.
@@ -82,12 +78,25 @@ class ProblemTree:
     def __init__(
         self,
         engine: Engine,
-        generator: Generator,
-        problem: Problem,
+        defaults: RequestDefaults,
+        problem: str,
+        prompt: Sequence[int],
         settings: RolloutSettings,
-        is_right: Callable[[str], bool],
+        is_right: Callable[[str], bool] | None,
+        owner: str,
+        salt: bytes = b"",
     ) -> None:
         """Open the problem's prompt and start sampling.
+
+        Args:
+            engine: has the generator.
+            defaults: of the generator.
+            problem: its text, which with the seed fixes every draw.
+            prompt: the generator's prompt, as token ids.
+            settings: what is sampled.
+            is_right: tells whether an answer is right; None if nothing is graded.
+            owner: of the engine's work.
+            salt: of the prefix cache.
 
         Raises:
             RequestTooLargeError: the prompt leaves no room for an answer.
@@ -96,21 +105,20 @@ class ProblemTree:
         self.finished = False
         self._engine = engine
         self._problem = problem
+        self._owner = owner
         self._settings = settings
         self._is_right = is_right
-        defaults = generator.defaults
         temperature = defaults.temperature if settings.temperature is None else settings.temperature
         self._filters = temperature, defaults.top_k, defaults.top_p, defaults.min_p
-        prompt = generator.prompt_ids(problem.problem, problem.history)
-        self._tree = TreeRecord(problem.unique_id, problem.problem, problem.answer, prompt)
         self._max_tokens = min(settings.max_tokens, defaults.max_positions - len(prompt))
         self._to_value: deque[_Step] = deque()
         self._growing = settings.solutions  # solutions without an end
         self._valuing = 0
         self._searches: dict[_Step, list[Iterator[_Step]]] = {}  # binary searches, by the step that they wait for
         self._searched = False
-        sequence = engine.open(GENERATOR, prompt, owner=problem.unique_id)
-        root = _Step(StepRecord(None, "", [], [], settings.solutions), tuple(range(settings.solutions)), sequence)
+        self._forks: set[KVSequence] = set()  # that continuations are sampled from
+        sequence = engine.open(GENERATOR, list(prompt), salt, owner)
+        root = _Step(RolloutStep(None, "", [], [], settings.solutions), tuple(range(settings.solutions)), sequence)
         self._steps = [root]
         self._sample(root)
 
@@ -122,15 +130,27 @@ class ProblemTree:
             self._add_continuation(done.work.tag, done)
         self._go_on()
 
-    def record(self) -> TreeRecord:
-        """The whole tree."""
+    def sequences(self) -> list[KVSequence]:
+        """The sequences of steps that it holds."""
+        return [step.sequence for step in self._steps if step.sequence is not None]
+
+    def release(self) -> None:
+        """Give back what it holds, whether or not it is finished; the owner's work must have been cancelled."""
+        self.finished = True
+        for step in self._steps:
+            self._release(step)
+        for fork in self._forks:
+            self._engine.release(fork)
+        self._forks.clear()
+
+    def steps(self) -> tuple[RolloutStep, ...]:
+        """The whole tree, parents first, as far as it is sampled."""
         steps = sorted(self._steps[1:], key=lambda step: (step.depth, step.draws))  # not as they happened to end
         places: dict[_Step | None, int] = {step: place for place, step in enumerate(steps)}
         for step in steps:
             step.record.parent = places.get(step.parent)
             step.record.value = round(self._value(step), 6)
-            self._tree.steps.append(step.record)
-        return self._tree
+        return tuple(step.record for step in steps)
 
     def _value(self, step: _Step) -> float:
         if self._settings.labels is Labels.BINARY_SEARCH:
@@ -142,12 +162,10 @@ class ProblemTree:
         self, step: _Step, sequence: KVSequence, paths: Iterable[tuple[int, ...]], max_tokens: int, delimiter: str
     ) -> None:
         """Sample from the end of a step, once for each path, which says by what random numbers."""
-        keys = [stream_key(self._settings.seed, self._problem.problem, path) for path in paths]
+        keys = [stream_key(self._settings.seed, self._problem, path) for path in paths]
         samplings = tuple(Sampling(*self._filters, key=key) for key in keys)
         max_tokens = min(max_tokens, self._max_tokens - step.path_tokens)
-        self._engine.submit(
-            Generate(self._problem.unique_id, sequence, samplings, max_tokens, delimiter=delimiter, tag=step)
-        )
+        self._engine.submit(Generate(self._owner, sequence, samplings, max_tokens, delimiter=delimiter, tag=step))
 
     def _sample(self, step: _Step) -> None:
         """Sample the next step of every solution that has `step`."""
@@ -157,7 +175,7 @@ class ProblemTree:
 
     def _add(self, parent: _Step, done: Generated) -> None:
         draws = tuple(parent.draws[i] for i in done.indices)
-        record = StepRecord(
+        record = RolloutStep(
             None, done.text, done.token_ids, [round(value, 6) for value in done.log_probabilities], len(draws)
         )
         used, text = parent.path_tokens + len(done.token_ids), parent.path_text + done.text
@@ -178,14 +196,19 @@ class ProblemTree:
         else:
             self._growing -= len(draws)
             record.answer = None if record.end == "length" else extract_answer(text)
-            record.right = record.answer is not None and self._is_right(record.answer)
+            record.right = self._grade(record.answer)
             self._release(step)
         self._release(parent)
+
+    def _grade(self, answer: str | None) -> bool | None:
+        """Return whether an answer is right; None if nothing is graded."""
+        return None if self._is_right is None else answer is not None and self._is_right(answer)
 
     def _continue(self, step: _Step) -> None:
         """Sample a step's continuations, from a fork: its own sequence may be sampled from too."""
         assert step.sequence is not None
         (fork,) = self._engine.fork(step.sequence, 1)
+        self._forks.add(fork)
         self._release(step)
         self._valuing += 1
         paths = [(step.draws[0], step.depth, i) for i in range(self._settings.continuations)]
@@ -193,11 +216,13 @@ class ProblemTree:
 
     def _add_continuation(self, step: _Step, done: Generated) -> None:
         self._engine.release(done.sequence)
-        right = done.cause is StopCause.EOS and self._is_right(extract_answer(step.path_text + done.text))
+        answer = extract_answer(step.path_text + done.text) if done.cause is StopCause.EOS else None
+        step.record.continuation_answers += [answer or ""] * len(done.indices)
         step.record.continuations += len(done.indices)
-        step.record.continuations_right += right * len(done.indices)
+        step.record.continuations_right += bool(self._grade(answer)) * len(done.indices)
         if step.record.continuations == self._settings.continuations:
             self._valuing -= 1
+            self._forks.discard(done.work.sequence)
             self._engine.release(done.work.sequence)
             for search in self._searches.pop(step, ()):
                 self._advance(search)
@@ -212,9 +237,7 @@ class ProblemTree:
         while self._to_value and self._valuing < VALUED_AT_ONCE:
             self._continue(self._to_value.popleft())
         if not (self._valuing or self._growing):
-            self.finished = True
-            for step in self._steps:
-                self._release(step)
+            self.release()
 
     def _search(self, leaf: _Step) -> Iterator[_Step]:
         """Search a wrong solution's first wrong step; yields each step whose continuations it needs."""

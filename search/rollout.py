@@ -1,0 +1,186 @@
+"""Rollouts: solutions of a problem sampled as one tree of steps, for those who train on them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from annotated_types import Interval
+
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.conversation import ChatMessage, conversation_text
+from espalier.search.request import violations_with_problem
+from espalier.search.result import StopReason, Usage
+from espalier.search.schema import Option, text_violations
+
+MAX_GOLDS = 16
+_MAX_GOLD_BYTES = 4096
+
+
+class Labels(StrEnum):
+    """Source of a step's value; see `run.rollout_tree`."""
+
+    OUTCOME = "outcome"
+    MONTE_CARLO = "monte-carlo"
+    BINARY_SEARCH = "binary-search"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """Solutions sampled for each problem, and continuations that value their steps."""
+
+    help_panel: ClassVar = "Rollouts"
+
+    solutions: Annotated[int, Interval(ge=1, le=1024), Option("Solutions sampled for each problem.", short="-N")] = 16
+    labels: Annotated[
+        Labels,
+        Option(
+            "What a step's value is. outcome: the share of its solutions that end right. monte-carlo: that share with "
+            "--continuations more, sampled from the step. binary-search: whether any of them ends right; continuations "
+            "only where the first wrong step of a wrong solution is searched for."
+        ),
+    ] = Labels.OUTCOME
+    continuations: Annotated[
+        int, Interval(ge=1, le=256), Option("monte-carlo and binary-search: continuations sampled from a step.")
+    ] = 8
+    temperature: Annotated[
+        float | None,
+        Interval(gt=0, le=10),
+        Option("Sampling temperature; default: generation_config.json's, else 0.8."),
+    ] = None
+    max_steps: Annotated[int, Interval(ge=1, le=128), Option("Maximum steps of a solution.")] = 40
+    max_step_tokens: Annotated[int, Interval(ge=1, le=2048), Option("Maximum tokens of a step.")] = 256
+    max_tokens: Annotated[int, Interval(ge=1, le=2**20), Option("Maximum tokens of a solution.")] = 2048
+    seed: Annotated[int, Interval(ge=0), Option("Seed of all sampling.")] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest(RolloutSettings):
+    """A problem whose solutions are sampled.
+
+    Attributes:
+        problem: what is solved.
+        history: messages before the problem; see `SearchRequest`.
+        golds: right answers, by which steps are graded and valued, as by `grade`; without any they are not.
+        time_limit: seconds from submission after which the tree ends as far as it is; None for no limit.
+    """
+
+    problem: str
+    history: tuple[ChatMessage, ...] = ()
+    golds: tuple[str, ...] = ()
+    time_limit: Annotated[float | None, Interval(gt=0, le=24 * 3600)] = None
+
+    algorithm: ClassVar[str] = "rollout"
+
+    @property
+    def problem_text(self) -> str:
+        """The problem with the turns before it; executors route by it."""
+        return conversation_text(self.problem, self.history) if self.history else self.problem
+
+    @property
+    def size(self) -> int:
+        """Characters of the problem, the messages before it and the right answers."""
+        return len(self.problem_text) + sum(map(len, self.golds))
+
+    @property
+    def estimated_tokens(self) -> int:
+        """About how many tokens are sampled, for shares."""
+        return self.solutions * self.max_tokens
+
+    def validate(self) -> None:
+        """Check every field.
+
+        Raises:
+            InvalidRequestError: lists all violations.
+        """
+        found = violations_with_problem(self, without=("golds",))
+        if self.labels == Labels.BINARY_SEARCH:
+            found.append(Violation("labels", "must be outcome or monte-carlo; binary-search grades while it samples"))
+        if len(self.golds) > MAX_GOLDS:
+            found.append(Violation("golds", f"must be at most {MAX_GOLDS}, are {len(self.golds)}"))
+        for gold in self.golds[:MAX_GOLDS]:
+            found += text_violations("golds", gold, _MAX_GOLD_BYTES)
+        if found:
+            raise InvalidRequestError(found)
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step of a tree; while it is sampled, what is known of it grows.
+
+    Attributes:
+        parent: index of the step that it continues; None for a first one.
+        text: what its tokens say.
+        token_ids: as they were sampled.
+        log_probabilities: of its tokens under the model at temperature 1.
+        samples: solutions that drew it, token for token.
+        end: why they end with it: `eos`, `boxed` or `length`; None where they go on.
+        answer: of the solutions that end with it; None if they are cut off or go on.
+        right: whether that is right; None if they go on, or nobody has graded it.
+        continuations: sampled from its end.
+        continuations_right: those that end right.
+        value: see `Labels`; 0 if nobody has graded it.
+    """
+
+    parent: int | None
+    text: str
+    token_ids: list[int]
+    log_probabilities: list[float]
+    samples: int
+    end: str | None = None
+    answer: str | None = None
+    right: bool | None = None
+    continuations: int = 0
+    continuations_right: int = 0
+    value: float = 0.0
+
+
+@dataclass(slots=True)
+class RolloutStep(StepRecord):
+    """A step with the answers of its continuations, for who grades them; empty texts are of those without an answer."""
+
+    continuation_answers: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResult:
+    """The outcome of a `RolloutRequest`.
+
+    Attributes:
+        search_id: its id.
+        prompt_token_ids: what every solution continues.
+        steps: the tree, parents first. Solutions whose last step has no `end` were being continued when time ran out.
+        stop_reason: why it ended.
+        usage: what it cost.
+        configuration: what was asked for, with defaults filled in.
+        digests: of the models by role.
+        error: why it failed; empty if it did not.
+    """
+
+    search_id: str
+    prompt_token_ids: tuple[int, ...]
+    steps: tuple[RolloutStep, ...]
+    stop_reason: StopReason
+    usage: Usage
+    configuration: RolloutRequest
+    digests: dict[str, str]
+    error: str = ""
+
+
+def grade(steps: Sequence[RolloutStep], is_right: Callable[[str], bool]) -> None:
+    """Grade a tree, and value its steps: the share of a step's solutions and continuations that end right.
+
+    Args:
+        steps: all of the tree, parents first.
+        is_right: tells whether an answer is right.
+    """
+    right = [0] * len(steps)
+    for index in range(len(steps) - 1, -1, -1):
+        step = steps[index]
+        if step.end:
+            step.right = step.answer is not None and is_right(step.answer)
+            right[index] = step.samples * step.right
+        if step.parent is not None:
+            right[step.parent] += right[index]
+        step.continuations_right = sum(is_right(answer) for answer in step.continuation_answers if answer)
+        step.value = round((right[index] + step.continuations_right) / (step.samples + step.continuations), 6)

@@ -1,0 +1,80 @@
+"""One request for rollouts from submission to result."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from espalier.engine.work import Done, Generated
+from espalier.search.grading.answers import exact_match_key
+from espalier.search.grading.notation.numerals import number_in
+from espalier.search.result import Finished, StopReason
+from espalier.search.rollout import RolloutResult
+from espalier.search.run.executor import ResolvedRollout
+from espalier.search.run.rollout_tree import RolloutTree
+from espalier.search.run.running import Running, Submission
+from espalier.search.run.search import digests
+
+
+class RunningRollout(Running[ResolvedRollout, RolloutResult]):
+    """The solutions of a problem, sampled as a tree."""
+
+    def __init__(self, resolved: ResolvedRollout, submission: Submission) -> None:
+        super().__init__(resolved, submission)
+        self.meter.prompt_tokens = len(resolved.prompt)
+        self._tree: RolloutTree | None = None
+
+    def _begin(self) -> None:
+        its, request = self.resolved, self.resolved.request
+        is_right = _checker(request.golds) if request.golds else None
+        asked = request.problem, its.prompt, request
+        self._tree = RolloutTree(
+            self._engine, its.defaults, *asked, is_right, owner=self.search_id, salt=self.options.salt
+        )
+        self.meter.generator_tree_tokens += len(its.prompt)
+
+    def handle(self, done: Done) -> None:
+        """See `Running`."""
+        self.meter.generator_tokens += done.computed_tokens
+        if self.result is not None:
+            return
+        assert self._tree
+        assert isinstance(done, Generated)
+        self.meter.note_step()
+        self.meter.nodes += 1
+        self.meter.generator_tree_tokens += done.own_tokens
+        self.meter.generated_tokens += len(done.indices) * len(done.token_ids)
+        self._tree.handle(done)
+        self.meter.observe(self._engine.footprint(self._tree.sequences()))
+        if self._tree.finished:
+            self._end(StopReason.FINISHED)
+
+    def stop(self, reason: StopReason) -> None:
+        """See `Running`; the tree is as far as it is sampled."""
+        self._engine.cancel(self.search_id)
+        if self._tree:
+            self._tree.release()
+        self._end(reason)
+
+    def _end(self, reason: StopReason, error: str = "") -> None:
+        self.result = RolloutResult(
+            search_id=self.search_id,
+            prompt_token_ids=self.resolved.prompt,
+            steps=self._tree.steps() if self._tree else (),
+            stop_reason=reason,
+            usage=self.meter.close(),
+            configuration=self.resolved.request,
+            digests=digests(self._engine, None),
+            error=error,
+        )
+        self._on_event(Finished(self.search_id, self.result))
+
+
+def _checker(golds: Sequence[str]) -> Callable[[str], bool]:
+    """A function that says whether an answer has the value or the text of a right one; it needs no other process."""
+    numbers = {number for gold in golds if (number := number_in(gold)) is not None}
+    keys = {exact_match_key(gold) for gold in golds}
+
+    @cache
+    def is_right(answer: str) -> bool:
+        return ((value := number_in(answer)) is not None and value in numbers) or exact_match_key(answer) in keys
+
+    return is_right
