@@ -153,7 +153,7 @@ def test_a_client_that_vanishes_frees_everything(server: ServerThread) -> None:
         ({"golds": ("1",) * 17}, "golds"),
         ({"max_step_tokens": 4096}, "max_step_tokens"),
         ({"problem": " "}, "problem"),
-        ({"solutions": 1024, "max_tokens": 400}, "request"),
+        ({"solutions": 1024, "labels": Labels.MONTE_CARLO, "continuations": 256, "max_step_tokens": 512}, "request"),
     ],
 )
 def test_wrong_requests_are_refused_by_field(fields: dict[str, Any], place: str, client: SearchClient) -> None:
