@@ -185,6 +185,9 @@ def test_messages_for_scores(served: Served):
 def test_messages_for_rollouts(served: Served):
     made_up = message_of(pb.RolloutRequest.DESCRIPTOR)
     small = {"problem": PROBLEM, "solutions": 2, "max_tokens": 32}
+    for solutions in (64, 128, 256):  # until the largest batches were computed
+        wide = pb.RolloutRequest(problem=PROBLEM, solutions=solutions, max_tokens=64, temperature=2.0)
+        assert served.send("Rollout", wide.SerializeToString()) == "OK"
     few = some.integers(0, 2).flatmap(
         lambda count: made_up.map(lambda drawn: {**small, **dict(list(drawn.items())[:count])})
     )
