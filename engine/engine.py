@@ -16,7 +16,7 @@ from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.model import Model
-from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.engine.scheduling.admission import Admission
 from espalier.engine.scheduling.fair_sharing import FairSharing
 from espalier.engine.scheduling.launch_ahead import LaunchAheadScheduler
@@ -24,7 +24,9 @@ from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.preemption import Preemption
 from espalier.engine.scheduling.role_policy import GeneratorFirst, RoleLoad, RolePolicy
 from espalier.engine.scheduling.scheduler import Scheduler
-from espalier.engine.speculation.speculation import FixedLength, Speculation
+from espalier.engine.speculation.draft_model import ModelDrafter
+from espalier.engine.speculation.lengths import MeasuredLength
+from espalier.engine.speculation.speculation import Speculation
 from espalier.engine.speculation.suffixes import SuffixDrafter
 from espalier.engine.stats import SECOND_BOUNDS, Histogram, RoleStats
 from espalier.engine.step_record import StepRecord, Times, record_of
@@ -109,7 +111,7 @@ class Engine:
         settings: EngineSettings | None = None,
         role_policy: RolePolicy | None = None,
     ) -> None:
-        """Make an engine for `models`, by role: `generator`, `verifier`, or both."""
+        """Make an engine for `models`, by role: `generator`, `verifier`, or both; with a generator also `draft`."""
         self.settings = settings or EngineSettings()
         self._role_policy = role_policy or GeneratorFirst()
         device = next(iter(models.values())).decoder.device
@@ -122,25 +124,31 @@ class Engine:
                 "no step is launched ahead: the recurrent state of the %s cannot go back", " and the ".join(recurrent)
             )
             self._launch_ahead = False
-        kind = LaunchAheadScheduler if self._launch_ahead else Scheduler
         for role, model in models.items():
+            drafts = role == DRAFT
+            kind = LaunchAheadScheduler if self._launch_ahead and not drafts else Scheduler
             layouts = _layouts(model, self.settings.block_size, self.kv_pool.slab_bytes)
             windows = [shape.window for shape in kv_groups(model.config.kv_layers)]
+            if drafts:  # it goes back by what is not accepted
+                windows = [window and window + self.settings.draft_tokens for window in windows]
             pools = [
                 BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache, window, name)
                 for layout, window, name in zip(layouts, [*windows, None], pool_names(role, model.config), strict=False)
             ]
             table = SequenceTable(pools, cache_seed=model.digest.encode())
-            self.schedulers[role] = kind(role, model, table, self._make_room)
+            self.schedulers[role] = kind(role, model, table) if drafts else kind(role, model, table, self._make_room)
             self._runners[role] = ModelRunner(role, model, layouts, self.kv_pool)
             if beyond := model.without_embedding:
                 log.warning(_WITHOUT_EMBEDDING, role, model.config.vocab_size, name_tokens(beyond))
-        if self.settings.draft_tokens:
-            self._begin_speculation(self.schedulers[GENERATOR], models[GENERATOR].config)
-        pools = {pool.name: pool for scheduler in self.schedulers.values() for pool in scheduler.pools}
+        # KV of drafts is never reserved: it is given up before anybody waits.
+        others = [scheduler for role, scheduler in self.schedulers.items() if role != DRAFT]
+        pools = {pool.name: pool for scheduler in others for pool in scheduler.pools}
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
         self.sharing = FairSharing({role: model.weight_bytes for role, model in models.items()}, device.type)
         self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
+        self._draft_model: ModelDrafter | None = None
+        if self.settings.draft_tokens and GENERATOR in models:
+            self._begin_speculation(self.schedulers[GENERATOR], models[GENERATOR].config)
         self._in_flight: list[tuple[str, StepPlan, WaitForResults, Times]] = []  # the oldest first
         self._last_update_end = 0.0
         self.on_step: Callable[[StepRecord], None] | None = None
@@ -488,7 +496,8 @@ class Engine:
             )
             for pool in scheduler.pools:
                 assert pool.live_blocks == 0, f"{pool.name}: {pool.live_blocks} blocks are still live"
-                assert self.admission.reserved_blocks[pool.name] == 0, f"{pool.name}: a reservation was not released"
+                reserved = self.admission.reserved_blocks.get(pool.name, 0)
+                assert reserved == 0, f"{pool.name}: a reservation was not released"
 
     def suspend(self, owner: Hashable) -> None:
         """Give up all KV of `owner`'s sequences, and suspend its work until `resume_owner`, whatever room there is."""
@@ -504,8 +513,12 @@ class Engine:
         if scheduler.table.states is not None:
             log.info("no tokens are drafted: the recurrent state of the generator cannot go back")
             return
-        lengths = FixedLength(self.settings.draft_tokens)
+        lengths = MeasuredLength(self.settings.draft_tokens)
         drafter = SuffixDrafter(scheduler.table)
+        if DRAFT in self.schedulers:
+            most, scarce = self.settings.max_batch_tokens, lambda: self._preemption.waiting
+            its = self.schedulers[DRAFT], self._runners[DRAFT]
+            drafter = self._draft_model = ModelDrafter(scheduler.table, *its, most, scarce)
         scheduler.speculation = Speculation(scheduler.table, drafter, lengths, config.max_positions, config.vocab_size)
 
     def _scheduler(self, sequence: KVSequence) -> Scheduler:
@@ -528,6 +541,8 @@ class Engine:
 
     def _make_room(self, requesters: Collection[Hashable]) -> bool:
         self._settle()
+        if self._draft_model and self._draft_model.give_up():
+            return True
         return self._preemption.make_room(requesters)
 
 

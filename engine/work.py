@@ -172,6 +172,8 @@ class Generated:
             pending tokens, count for the child of the lowest index.
         values: what `work.head` gave, float32 `[k]`; None without a head.
         matcher: what may be written from its end on; None without one in `work`.
+        drafted_tokens: tokens that were proposed for it and verified.
+        accepted_tokens: those of them that it drew and went on behind.
     """
 
     work: Generate
@@ -185,6 +187,8 @@ class Generated:
     computed_tokens: int
     values: np.ndarray | None = None
     matcher: Matcher | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def log_probability(self) -> float:

@@ -82,6 +82,8 @@ def make_engine(load_model: Callable[[str], "Model"]) -> Iterator[Callable[..., 
         models = {"generator": load_model(generator) if isinstance(generator, str) else generator}
         if verifier is not None:
             models["verifier"] = load_model(verifier) if isinstance(verifier, str) else verifier
+        if draft := options.pop("draft", None):
+            models["draft"] = load_model(draft) if isinstance(draft, str) else draft
         policy = options.pop("role_policy", None)
         settings = EngineSettings(**{"kv_memory_bytes": 2**21, "block_size": 4, **options})
         made.append(Engine(models, settings, policy))

@@ -12,7 +12,7 @@ from espalier.engine.execution.sampling import Sampler
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.model import Model
-from espalier.engine.roles import GENERATOR
+from espalier.engine.roles import VERIFIER
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.requests import DecodeRows
 from espalier.engine.scheduling.scheduler import StepResults
@@ -50,7 +50,7 @@ class ModelRunner:
         self._closed = False
         self._sampler: tuple[DecodeRows, Sampler] | None = None
         self._drawn = _NOTHING  # by the step that was launched last
-        self._warm_up(draws=role == GENERATOR)
+        self._warm_up(draws=role != VERIFIER)
 
     @torch.inference_mode()
     def launch(self, table: SequenceTable, plan: StepPlan) -> WaitForResults:

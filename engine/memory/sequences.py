@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -38,6 +38,18 @@ class KVSequence:
     row: int
     owner: Hashable = None
     released: bool = False
+
+
+class Follower(Protocol):
+    """Has something of its own for some sequences of a table, and for their forks."""
+
+    def forked(self, sequence: KVSequence, child: KVSequence) -> None:
+        """Take note of a fork."""
+        ...
+
+    def released(self, sequence: KVSequence) -> None:
+        """Take note of a release."""
+        ...
 
 
 class SequenceTable:
@@ -83,6 +95,7 @@ class SequenceTable:
         self._promised: set[bytes] = set()  # hashes of the states that rows of the step being planned go on to
         self._preempted: set[int] = set()  # rows whose KV was freed and not looked up in the cache since
         self._of_owner: dict[Hashable, dict[KVSequence, None]] = {}  # in order of arrival
+        self._follower: Follower | None = None
         self.block_size = pools[0].layout.block_size
         self.tokens = np.zeros((rows, columns), dtype=np.int32)
         self.blocks = np.zeros((len(pools), rows, -(-columns // self.block_size)), dtype=np.int32)
@@ -273,6 +286,14 @@ class SequenceTable:
         """Owners with live sequences."""
         return set(self._of_owner)
 
+    def followed_by(self, follower: Follower) -> None:
+        """Let `follower` know of all forks and releases from now on."""
+        self._follower = follower
+
+    def seed_of(self, sequence: KVSequence) -> bytes:
+        """Bytes that are equal for sequences of one salt alone."""
+        return self._seeds[sequence.row]
+
     def _own(self, sequence: KVSequence, seed: bytes) -> KVSequence:
         self._seeds[sequence.row] = seed
         self._of_owner.setdefault(sequence.owner, {})[sequence] = None
@@ -439,6 +460,8 @@ class SequenceTable:
             pool.share(self.block_table(child, group))
         if went_back or source in self._preempted:
             self._preempted.add(row)
+        if self._follower:
+            self._follower.forked(sequence, child)
         return child
 
     def free_passed(self, rows: np.ndarray) -> None:
@@ -459,6 +482,8 @@ class SequenceTable:
         The recurrent state at its end stays in the prefix cache, with all before it, while nobody needs the room.
         """
         sequence.released = True
+        if self._follower:
+            self._follower.released(sequence)
         self._keep_in_cache(sequence.row, transient=True)
         self._unhashed.pop(sequence.row, None)
         self._stops.pop(sequence.row, None)
@@ -653,14 +678,16 @@ class SequenceTable:
     def _clear_blocks(self, row: int) -> None:
         self.computed[row] = self.num_blocks[row] = self.passed_blocks[:, row] = 0
 
-    def _require_window(self, row: int, computed: int) -> None:
-        """Check that a row still has the blocks that the token after `computed` ones sees."""
-        whole = all(
+    def sees_back_to(self, row: int, computed: int) -> bool:
+        """True if a row still has the blocks that the token after `computed` ones sees."""
+        return all(
             self.passed_blocks[group, row] <= pool.blocks_passed(np.array(computed + 1))
             for group, pool in enumerate(self.pools)
             if pool.window is not None
         )
-        assert whole, f"a sequence goes back to {computed} tokens, whose window is gone"
+
+    def _require_window(self, row: int, computed: int) -> None:
+        assert self.sees_back_to(row, computed), f"a sequence goes back to {computed} tokens, whose window is gone"
 
 
 def _grown(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

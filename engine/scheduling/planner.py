@@ -113,7 +113,7 @@ class BatchPlanner:
         paused: owners whose work is left out until they resume, for their KV was freed.
         deferred: other work that is left out until there is room, for its sequence's KV was freed.
         throttled: owners whose work is left out of the next step, for their accounts are ahead; see `FairSharing`.
-        draft_length: tokens that branches draft at most; 0 without drafts.
+        drafting: whether some branches have drafts.
         blocked: the first piece of work that found no blocks in the last step.
     """
 
@@ -121,7 +121,7 @@ class BatchPlanner:
         self.paused: set[Hashable] = set()
         self.deferred: list[WaitingRequest | RunningRequest] = []
         self.throttled: frozenset[Hashable] = frozenset()
-        self.draft_length = 0
+        self.drafting = False
         self.blocked: BlockedWork | None = None
         self._table = table
         self._make_room = make_room
@@ -232,7 +232,7 @@ class BatchPlanner:
         """
         rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
         counts = np.ones(len(rows), dtype=np.int64)
-        if self.draft_length:
+        if self.drafting:
             counts = self._take_drafts(branches, chunks, rows, budget)
         try:
             copies = self._table.prepare_write(rows, counts)
@@ -252,7 +252,7 @@ class BatchPlanner:
             counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
         # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
         first = np.minimum(self._table.computed[rows], self._table.lengths[rows] - 1).astype(np.int64)
-        return StepPlan(branches, chunks, rows, first, counts, copies, draft_length=self.draft_length)
+        return StepPlan(branches, chunks, rows, first, counts, copies)
 
     def _take_drafts(
         self, branches: list[RunningRequest], chunks: list[Chunk], rows: np.ndarray, budget: int

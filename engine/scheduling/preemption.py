@@ -33,6 +33,11 @@ class Preemption:
         self._preempted: dict[Hashable, dict[str, int]] = {}  # the blocks each held, by KV group
         self._suspended: set[Hashable] = set()  # preempted owners that wait for `resume_owner`
 
+    @property
+    def waiting(self) -> bool:
+        """True if some owners wait for room."""
+        return bool(self._preempted)
+
     def preempt(self, owner: Hashable) -> None:
         """Give up the KV of `owner` and pause its work until there is room."""
         held = self._preempted.setdefault(owner, {})
@@ -40,7 +45,8 @@ class Preemption:
             if scheduler.table.blocks_of(owner):
                 self.counts[role] += 1
                 for group, pool in enumerate(scheduler.pools):
-                    held[pool.name] = held.get(pool.name, 0) + scheduler.table.blocks_of(owner, group)
+                    if pool.name in self._admission.pools:  # others need not have theirs back
+                        held[pool.name] = held.get(pool.name, 0) + scheduler.table.blocks_of(owner, group)
             scheduler.drop_kv(owner)
             scheduler.planner.paused.add(owner)
         log.info("preempted %s, which frees blocks %s", owner, held)

@@ -294,4 +294,6 @@ class RunningSamples:
             computed_tokens=branch.computed_tokens + int(self._table.computed[row]) - branch.start - branch.shared,
             values=values,
             matcher=branch.matcher,
+            drafted_tokens=branch.drafted,
+            accepted_tokens=branch.accepted,
         )

@@ -217,10 +217,11 @@ class Scheduler:
         may_preempt = not self._in_flight and not self.planner.throttled
         running, waiting = self._ready()
         if self.speculation:
-            self.planner.draft_length = self.speculation.draft(self.planner.active(running))
+            self.planner.drafting = self.speculation.draft(self.planner.active(running))
         plan = self.planner.plan(running, waiting, max_tokens, may_preempt=may_preempt)
         if plan is None:
             return None
+        plan.draft_length = self.speculation.length if self.speculation else 0
         ends = plan.counts.cumsum()
         whole = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts) >= self.table.lengths[plan.rows]
         sampled, places = list(plan.branches), list(range(len(plan.branches)))

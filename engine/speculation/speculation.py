@@ -52,20 +52,6 @@ class DraftLengths(Protocol):
         ...
 
 
-class FixedLength:
-    """Drafts the same number of tokens always."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def choose(self, branches: int) -> int:
-        """See `DraftLengths`."""
-        return self._length
-
-    def record(self, branches: int, length: int, tokens: int, seconds: float) -> None:
-        """See `DraftLengths`."""
-
-
 class Speculation:
     """Drafts of one model's branches.
 
@@ -87,12 +73,12 @@ class Speculation:
         self.length = lengths.choose(1)
         self.drafted = self.accepted = 0
 
-    def draft(self, branches: Sequence[RunningRequest]) -> int:
-        """Set the drafts of branches that the next step may go on with; returns the most tokens of one."""
+    def draft(self, branches: Sequence[RunningRequest]) -> bool:
+        """Set the drafts of branches that the next step may go on with; returns whether any has one."""
         for branch in branches:
             branch.draft = []
         if not self.length or not branches:
-            return 0
+            return False
         rows = np.array([branch.row for branch in branches], dtype=np.int64)
         ends = np.array([branch.start + branch.work.max_tokens for branch in branches], dtype=np.int64)
         lengths = self._table.lengths[rows]
@@ -102,7 +88,7 @@ class Speculation:
         able &= np.array([branch.matcher is None for branch in branches])  # what it may draw depends on the draft
         able = np.flatnonzero(able).tolist()
         if not able:
-            return 0
+            return False
         chosen = [branches[i] for i in able]
         for branch, most, proposed in zip(
             chosen, room[able].tolist(), self._drafter.propose(chosen, room[able].tolist()), strict=True
@@ -111,7 +97,7 @@ class Speculation:
                 if not 0 <= token < self._vocab_size:
                     break
                 branch.draft.append(int(token))
-        return max(len(branch.draft) for branch in chosen)
+        return any(branch.draft for branch in chosen)
 
     def update(self, draws: Draws, finished: Sequence[Generated]) -> None:
         """Take note of what was drawn, and of what finished with it; its sequences stand in the table still."""

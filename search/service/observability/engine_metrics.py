@@ -36,6 +36,8 @@ _COUNTERS = (
     ("copied_blocks", "engine_copied_blocks", "Partial KV blocks copied for paths that part."),
     ("cache_lookups", "prefix_cache_lookup_blocks", "Full blocks of prompts looked up in the prefix cache."),
     ("cache_hits", "prefix_cache_hit_blocks", "Blocks of prompts found in the prefix cache."),
+    ("drafted_tokens", "drafted_tokens", "Tokens proposed for paths and verified."),
+    ("accepted_tokens", "accepted_tokens", "Drafted tokens that paths drew, without a step of their own."),
     ("evicted_blocks", "prefix_cache_evicted_blocks", "Cached blocks given up to make room."),
 )
 _HISTOGRAMS = (

@@ -10,6 +10,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.requests import RunningRequest
+from espalier.engine.speculation.lengths import FixedLength
 from espalier.engine.speculation.suffixes import followers
 from espalier.engine.work import Generate, Generated, Sampling
 
@@ -36,7 +37,8 @@ class Scripted:
 
 def drafting(make_engine: Make, text: Sequence[int], length: int = 4, **options: object) -> Engine:
     engine = make_engine(draft_tokens=length, **options)
-    engine.schedulers[GENERATOR].speculation._drafter = Scripted(text, engine)
+    speculation = engine.schedulers[GENERATOR].speculation
+    speculation._drafter, speculation._lengths, speculation.length = Scripted(text, engine), FixedLength(length), length
     return engine
 
 
@@ -154,6 +156,8 @@ def test_a_model_with_states_that_cannot_go_back_drafts_nothing(make_engine: Mak
 def test_what_was_said_before_is_proposed(make_engine: Make):
     """A greedy sibling of a finished step says the same, and is done in a fraction of the steps."""
     engine = make_engine(draft_tokens=6)
+    speculation = engine.schedulers[GENERATOR].speculation
+    speculation._lengths, speculation.length = FixedLength(6), 6
     sequence = engine.open(GENERATOR, PROMPT, owner="search")
     taken, texts, children = [], [], []
     for _ in range(2):
@@ -190,3 +194,66 @@ def test_what_was_said_before_is_proposed(make_engine: Make):
 def test_what_followed_the_longest_match_is_found(text: list[int], last: list[int], most: int, expected: list[int]):
     found = followers(np.array(text, dtype=np.int32), np.array(last, dtype=np.int32), most)
     assert found == expected
+
+
+def drafted_by_a_model(make_engine: Make, draft: str, length: int = 4, **options: object) -> Engine:
+    engine = make_engine(draft=draft, draft_tokens=length, **options)
+    engine.schedulers[GENERATOR].speculation._lengths = FixedLength(length)
+    engine.schedulers[GENERATOR].speculation.length = length
+    return engine
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_same_model_as_draft_is_always_right(temperature: float, make_engine: Make):
+    """Also where it is fed other tokens than a step has: it uses the number of the branch's own draw."""
+    samplings = [Sampling(temperature, key=key, top_p=0.9) for key in range(3)]
+    plain = make_engine()
+    expected = step_of(plain, *samplings, tokens=16, delimiter="")
+    engine = drafted_by_a_model(make_engine, "qwen2-untied")
+    assert step_of(engine, *samplings, tokens=16, delimiter="") == expected
+    stats = engine.stats()[GENERATOR]
+    assert stats.drafted_tokens - stats.accepted_tokens <= 4 * (len(expected) - 1)  # where siblings part
+    assert stats.accepted_tokens >= 0.7 * sum(own for *_, own, _ in expected)
+    assert steps(engine) < steps(plain) / 2
+
+
+@pytest.mark.parametrize("draft", ["talker", "mistral-window", "qwen3-mixed-window"])
+def test_another_model_as_draft_changes_nothing(draft: str, make_engine: Make):
+    samplings = [Sampling(key=key) for key in range(3)]
+    expected = step_of(make_engine(), *samplings, tokens=40, delimiter="")
+    for length in (1, 5):
+        engine = drafted_by_a_model(make_engine, draft, length)
+        assert step_of(engine, *samplings, tokens=40, delimiter="") == expected
+        assert engine.stats()[GENERATOR].drafted_tokens > 0
+
+
+def test_a_draft_model_reads_a_path_once(make_engine: Make):
+    """Children go on from the KV of the draft model's sequence beside their parent's."""
+    engine = drafted_by_a_model(make_engine, "talker", 2, prefix_cache=False)
+    sequence = engine.open(GENERATOR, PROMPT)
+    for key in range(4):
+        engine.submit(Generate("sampler", sequence, (Sampling(key=key), Sampling(key=key + 9)), 6, ""))
+        done = drain(engine)
+        release(engine, sequence, *(one.sequence for one in done[1:]))
+        sequence = done[0].sequence
+    length = engine.length(sequence)
+    release(engine, sequence)
+    assert engine.stats()["draft"].computed_tokens < 8 * length / 2
+
+
+def test_kv_of_drafts_gives_way_before_anybody_elses(make_engine: Make):
+    block = make_engine().schedulers[GENERATOR].pools[0].layout.block_bytes
+    engine = drafted_by_a_model(make_engine, "qwen2-untied", kv_memory_bytes=27 * block, slab_bytes=block)
+    expected = step_of(make_engine(), *(Sampling(key=key) for key in range(3)), tokens=20, delimiter="")
+    assert step_of(engine, *(Sampling(key=key) for key in range(3)), tokens=20, delimiter="") == expected
+    stats = engine.stats()
+    assert stats[GENERATOR].preemptions == 0
+    assert stats["draft"].computed_tokens > 21 + 2 * 60  # once more than without giving way
+
+
+def test_a_result_counts_what_was_drafted_for_it(make_engine: Make):
+    engine = drafted_by_a_model(make_engine, "qwen2-untied", 3)
+    sequence = engine.open(GENERATOR, PROMPT)
+    (one,) = generate(engine, sequence, Sampling(key=1), tokens=14, delimiter="")
+    assert (one.drafted_tokens, one.accepted_tokens) == (9, 9)  # 1, 4, 4, 4 tokens and a last one
+    release(engine, sequence, one.sequence)

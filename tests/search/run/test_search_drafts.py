@@ -9,6 +9,7 @@ from search_runs import ADAPTIVE, ALL, BEAM, BEST_OF_N, DVTS, MCTS, crowd, outco
 
 from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.requests import RunningRequest
+from espalier.engine.speculation.lengths import FixedLength
 from espalier.engine.work import Generated
 from espalier.search.request import SearchRequest
 from espalier.search.run.orchestrator import Orchestrator
@@ -39,9 +40,13 @@ class RememberingDrafter:
                 self.paths[one.work.samplings[index].key] = one.token_ids
 
 
-def drafting(make_orchestrator: Make, paths: dict, **options: object) -> Orchestrator:
+def drafting(make_orchestrator: Make, paths: dict | None = None, **options: object) -> Orchestrator:
+    """Drafts of always the same length, from `paths` if given."""
     orchestrator = make_orchestrator(**options)
-    orchestrator.engine.schedulers[GENERATOR].speculation._drafter = RememberingDrafter(orchestrator, paths)
+    speculation, length = orchestrator.engine.schedulers[GENERATOR].speculation, options["draft_tokens"]
+    speculation._lengths, speculation.length = FixedLength(length), length
+    if paths is not None:
+        speculation._drafter = RememberingDrafter(orchestrator, paths)
     return orchestrator
 
 
@@ -76,16 +81,17 @@ def searches(number: int) -> list[SearchRequest]:
     return [replace(each, problem=other.problem) for each, other in zip(made, crowd(number), strict=True)]
 
 
-@pytest.mark.parametrize("remembering", [False, True], ids=["suffixes", "remembering"])
+@pytest.mark.parametrize("drafter", ["suffixes", "remembering", "draft model"])
 @pytest.mark.parametrize("number", [15, pytest.param(300, marks=pytest.mark.slow)])
 def test_searches_among_others_are_the_same_with_drafts_of_any_length(
-    number: int, remembering: bool, make_orchestrator: Make
+    number: int, drafter: str, make_orchestrator: Make
 ):
     requests, paths = searches(number), {}
     expected = [outcome_alone(request, make_orchestrator) for request in requests]
     accepted = preempted = 0
     for how in HOW:
-        orchestrator = drafting(make_orchestrator, paths, **how) if remembering else make_orchestrator(**how)
+        of = {"draft": "talker"} if drafter == "draft model" else {}
+        orchestrator = drafting(make_orchestrator, paths if drafter == "remembering" else None, **how, **of)
         for request, result, alone in zip(requests, run(orchestrator, *requests).results, expected, strict=True):
             assert outcome(result) == alone, (how, request)
         stats = orchestrator.engine.stats()
