@@ -23,12 +23,14 @@ class Occupancy:
         waiting: searches that wait for memory or a slot.
         kv_blocks: blocks by role; those of all workers where there are several, as each last reported.
         stats: the engine's counters by role; of all workers, those that have ended included.
+        pools: KV pools that these are of: one, or as many as there are workers that can be given searches.
     """
 
     running: int
     waiting: int
     kv_blocks: dict[str, KvBlocks]
     stats: dict[str, RoleStats] = field(default_factory=dict)
+    pools: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,8 @@ class WorkerExecutor:
         counted = [worker.stats for worker in self._workers]
         roles = {role for each in counted for role in each}
         stats = {role: total(each[role] for each in counted if role in each) for role in roles}
-        return Occupancy(running, len(self._searches) - running, blocks, stats)
+        up = sum(worker.up for worker in self._workers)
+        return Occupancy(running, len(self._searches) - running, blocks, stats, up)
 
     def describe_models(self) -> dict[str, str]:
         """Return what results depend on besides the request; the same on all workers."""

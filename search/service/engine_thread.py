@@ -120,6 +120,7 @@ class EngineThread:
         model_names: names of the models by role.
         kv_memory_bytes: size of the KV pool; 0 until it is loaded.
         over: done when no search is served any more, because the engine was stopped or died.
+        last_report: what the executor held when it was last asked; None before.
         closed: done when the orchestrator is closed and the thread ends; True if both succeeded.
     """
 
@@ -137,6 +138,7 @@ class EngineThread:
         # Searches with events in the step in progress, and the event that ends each; used on the engine thread.
         self._told: dict[Search, AnyEvent | Rejected | None] = {}
         self._report: asyncio.Future[Occupancy] | None = None  # the one asked for last
+        self.last_report: Occupancy | None = None
         self._stop_asked = False  # used on the event loop only
         self.loaded: asyncio.Future[None] = self._loop.create_future()
         self.over: asyncio.Future[None] = self._loop.create_future()
@@ -252,11 +254,19 @@ class EngineThread:
             NotReadyError: the engine is loading, stopping or dead.
         """
         self.require_ready()
+        return await asyncio.shield(self._asked_report())
+
+    def ask_report(self) -> None:
+        """Have `last_report` renewed after the step in progress, unless the engine is loading, stopping or dead."""
+        if self.ready:
+            self._asked_report()
+
+    def _asked_report(self) -> asyncio.Future[Occupancy]:
         if self._report is None or self._report.done():
             self._executor_loop.call(lambda executor: self._post(self._deliver_report, executor.occupancy()))
             self._report = self._loop.create_future()
             self._report.add_done_callback(asyncio.Future.exception)  # read, as nobody may be waiting any more
-        return await asyncio.shield(self._report)
+        return self._report
 
     def tell(self, session: Search, turn: SessionTurn) -> None:
         """Go on with a session of scores; does nothing if it has ended."""
@@ -305,6 +315,7 @@ class EngineThread:
             self._report.set_exception(NotReadyError(text))
 
     def _deliver_report(self, report: Occupancy) -> None:
+        self.last_report = report
         if self._report is not None and not self._report.done():
             self._report.set_result(report)
 

@@ -26,6 +26,7 @@ from espalier.search.service.http_api.listener import HttpListener
 from espalier.search.service.kserve.servicer import InferenceServicer
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.observability.engine_metrics import EngineMetrics
+from espalier.search.service.observability.gauges import Gauges
 from espalier.search.service.observability.metrics import Metrics
 from espalier.search.service.observability.observer import Observer
 from espalier.search.service.observability.tracing import traced
@@ -82,18 +83,21 @@ class Server:
         self.metrics = Metrics()
         self.session = Session(self.engine, settings, (AccessLog(settings.log_format), self.metrics, *observers))
         self.metrics.registry.register(EngineMetrics(self.engine, self.session, settings))
+        names = ModelNames(settings.model_name or _MODEL_NAME, int(time.time()))
+        gauges = Gauges(self.engine, self.session, settings.model_name or _MODEL_NAME)
         self.metrics_address: str | None = None
         self._metrics_port: HttpListener | None = None
         if (port := settings.of_metrics_port) is not None:
-            self._metrics_port = HttpListener(make_metrics_app(port, self.metrics.render), port, "--metrics-port")
+            self._metrics_port = HttpListener(
+                make_metrics_app(port, self.metrics.render, gauges.render), port, "--metrics-port"
+            )
         callers = Callers(settings.callers, certificates=settings.tls_client_ca is not None)
         self._credentials = reloading_credentials(settings.tls) if settings.tls else None
         self._http: HttpListener | None = None
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
         interceptor = CallInterceptor(self.session, callers, settings.max_receive_bytes)
-        names = ModelNames(settings.model_name or _MODEL_NAME, int(time.time()))
         if settings.http_port is not None:
-            app = make_app(self.session, names, callers, settings, self.metrics.render)
+            app = make_app(self.session, names, callers, settings, self.metrics.render, gauges.render)
             self._http = HttpListener(app, settings)
         self._server = grpc.aio.server(interceptors=[interceptor], options=server_options(settings))
         servicer = SolveServicer(self.session)

@@ -122,8 +122,12 @@ class Session:
 
     @property
     def ready(self) -> bool:
-        """True if searches are accepted."""
-        return not self._draining and self._engine_thread.ready
+        """True if searches are accepted and there is a worker that can be given them, as the executor last said."""
+        if self._draining or not self._engine_thread.ready:
+            return False
+        held = self._engine_thread.last_report
+        self._engine_thread.ask_report()
+        return held is None or held.pools > 0
 
     @property
     def admitted_calls(self) -> int:

@@ -25,12 +25,14 @@ from espalier.search.service.http_api.searches import SearchEndpoints
 from espalier.search.service.http_api.status import HttpError, json_response
 from espalier.search.service.kserve.endpoints import InferenceEndpoints
 from espalier.search.service.model_names import ModelNames
+from espalier.search.service.observability.gauges import CONTENT_TYPE
 from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
 from espalier.search.service.session import Session
 from espalier.search.service.settings import ServerSettings
 
 _KSERVE = "/v2"
-_HEALTH = ("/healthz", "/readyz", f"{_KSERVE}/health/live", f"{_KSERVE}/health/ready")
+_GAUGES = "/gauges"
+_HEALTH = (_GAUGES, "/healthz", "/readyz", f"{_KSERVE}/health/live", f"{_KSERVE}/health/ready")
 """Paths that need no login and are not logged: load balancers call them all the time."""
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 Render = Callable[[str], tuple[bytes, str]]
@@ -38,7 +40,12 @@ Render = Callable[[str], tuple[bytes, str]]
 
 
 def make_app(
-    session: Session, names: ModelNames, callers: Callers, settings: ServerSettings, render_metrics: Render
+    session: Session,
+    names: ModelNames,
+    callers: Callers,
+    settings: ServerSettings,
+    render_metrics: Render,
+    render_gauges: Callable[[], bytes],
 ) -> ASGIApp:
     """Return the application of the HTTP port.
 
@@ -48,6 +55,7 @@ def make_app(
         callers: tells who calls.
         settings: limits.
         render_metrics: makes the metrics' text.
+        render_gauges: makes the gauges' text, at once.
     """
     openai, tokens = OpenAiEndpoints(session, names), TokenEndpoints(session, names)
     searches, scores = SearchEndpoints(session), ScoreEndpoints(session, names)
@@ -87,6 +95,7 @@ def make_app(
         Route("/v1/server", server_info),
         *_inference_routes(inference),
         _metrics_route(render_metrics),
+        _gauges_route(render_gauges),
     ]
     document = openapi_document(routes)
     page = page_files()
@@ -109,14 +118,17 @@ def _inference_routes(its: InferenceEndpoints) -> list[Route]:
     ]
 
 
-def make_metrics_app(settings: ServerSettings, render_metrics: Render) -> ASGIApp:
+def make_metrics_app(settings: ServerSettings, render_metrics: Render, render_gauges: Callable[[], bytes]) -> ASGIApp:
     """Return the application of the metrics port: without logins, and calls are not written down.
 
     Args:
         settings: of that port.
         render_metrics: makes the metrics' text.
+        render_gauges: makes the gauges' text, at once.
     """
-    return _guarded([_metrics_route(render_metrics)], Callers(None), settings, lambda call: None)
+    return _guarded(
+        [_metrics_route(render_metrics), _gauges_route(render_gauges)], Callers(None), settings, lambda call: None
+    )
 
 
 def _guarded(
@@ -169,6 +181,13 @@ def _metrics_route(render: Render) -> Route:
         return Response(text, headers={"content-type": media_type})
 
     return Route("/metrics", metrics)
+
+
+def _gauges_route(render: Callable[[], bytes]) -> Route:
+    async def gauges(request: Request) -> Response:
+        return Response(render(), headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
+
+    return Route(_GAUGES, gauges)
 
 
 def _page_route(path: str, file: PageFile) -> Route:
