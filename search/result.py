@@ -180,7 +180,9 @@ class Usage:
     `duplicates` of them were merged into an equal sibling. `*_saved_tokens` is how many more tokens would have been
     computed if every candidate had been computed from the prompt on. `stopped_paths` is the number of paths that were
     not run to their end because the answer was decided without them, and `stopped_tokens` an estimate of the tokens
-    that they would still have sampled: if they had become as long as the mean path that ended.
+    that they would still have sampled: if they had become as long as the mean path that ended. `drafted_tokens` were
+    proposed for its paths and verified, which changes nothing but how long it takes; `accepted_tokens` of them were
+    drawn and gone on behind, each without a step of its own. What was computed for the others is counted nowhere else.
 
     Memory, at the search's peak, for both models together: `physical_blocks` is the number of KV blocks held,
     `logical_blocks` the number that would be held if no two sequences shared any; bytes are given in total and per
@@ -213,6 +215,8 @@ class Usage:
     prompt_tokens: int = 0
     appended_tokens: int = 0
     probe_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def charged_tokens(self) -> int:

@@ -18,7 +18,7 @@ _CLEARLY = 1.05
 """Drafts give so many times as many tokens in the same time as none do, or there are none."""
 _REMEMBERED = 0.3
 """Weight of what was known of a length, beside a trial of it."""
-_SPENT, _REINVESTED = 0.005, 0.25
+_SPENT, _REINVESTED = 0.005, 0.5
 """Shares of all time, and of what drafts have saved, that may be lost by trials."""
 _OUTLIER = 2.0
 """A step that takes so many times as long as those before it was held up by something else."""
@@ -67,7 +67,7 @@ class _Batches:
         trial: the length that is being tried, if any, and the steps left of that.
         spent: seconds of all steps.
         lost: seconds more than the best length would have taken, in trials.
-        saved: seconds less than without drafts, in steps that were no trials.
+        saved: seconds less than without drafts, without what trials lose.
     """
 
     lengths: dict[int, _Measured] = field(default_factory=lambda: {0: _Measured()})
@@ -94,7 +94,7 @@ class MeasuredLength:
     """Drafts the length that has given the most tokens a second at about as many branches.
 
     Now and then a neighbour of that length is tried, or none at all, for a few steps. What trials lose, against the
-    best length known, is counted: there is none while it is more than half a percent of all time and a quarter of what
+    best length known, is counted: there is none while it is more than half a percent of all time and half of what
     drafts have saved. So where drafts never pay they cost about a percent.
     """
 
@@ -128,7 +128,7 @@ class MeasuredLength:
         left = batches.trial[1] if batches.trial and batches.trial[0] == length else 0
         if left and best.rate:
             batches.lost += max(0.0, seconds - tokens / best.rate)
-        elif length and none.rate:
+        if length and none.rate and (not left or tokens / none.rate > seconds):
             batches.saved = max(0.0, batches.saved + tokens / none.rate - seconds)
         if left < _TRIAL:
             mine.add(tokens, seconds, self._step)
@@ -139,11 +139,11 @@ class MeasuredLength:
                 mine.steps, mine.last = max(mine.steps, _LEAST), self._step
 
     def _next_trial(self, batches: _Batches) -> int | None:
-        """The length to try next: near the best one, or none at all, whichever was not tried for the longest time."""
+        """The next length to try: near the best, or 0; tried the longest ago; of those never tried the longest."""
         place = self._choices.index(batches.best)
         near = {0, *self._choices[max(0, place - 1) : place + 3]} - {batches.best}
         last = {length: batches.lengths[length].last if length in batches.lengths else -_STALE for length in near}
-        length = min(near, key=lambda length: (last[length], length), default=None)
+        length = min(near, key=lambda length: (last[length], -length), default=None)
         return length if length is not None and self._step - last[length] >= _STALE else None
 
 

@@ -208,6 +208,36 @@ def search_floor(
 
 
 @app.command()
+def drafts(
+    generator: Annotated[str, typer.Option(help="Checkpoint to decode with.")] = "demo-generator",
+    draft: Annotated[str, typer.Option(help="What drafts: tree, or a smaller checkpoint.")] = "tree",
+    draft_tokens: Annotated[int, typer.Option(min=1, max=32, help="Maximum draft.")] = 8,
+    quantization: Annotated[Quantization, typer.Option(help="Of the weights of both.")] = Quantization.NONE,
+    temperatures: Annotated[str, typer.Option(help="Temperatures of the draws, like 0,0.7.")] = "0,0.7",
+    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
+    new_tokens: Annotated[int, typer.Option(min=2, help="Maximum tokens to decode for each sequence.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted pairs of turns.")] = 3,
+    json_path: JsonPath = None,
+) -> None:
+    """Decode tokens/s with drafts and without, on real prompts; the tokens are compared."""
+    from espalier.experiments.bench.engine.drafts import run
+    from espalier.experiments.bench.report import Report
+    from espalier.search.run.load import RuntimeSettings
+
+    runtime = RuntimeSettings(
+        generator,
+        "",
+        generator_quantization=quantization,
+        draft=draft,
+        draft_tokens=draft_tokens,
+        draft_quantization=quantization,
+    )
+    chosen = [float(each) for each in parse_list(temperatures, "--temperatures")]
+    report = Report(f"decoding with drafts of up to {draft_tokens} tokens, {quantization} weights", json_path)
+    report.finish(*run(runtime, new_tokens, repeats, parse_int_list(batches, "--batches"), chosen, report.show))
+
+
+@app.command()
 def prefix(
     generator: Annotated[str, typer.Option(help="Checkpoint to decode with.")] = "demo-generator",
     children: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 64,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from espalier.experiments.report.differences import Difference
 from espalier.experiments.report.runs import Run, differing_fields, field_title
-from espalier.experiments.runs.summary import grouped
+from espalier.experiments.runs.summary import Summary, grouped
 from espalier.experiments.runs.table import Table
 
 
@@ -30,9 +30,19 @@ def main_table(runs: Sequence[Run]) -> Table:
         **({"no answer": map(str, unanswered)} if any(unanswered) else {}),
         "generated tokens": [f"{s.generated_tokens:.0f}" for s in found],
         "verifier tokens": [f"{s.verifier_tokens:.0f}" for s in found],
+        **(_drafts(found) if any(s.drafted_tokens for s in found) else {}),
         "seconds": [_three_digits(s.wall_seconds) for s in found],
         "peak KV MiB": [_three_digits(s.peak_kv_mib) for s in found],
     })  # fmt: skip
+
+
+def _drafts(found: Sequence[Summary]) -> dict[str, Sequence[str]]:
+    """Columns of drafts: those of a search, and the share of them that saved a step."""
+    shares = [100 * s.accepted_tokens / s.drafted_tokens if s.drafted_tokens else None for s in found]
+    return {
+        "drafted tokens": [f"{s.drafted_tokens:.0f}" for s in found],
+        "accepted %": [_or_dash(share, 1) for share in shares],
+    }
 
 
 def _named(runs: Sequence[Run]) -> dict[str, Sequence[str]]:

@@ -71,6 +71,8 @@ class Summary:
     grader: str
     configuration: Mapping[str, Any]
     derived: int
+    drafted_tokens: float = 0.0
+    accepted_tokens: float = 0.0
 
     @property
     def wall_seconds(self) -> float | None:
@@ -103,7 +105,7 @@ def summarise(samples: Sequence[Sample], benchmark: str, configuration: Mapping[
     seconds = sum(sample.wall_seconds for sample in samples)
 
     def total(name: str) -> float:
-        return sum(usage[name] for usage in ran)
+        return sum(usage.get(name, 0) for usage in ran)  # older samples lack some
 
     def mean(name: str) -> float:
         return total(name) / max(1, len(ran))
@@ -140,6 +142,8 @@ def summarise(samples: Sequence[Sample], benchmark: str, configuration: Mapping[
         grader=grader,
         configuration=configuration,
         derived=derived,
+        drafted_tokens=mean("drafted_tokens"),
+        accepted_tokens=mean("accepted_tokens"),
     )
 
 

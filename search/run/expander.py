@@ -170,11 +170,11 @@ class TreeExpander:
         """Process one piece of finished engine work."""
         if isinstance(done.work.tag, PendingExpansion):
             assert isinstance(done, Generated)
-            self._meter.generator_tokens += done.computed_tokens
+            self._count(done)
             self._on_generated(done, done.work.tag)
         elif isinstance(done.work.tag, RunningProbe):
             assert isinstance(done, Generated)
-            self._meter.generator_tokens += done.computed_tokens
+            self._count(done)
             self._on_probed(done, done.work.tag.node)
         else:
             self._on_scoring(done)
@@ -289,6 +289,11 @@ class TreeExpander:
         how = {"in_place": in_place, "merge_equal": request.merge_duplicates, "head": self._session.head}
         how |= {"delimiter": self._rule.delimiter, "markers": self._rule.markers, "marks": marks, "overrun": overrun}
         self._engine.submit(Generate(self._owner, state.generator, samplings, left, **how, tag=expansion))
+
+    def _count(self, done: Generated) -> None:
+        self._meter.generator_tokens += done.computed_tokens
+        self._meter.drafted_tokens += done.drafted_tokens
+        self._meter.accepted_tokens += done.accepted_tokens
 
     def _on_generated(self, done: Generated, expansion: PendingExpansion) -> None:
         parent, count = expansion.node, len(done.indices)

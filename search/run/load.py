@@ -14,7 +14,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
-from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.prm.scorers import PROBE, SELF, names_checkpoint, names_function
 from espalier.search.request import AnswerEquivalence
 from espalier.search.schema import Option, parse_size, violations
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from espalier.search.run.generator import Advice, Generator
     from espalier.search.run.orchestrator import Orchestrator
 
+TREE = "tree"
+"""Drafts of what was said before, without a model."""
 REFERENCE = "reference"
 """Besides the roles: the reference model of an implicit process reward model."""
 AUTO = "auto"
@@ -161,6 +163,20 @@ class RuntimeSettings:
             "this is always so."
         ),
     ] = False
+    draft: Annotated[
+        str,
+        Option(
+            "What proposes tokens for paths, several of which one step verifies; results are the same: tree, what was "
+            "said before in the prompt and the search's tree; or a smaller model with the generator's tokens, as "
+            "--generator; '' for nothing."
+        ),
+    ] = ""
+    draft_tokens: Annotated[
+        int, Interval(ge=1, le=32), Option("Maximum draft of a path; as much as pays is drafted, or nothing.")
+    ] = 8
+    draft_quantization: Annotated[Quantization, Option("Quantization of the draft model's weights.")] = (
+        Quantization.NONE
+    )
     system_prompt: Annotated[
         str | None,
         Option("The generator's system prompt; default: the checkpoint's, else one that asks for steps."),
@@ -198,6 +214,7 @@ class RuntimeSettings:
             GENERATOR: (self.generator, self.generator_quantization),
             VERIFIER: (self.verifier if names_checkpoint(self.verifier) else "", self.verifier_quantization),
             REFERENCE: (self.verifier_reference if self.verifier else "", self.verifier_quantization),
+            DRAFT: (self.draft if self.generator and self.draft != TREE else "", self.draft_quantization),
         }
         return {role: (name, quantization) for role, (name, quantization) in named.items() if name}
 
@@ -222,6 +239,9 @@ class SolverSettings(TypedDict, total=False):
     max_batch_tokens: int
     launch_ahead: bool | None
     batch_invariant: bool
+    draft: str
+    draft_tokens: int
+    draft_quantization: Quantization | str
     system_prompt: str | None
     thought_marks: str | None
     threads: int | None
@@ -304,6 +324,8 @@ def _load(
         family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
     if family:
         scorer, models[VERIFIER] = Verifier(family, settings.verify_incremental), family.model
+    if DRAFT in checkpoints:
+        models[DRAFT] = _load_draft(checkpoints[DRAFT], models[GENERATOR], dtype, device)
     if scorer and settings.verify_incremental and not scorer.rescored:
         raise CheckpointError(
             f"--verify-incremental: {scorer.name} reads no path step by step, so there is nothing to compare its "
@@ -311,6 +333,34 @@ def _load(
         )
     engine = _make_engine(settings, models, device, dtype)
     return engine, trunk and _make_generator(settings, engine, trunk), scorer
+
+
+def _load_draft(checkpoint: Checkpoint, generator: Model, dtype: torch.dtype, device: torch.device) -> Model:
+    """Load a draft model.
+
+    Raises:
+        CheckpointError: its tokens are not the generator's, or it has recurrent states.
+    """
+    from espalier.engine.models.model import load_generator
+
+    if checkpoint.decoder_config.state_shapes:
+        raise CheckpointError(
+            f"--draft {checkpoint.folder} has recurrent layers, whose states cannot go back where a draft is not "
+            "accepted; take a model without, or tree"
+        )
+    draft = load_generator(checkpoint, dtype, device)
+    mine, other = draft.tokenizer.vocabulary, generator.tokenizer.vocabulary
+    if differs := sorted(token for token in mine.keys() & other.keys() if mine[token] != other[token]):
+        raise CheckpointError(
+            f"--draft {checkpoint.folder} has other tokens than the generator: {differs[0]!r} is "
+            f"{mine[differs[0]]}, not {other[differs[0]]}; take a model with the same tokenizer, or tree"
+        )
+    if len(mine.keys() & other.keys()) < 0.9 * len(other):
+        raise CheckpointError(
+            f"--draft {checkpoint.folder} has {len(mine.keys() & other.keys())} of the generator's {len(other)} "
+            "tokens; take a model with the same tokenizer, or tree"
+        )
+    return draft
 
 
 def load_orchestrator(
@@ -392,6 +442,7 @@ def _make_engine(
         max_batch_tokens=settings.max_batch_tokens,
         reserved_share=settings.reserved_share,
         launch_ahead=device.type == "cuda" if settings.launch_ahead is None else settings.launch_ahead,
+        draft_tokens=settings.draft_tokens if settings.draft else 0,
     )
     engine = Engine(models, engine_settings)
     engine.set_threads(settings.threads)
@@ -470,7 +521,7 @@ def _require_memory(opened: dict[str, Checkpoint], settings: RuntimeSettings) ->
     from espalier.prm.scorers.trunk_head import is_trunk_head
 
     dtype = resolve_dtype(settings.dtype, settings.device)
-    flags = {GENERATOR: "--generator", VERIFIER: "--verifier", REFERENCE: "--verifier-reference"}
+    flags = {GENERATOR: "--generator", VERIFIER: "--verifier", REFERENCE: "--verifier-reference", DRAFT: "--draft"}
     models = {
         flags[role]: model_bytes(checkpoint.decoder_config, dtype, checkpoint.quantization, role != VERIFIER)
         for role, checkpoint in opened.items()

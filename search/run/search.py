@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 from espalier.engine.engine import Engine, Footprint
+from espalier.engine.roles import DRAFT
 from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
 from espalier.search.algorithms import make_algorithm
@@ -49,7 +50,8 @@ _PARTIAL_SHARE = 0.05
 
 def digests(engine: Engine, scorer: Scorer | None) -> dict[str, str]:
     """Digests of the weights and of the code that results depend on, by role."""
-    return {role: model.digest for role, model in engine.models.items()} | dict(scorer.digests if scorer else {})
+    models = {role: model for role, model in engine.models.items() if role != DRAFT}  # which changes no result
+    return {role: model.digest for role, model in models.items()} | dict(scorer.digests if scorer else {})
 
 
 class RunningSearch(Running[ResolvedRequest, SearchResult]):

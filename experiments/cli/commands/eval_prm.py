@@ -14,7 +14,16 @@ from espalier.experiments.cli.schema_options import Only, Without, with_schema
 from espalier.experiments.prm_evaluation.solutions import Format
 from espalier.search.run.load import RuntimeSettings
 
-_UNUSED = ("system_prompt", "answer_equivalence", "grader_memory", "reserved_share", "expected_tokens")
+_UNUSED = (
+    "system_prompt",
+    "answer_equivalence",
+    "grader_memory",
+    "reserved_share",
+    "expected_tokens",
+    "draft",
+    "draft_tokens",
+    "draft_quantization",
+)
 """Settings of what samples steps, votes or admits searches."""
 
 
