@@ -15,6 +15,7 @@ import typer
 from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError, NumericalError
 from espalier.engine.interrupts import lasting_interrupts
 from espalier.experiments.cli import options as opt
+from espalier.experiments.cli.commands.advise import advise_command
 from espalier.experiments.cli.commands.doctor import doctor
 from espalier.experiments.cli.commands.eval_prm import eval_prm_command
 from espalier.experiments.cli.commands.evaluate import evaluate_command
@@ -254,6 +255,7 @@ app.command("report")(report_command)
 app.command("view")(view_command)
 app.command("rollouts")(rollouts_command)
 app.command("learn-verifier")(learn_verifier_command)
+app.command("advise")(advise_command)
 app.command("plan")(plan_command)
 app.command()(doctor)
 app.command()(health)

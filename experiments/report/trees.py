@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from espalier.experiments.report.runs import Run
@@ -54,13 +55,18 @@ class Line:
 
 
 def load_trees(run: Run, problems: Collection[str]) -> dict[Key, list[NodeRecord]]:
-    """Nodes of the searches of `problems`; empty if the run kept no trees.
+    """Nodes of the searches of `problems`; see `trees_in`."""
+    return trees_in(run.folder, problems)
+
+
+def trees_in(folder: Path, problems: Collection[str]) -> dict[Key, list[NodeRecord]]:
+    """Nodes of the searches of `problems` in a run folder; empty if the run kept no trees.
 
     Raises:
         EspalierError: the file is damaged.
     """
     found: dict[Key, list[NodeRecord]] = {}
-    for place, record in read_lines(run.folder / TREES):
+    for place, record in read_lines(folder / TREES):
         with damage_named(place):
             if record["unique_id"] in problems:
                 found[record["unique_id"], record["epoch"]] = list(map(_node, record["nodes"]))

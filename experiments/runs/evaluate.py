@@ -257,6 +257,11 @@ class Evaluation:
             yield from graded(group)
 
 
+def is_right(problem: Problem, answer: str, grader: Grader) -> bool:
+    """Return true if any accepted answer of the problem equals `answer`; false if it cannot be graded."""
+    return _grade(_submit(problem, answer, grader), grader).correct
+
+
 def _submit(problem: Problem, answer: str, grader: Grader) -> _Grades:
     # Tolerances are of the usual grading; a rule that somebody names holds as it is.
     within = partial(is_right_within, tolerances=problem.tolerances) if problem.tolerances and not grader.rule else None

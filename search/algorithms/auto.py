@@ -6,7 +6,8 @@ from functools import cached_property
 from statistics import fmean
 from typing import TypeVar
 
-from espalier.search.algorithms.base import Expand, SearchAlgorithm, path_score, viable
+from espalier.search.algorithms.advised import AdvisedSearch, best_within
+from espalier.search.algorithms.base import Expand, Request, SearchAlgorithm, path_score, viable
 from espalier.search.algorithms.dvts import DiverseTreeSearch
 from espalier.search.algorithms.rebase import RewardBalancedSearch
 from espalier.search.common_fields import Aggregation, CommonFields
@@ -63,9 +64,23 @@ class AutoSearch(SearchAlgorithm):
     remaining budget covers, at most N*M. A small budget thus buys a few whole paths instead of many incomplete ones. No
     sample is drawn twice. Pilot steps that the verifier did not read, because they were cut off or over budget, count
     as if it had read them; otherwise an unread pilot would suggest paths without cost.
+
+    With an advice file (`--advice`), the measurements behind the rule are those of this generator and verifier: the
+    best of its searches runs instead.
     """
 
     Parameters = RewardBalancedSearch.Parameters
+
+    @classmethod
+    def advised(cls, request: Request, searches: Sequence[AdvisedSearch]) -> Request:
+        """The best of the advised searches with at most N*M candidates, within the budgets; `auto` if none is."""
+        best = best_within(searches, cls.candidates(request), request.generator_budget, request.verifier_budget)
+        if best is None:
+            return request
+        return replace(
+            request, algorithm=best.algorithm, beam_width=best.beam_width, expansion=best.expansion,
+            vote=request.vote or best.vote, aggregation=best.aggregation,
+        )  # fmt: skip
 
     def __init__(self, request: CommonFields, root: Node) -> None:
         self._root = root

@@ -14,12 +14,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from espalier.engine.errors import Violation
+from espalier.search.algorithms.advised import AdvisedSearch
 from espalier.search.common_fields import Aggregation, CommonFields, Vote
 from espalier.search.schema import declared
 from espalier.search.tree import Node, aggregate
+
+Request = TypeVar("Request", bound=CommonFields)
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 USABLE = frozenset({"beam_width", "expansion", "vote", "early_stop", "stop_unsure", *SAMPLING})
@@ -146,6 +149,12 @@ class SearchAlgorithm(ABC):
     def sampled(cls, request: CommonFields) -> tuple[int, int]:
         """Maximum number of whole paths that it samples, and of single steps besides."""
         return cls.candidates(request), 0
+
+    @classmethod
+    def advised(cls, request: Request, searches: Sequence[AdvisedSearch]) -> Request:
+        """The request with what an advice file, where one is given, says of its search; by default as it is."""
+        del searches
+        return request
 
     @classmethod
     def violations(cls, request: CommonFields) -> list[Violation]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from espalier.prm.limits import UNLIMITED, PathLimits
-from espalier.search.algorithms import with_defaults
+from espalier.search.algorithms import algorithm_of, with_defaults
+from espalier.search.algorithms.advised import AdvisedSearch
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS
 from espalier.search.completion import CompletionRequest, CompletionResult, TextSampled
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
@@ -81,6 +82,7 @@ class RequestDefaults:
         min_p: 0 keeps all tokens.
         max_positions: the context size, in tokens.
         by_mode: by the mode of `thinking`, the values that take the place of those above.
+        advised: searches of an advice file, from which an algorithm may choose; see `SearchAlgorithm.advised`.
     """
 
     temperature: float
@@ -89,6 +91,7 @@ class RequestDefaults:
     min_p: float
     max_positions: int
     by_mode: Mapping[ThinkingMode, Mapping[str, float]] = field(default_factory=dict)
+    advised: tuple[AdvisedSearch, ...] = ()
 
     def sampling_of(self, request: SearchRequest | CompletionRequest) -> dict[str, Any]:
         """The sampling parameters that a request leaves open."""
@@ -104,7 +107,7 @@ class RequestDefaults:
         None remains for absent limits and for fields that the algorithm does not use. The path's token limit is that of
         a prompt which leaves room for it.
         """
-        request = with_defaults(request)
+        request = with_defaults(algorithm_of(request).advised(request, self.advised))
         max_tokens = min(request.max_tokens or DEFAULT_MAX_TOKENS, self.max_positions)
         return replace(request, **self.sampling_of(request), max_tokens=max_tokens)
 

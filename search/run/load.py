@@ -16,6 +16,7 @@ from espalier.engine.errors import CheckpointError, InvalidRequestError, Violati
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.prm.scorers import PROBE, SELF, names_checkpoint, names_function
+from espalier.search.algorithms.advised import read_advice
 from espalier.search.request import AnswerEquivalence
 from espalier.search.schema import Option, parse_size, violations
 
@@ -188,6 +189,10 @@ class RuntimeSettings:
             "default: found in its chat template and its tokens."
         ),
     ] = None
+    advice: Annotated[
+        Path | None,
+        Option("File of `espalier advise` for these models, from which --algorithm auto chooses its search."),
+    ] = None
     threads: Annotated[int | None, Interval(ge=1), Option("CPU threads; default: all cores.")] = None
     answer_equivalence: Annotated[
         AnswerEquivalence,
@@ -244,6 +249,7 @@ class SolverSettings(TypedDict, total=False):
     draft_quantization: Quantization | str
     system_prompt: str | None
     thought_marks: str | None
+    advice: Path | None
     threads: int | None
     answer_equivalence: AnswerEquivalence | str
     grader_memory: int | str
@@ -459,7 +465,10 @@ def _make_generator(settings: RuntimeSettings, engine: Engine, checkpoint: Check
     defaults = checkpoint.optional_json("generation_config.json")
     # A bundled generator warns of problems that it was not made for.
     advice: list[Advice] = [each.load() for each in entry_points(group="espalier.advice", name=settings.generator)]
-    return Generator(engine, system_prompt, defaults, *advice[:1], thought_marks=settings.thought_marks)
+    made = Generator(engine, system_prompt, defaults, *advice[:1], thought_marks=settings.thought_marks)
+    if settings.advice is not None:
+        made.defaults = replace(made.defaults, advised=read_advice(settings.advice))
+    return made
 
 
 def load_verifier_alone(

@@ -1,0 +1,166 @@
+"""Samples paths of a benchmark's problems once, or takes those of a run folder, and forecasts searches from them."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.advice.forecast import Costs, Forecast, Forecaster, costs_of
+from espalier.experiments.advice.modelled_search import UnpredictableSearchError
+from espalier.experiments.advice.recommend import Advice, Budget, Findings, recommend
+from espalier.experiments.advice.recorded import RecordedTree, recorded_tree
+from espalier.experiments.report.trees import trees_in
+from espalier.experiments.runs.evaluate import Evaluation
+from espalier.experiments.runs.folder import RunFolder
+from espalier.experiments.runs.grid import distinct
+from espalier.search.algorithms import needs_verifier
+from espalier.search.common_fields import AlgorithmName, EarlyStop
+from espalier.search.request import SearchRequest
+
+SAMPLES, ADVICE = "samples", "advice.json"
+"""The run folder of the recorded paths, and the file, in the folder of an advice."""
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Figures that were measured, forecasts, and advice.
+
+    Attributes:
+        problems: how many were sampled.
+        paths: of each.
+        findings: of the generator and the verifier.
+        costs: of their tokens.
+        searches: forecasts, the cheapest first.
+        advice: the search to run.
+        skipped: searches without a forecast, and why.
+    """
+
+    problems: int
+    paths: int
+    findings: Findings
+    costs: Costs
+    searches: tuple[Forecast, ...]
+    advice: Advice
+    skipped: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-serializable values, the content of `advice.json`."""
+        chosen = self.advice.search
+        return {
+            "format": FORMAT, "problems": self.problems, "paths": self.paths, "findings": asdict(self.findings),
+            "costs": asdict(self.costs), "advice": chosen and chosen.to_dict(), "reasons": self.advice.reasons,
+            "searches": [search.to_dict() for search in self.searches], "skipped": self.skipped,
+        }  # fmt: skip
+
+
+def sampling_request(requests: Sequence[SearchRequest], paths: int) -> SearchRequest:
+    """The search that records paths for `requests`: independent ones, all to their ends, scored if any is.
+
+    Raises:
+        EspalierError: the requests differ in how they sample, so that one set of paths is not enough.
+    """
+    scored = any(map(needs_verifier, requests))
+    name = AlgorithmName.BEST_OF_N if scored else AlgorithmName.MAJORITY
+    sampled = {
+        replace(
+            request, algorithm=name, beam_width=paths, expansion=1, vote=None, early_stop=EarlyStop.OFF,
+            aggregation=requests[0].aggregation,
+            **dict.fromkeys(("lookahead_steps", "simulations", "exploration", "rebase_temperature")),
+            iterations=None, confidence=None,
+        )
+        for request in requests
+    }  # fmt: skip
+    if len(sampled) > 1:
+        raise EspalierError("advise samples once: give lists for the algorithm, -N, -M, --vote and parameters only")
+    (request,) = sampled
+    if request.generator_budget or request.verifier_budget or request.time_limit or request.stop_unsure:
+        raise EspalierError("advise forecasts whole searches: leave out budgets, --time-limit and --stop-unsure")
+    return request
+
+
+def record_paths(
+    evaluation: Evaluation, request: SearchRequest, out: Path, command: dict[str, Any], seconds: Callable[[], Any]
+) -> tuple[list[RecordedTree], Costs]:
+    """Sample the paths that the folder `out`/samples lacks, and read all of them.
+
+    Args:
+        evaluation: of the problems, with `keep_trees`.
+        request: of `sampling_request`.
+        out: folder of the advice; its costs are kept there, as those of paths sampled earlier are not known again.
+        command: see `RunFolder`.
+        seconds: returns the seconds of the engine's steps so far, by role; empty where they are not known.
+    """
+    folder = RunFolder(out / SAMPLES, evaluation.configuration(request), command)
+    asked = evaluation.asked or evaluation.problems
+    before, started, stepped = {s.key for s in folder.samples_of(asked)}, time.perf_counter(), seconds()
+    evaluation.run(request, folder)
+    wall = time.perf_counter() - started
+    stepped = {role: value - stepped.get(role, 0.0) for role, value in seconds().items()}
+    samples = [sample for sample in folder.samples_of(asked) if not sample.refused and sample.epoch == 0]
+    nodes = trees_in(folder.folder, {sample.unique_id for sample in samples})
+    samples = [sample for sample in samples if sample.key in nodes]
+    if not samples:
+        raise EspalierError(f"no problem could be searched; see {out / SAMPLES}")
+    problems = {problem.unique_id: problem for problem in evaluation.problems}
+    trees = {
+        s.key: recorded_tree(problems[s.unique_id], nodes[s.key], s.usage["prompt_tokens"], evaluation.grader)
+        for s in samples
+    }
+    fresh = [sample for sample in samples if sample.key not in before]
+    if not fresh:  # their time is known in all only
+        fresh, stepped, wall = samples, {}, sum(sample.wall_seconds for sample in samples)
+    return list(trees.values()), costs_of([trees[s.key] for s in fresh], [s.usage for s in fresh], stepped, wall)
+
+
+def advise(
+    trees: Sequence[RecordedTree],
+    costs: Costs,
+    requests: Sequence[SearchRequest],
+    fill: Callable[[SearchRequest], SearchRequest],
+    target: float | None = None,
+    budget: Budget | None = None,
+) -> Report:
+    """Forecast searches, and choose one.
+
+    Args:
+        trees: the recorded paths.
+        costs: of their tokens.
+        requests: the searches to choose from.
+        fill: fills in a request's defaults.
+        target: see `recommend`.
+        budget: see `recommend`.
+    """
+    forecaster = Forecaster(trees, costs)
+    found: dict[bool, list[Forecast]] = {True: [], False: []}
+    skipped: dict[str, str] = {}
+    for request in map(fill, distinct(requests, fill)):
+        name = str(request.algorithm)
+        if not forecaster.can(request):
+            skipped[name] = "the verifier scores whole answers only"
+            continue
+        try:
+            found[needs_verifier(request)].append(forecaster.forecast(request))
+        except UnpredictableSearchError as error:
+            skipped[name] = str(error)
+    base = fill(replace(requests[0], algorithm=AlgorithmName.MAJORITY, beam_width=1, vote=None))
+    single = forecaster.forecast(base)
+    searches = [*found[True], *found[False]] or [single]
+    findings = _findings(forecaster, requests[0], fill)
+    advice = recommend(searches, single, found[False], findings, target, budget)
+    ordered = sorted(searches, key=lambda search: search.seconds)
+    return Report(len(trees), forecaster.paths, findings, costs, tuple(ordered), advice, skipped)
+
+
+def _findings(
+    forecaster: Forecaster, request: SearchRequest, fill: Callable[[SearchRequest], SearchRequest]
+) -> Findings:
+    passes = forecaster.pass_at()
+    if all(step.score is None for tree in forecaster.trees for step in tree.steps):
+        return Findings(passes)
+    how = request.aggregation
+    width, _ = forecaster.useful_width(fill(replace(request, algorithm=AlgorithmName.BEST_OF_N, vote=None)))
+    siblings, pairs = forecaster.sibling_rank(how)
+    return Findings(passes, forecaster.path_rank(how), siblings, pairs, width)

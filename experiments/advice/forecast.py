@@ -1,0 +1,322 @@
+"""Accuracy and cost of searches on recorded problems: those whose paths were recorded, and those that are modelled."""
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from espalier.engine.roles import GENERATOR
+from espalier.experiments.advice.modelled_search import SearchModel
+from espalier.experiments.advice.recorded import RecordedStep, RecordedTree
+from espalier.experiments.advice.step_states import fit_step_states
+from espalier.experiments.prm_evaluation.metrics import auc_within
+from espalier.experiments.runs.grid import settings_of
+from espalier.experiments.runs.statistics import pass_at_k
+from espalier.search.algorithms import algorithm_of, answers_suffice, has_independent_paths, needs_verifier, vote_of
+from espalier.search.common_fields import Aggregation, Vote
+from espalier.search.request import SearchRequest
+from espalier.search.result import Candidate
+from espalier.search.tree import aggregate
+from espalier.search.voting.vote import select
+
+_DRAWS = 40
+"""Draws of recorded paths for each N."""
+_MODELS = 10
+"""Models, each with states and rates of its own, for each modelled search."""
+_RESAMPLES = 2000
+_MODEL_ERROR = 0.035
+"""Root mean square error of modelled searches beside runs of the bundled pair (`results/advice.json`)."""
+_RIGHT = "right"
+
+
+class Basis(StrEnum):
+    """The origin of an accuracy."""
+
+    RECORDED = "recorded"  # votes over draws of the recorded paths
+    PREDICTED = "predicted"  # searches on modelled trees
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The cost of computing on this machine, measured while the paths were recorded.
+
+    Attributes:
+        generator_seconds: of one computed token.
+        verifier_seconds: of one token that the verifier reads.
+        sampled: tokens that the generator computes for each of a tree's steps; below 1 where siblings share first ones.
+        read: tokens that the verifier reads for each of these.
+        read_of_prompt: the same for each of the generator's prompt.
+    """
+
+    generator_seconds: float
+    verifier_seconds: float
+    sampled: float = 1.0
+    read: float = 1.0
+    read_of_prompt: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A search, and what it would give and cost on problems like the recorded ones.
+
+    Attributes:
+        settings: the fields that it uses.
+        candidates: children that it samples in a round at most.
+        basis: what the accuracy follows from.
+        accuracy: share of problems solved.
+        low: of its 95% interval, as of a run over as many problems.
+        high: of the same.
+        generator_tokens: that the generator computes a problem, prompts included.
+        verifier_tokens: that the verifier reads a problem.
+        seconds: of a problem, where as many searches run at once as were sampled.
+        outcomes: share of repetitions that solve each problem.
+    """
+
+    settings: Mapping[str, Any]
+    candidates: int
+    basis: Basis
+    accuracy: float
+    low: float
+    high: float
+    generator_tokens: float
+    verifier_tokens: float
+    seconds: float
+    outcomes: np.ndarray = field(repr=False, compare=False)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of both models."""
+        return self.generator_tokens + self.verifier_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-serializable values; tokens rounded, shares and seconds to four digits."""
+        return {
+            "search": {name: value for name, value in self.settings.items() if value is not None},
+            "candidates": self.candidates,
+            "basis": str(self.basis), "accuracy": round(self.accuracy, 4), "low": round(self.low, 4),
+            "high": round(self.high, 4), "generator_tokens": round(self.generator_tokens),
+            "verifier_tokens": round(self.verifier_tokens), "seconds": round(self.seconds, 4),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcomes:
+    """Outcomes of each problem's repetitions, `[P, R]`, and mean tokens of the steps of each problem, `[P]`."""
+
+    right: np.ndarray
+    tokens: np.ndarray
+
+
+class Forecaster:
+    """Forecasts searches from the recorded trees of some problems."""
+
+    def __init__(self, trees: Sequence[RecordedTree], costs: Costs, seed: int = 0) -> None:
+        """Fit the states of the trees' steps; there is at least one tree with a path."""
+        fit_step_states(trees)
+        self.trees = trees
+        self.paths = min(tree.paths for tree in trees)
+        self._costs = costs
+        self._seed = seed
+        self._prompt_tokens = float(np.mean([tree.prompt_tokens for tree in trees]))
+        self._models = [SearchModel(trees, seed + i) for i in range(_MODELS)]
+        self._found: dict[tuple[str, SearchRequest], _Outcomes] = {}
+
+    @property
+    def scores_steps(self) -> bool:
+        """True if the verifier scored steps that are not the last of a path."""
+        return any(step.score is not None and step.end is None for tree in self.trees for step in tree.steps)
+
+    def can(self, request: SearchRequest) -> bool:
+        """Return true if the search reads no scores that the paths were recorded without."""
+        return answers_suffice(request) or self.scores_steps
+
+    def forecast(self, request: SearchRequest) -> Forecast:
+        """Forecast a search with every default filled in.
+
+        Raises:
+            UnpredictableSearchError: it asks for what samples do not tell.
+        """
+        independent = has_independent_paths(request)
+        if independent and request.beam_width <= self.paths:
+            return self._made(request, Basis.RECORDED, self._recorded(request))
+        found = self._modelled(request)
+        shift = 0.0
+        if independent:  # how far the model is off where more is known
+            known = replace(request, beam_width=self.paths)
+            shift = float(self._recorded(known).right.mean() - self._modelled(known).right.mean())
+        return self._made(request, Basis.PREDICTED, found, shift)
+
+    def _made(self, request: SearchRequest, basis: Basis, found: _Outcomes, shift: float = 0.0) -> Forecast:
+        low, high = _interval(found.right, self._seed)
+        costs, prompt, steps = self._costs, self._prompt_tokens, float(found.tokens.mean())
+        generator = prompt + costs.sampled * steps
+        verifier = costs.read_of_prompt * prompt + costs.read * steps if needs_verifier(request) else 0.0
+        seconds = generator * costs.generator_seconds + verifier * costs.verifier_seconds
+        of_problems = found.right.mean(1)
+        accuracy = float(of_problems.mean())
+        if basis is Basis.PREDICTED:  # as squares: what the model errs by does not depend on the problems drawn
+            low = accuracy - math.hypot(accuracy - low, _MODEL_ERROR)
+            high = accuracy + math.hypot(high - accuracy, _MODEL_ERROR)
+        accuracy, low, high = (float(np.clip(each + shift, 0, 1)) for each in (accuracy, low, high))
+        return Forecast(
+            settings_of(request),
+            algorithm_of(request).candidates(request),
+            basis,
+            accuracy,
+            low,
+            high,
+            generator,
+            verifier,
+            seconds,
+            of_problems,
+        )
+
+    def _recorded(self, request: SearchRequest) -> _Outcomes:
+        return self._once("recorded", request, self._vote_over_paths)
+
+    def _modelled(self, request: SearchRequest) -> _Outcomes:
+        return self._once("modelled", request, self._search_models)
+
+    def _once(self, kind: str, request: SearchRequest, find: Any) -> _Outcomes:
+        if (kind, request) not in self._found:
+            self._found[kind, request] = find(request)
+        return self._found[kind, request]
+
+    def _search_models(self, request: SearchRequest) -> _Outcomes:
+        outcomes = [[model.search(i, request) for model in self._models] for i in range(len(self.trees))]
+        right = np.array([[each.right for each in row] for row in outcomes], float)
+        return _Outcomes(right, np.array([[each.tokens for each in row] for row in outcomes]).mean(1))
+
+    def _vote_over_paths(self, request: SearchRequest) -> _Outcomes:
+        draws = [_draws_of(tree, request.beam_width, f"{self._seed} {i}") for i, tree in enumerate(self.trees)]
+        vote = vote_of(request)
+        right = [[_solved(paths, vote, request.aggregation) for paths in row] for row in draws]
+        tokens = [[_tokens(paths) for paths in row] for row in draws]
+        return _Outcomes(np.array(right, float), np.array(tokens).mean(1))
+
+    def pass_at(self) -> dict[int, float]:
+        """The probability that any of k paths is right, for k of 1, 2, 4 and so on, and of all."""
+        ks = sorted({*(2**i for i in range(self.paths.bit_length())), self.paths})
+        return {k: float(np.mean([pass_at_k(tree.paths, tree.right, k) for tree in self.trees])) for k in ks}
+
+    def path_rank(self, how: Aggregation) -> float | None:
+        """The share of pairs of a right and a wrong path of a problem in which the right one has the higher score."""
+        groups: list[tuple[list[float], list[float]]] = []
+        for tree in self.trees:
+            scored = [
+                (end.right, aggregate(end.scores(), how) or 0.0, end.count) for end in tree.ends() if end.complete
+            ]
+            right, wrong = (
+                [s for good, s, count in scored if good is kind for _ in range(count)] for kind in (True, False)
+            )
+            groups.append((right, wrong))
+        return auc_within(groups)
+
+    def sibling_rank(self, how: Aggregation) -> tuple[float | None, int]:
+        """The same of siblings of which one's paths end right more often; and the number of pairs."""
+        ahead = [
+            (one > other) + 0.5 * (one == other) for tree in self.trees for one, other in _sibling_pairs(tree, how)
+        ]
+        return (float(np.mean(ahead)) if ahead else None), len(ahead)
+
+    def useful_width(self, request: SearchRequest) -> tuple[int, list[float]]:
+        """The most paths of which the best-scored one is right more often than of half as many, and the shares.
+
+        A score that errs gains less from each doubling, and loses where the best of many is one that it overrates. A
+        doubling counts if it gains more than its standard error over the problems.
+        """
+        curve: list[np.ndarray] = []
+        widths = [2**i for i in range(self.paths.bit_length())]
+        for width in widths:
+            curve.append(self._recorded(replace(request, beam_width=width, vote=Vote.NAIVE)).right.mean(1))
+        useful = 1
+        for width, before, now in zip(widths[1:], curve, curve[1:], strict=False):
+            gain = now - before
+            if gain.mean() <= gain.std() / max(1, len(gain)) ** 0.5:
+                break
+            useful = width
+        return useful, [float(each.mean()) for each in curve]
+
+
+def difference(one: Forecast, other: Forecast, seed: int = 0) -> tuple[float, float, float]:
+    """By how much `one` solves more, and the 95% bootstrap interval over problems of that."""
+    ahead = one.outcomes - other.outcomes
+    draws = np.random.default_rng(seed).integers(0, len(ahead), (_RESAMPLES, len(ahead)))
+    low, high = np.quantile(ahead[draws].mean(1), (0.025, 0.975))
+    return float(ahead.mean()), float(low), float(high)
+
+
+def _interval(right: np.ndarray, seed: int) -> tuple[float, float]:
+    """95% bootstrap interval of a run: problems are drawn with replacement, and of each any repetition."""
+    rng = np.random.default_rng(seed)
+    problems = rng.integers(0, right.shape[0], (_RESAMPLES, right.shape[0]))
+    repetitions = rng.integers(0, right.shape[1], problems.shape)
+    low, high = np.quantile(right[problems, repetitions].mean(1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _draws_of(tree: RecordedTree, paths: int, seed: str) -> list[list[RecordedStep]]:
+    every = [end for end in tree.ends() for _ in range(end.count)]
+    draw = random.Random(seed)
+    return [every] if paths == len(every) else [draw.sample(every, paths) for _ in range(_DRAWS)]
+
+
+def _solved(paths: Sequence[RecordedStep], vote: Vote, how: Aggregation) -> bool:
+    candidates = [
+        Candidate(i, _RIGHT if end.right else end.answer, aggregate(end.scores(), how), 1, ())
+        for i, end in enumerate(paths)
+        if end.complete
+    ]
+    best = select(candidates, vote).best
+    return best is not None and best.answer == _RIGHT
+
+
+def _tokens(paths: Sequence[RecordedStep]) -> int:
+    return sum(step.tokens for step in {step for end in paths for step in end.lineage()})
+
+
+def _sibling_pairs(tree: RecordedTree, how: Aggregation) -> Iterator[tuple[float, float]]:
+    """Scores of siblings, first that of the one whose paths end right more often."""
+    right: dict[RecordedStep, int] = {}
+    for step in reversed(tree.steps):
+        right[step] = step.count * step.right + sum(right[child] for child in step.children)
+        values = [
+            (right[child] / child.count, score)
+            for child in step.children
+            if (score := aggregate(child.scores(), how)) is not None
+        ]
+        yield from ((one, other) for value, one in values for worse, other in values if value > worse)
+
+
+def costs_of(
+    trees: Sequence[RecordedTree], usages: Sequence[Mapping[str, Any]], seconds: Mapping[str, float], wall: float
+) -> Costs:
+    """The costs of recorded searches.
+
+    Args:
+        trees: theirs.
+        usages: theirs, as in `samples.jsonl`.
+        seconds: of the engine's steps by role, where they are known: they share out the seconds that passed.
+        wall: seconds that passed.
+    """
+    prompts = np.array([tree.prompt_tokens for tree in trees], float)
+    steps = np.array([sum(step.tokens for step in tree.steps) for tree in trees], float)
+    generator, verifier = (
+        np.array([u[name] for u in usages], float) for name in ("generator_tokens", "verifier_tokens")
+    )
+    stepped = sum(seconds.values())
+    share = seconds.get(GENERATOR, 0.0) / stepped if stepped else generator.sum() / (generator + verifier).sum()
+    of_prompt, of_steps = np.linalg.lstsq(np.stack([prompts, steps], 1), verifier, rcond=None)[0]
+    if min(of_prompt, of_steps) < 0:  # too few problems to tell both
+        of_prompt = of_steps = verifier.sum() / (prompts + steps).sum()
+    return Costs(
+        generator_seconds=float(wall * share / generator.sum()),
+        verifier_seconds=float(wall * (1 - share) / max(1.0, verifier.sum())),
+        sampled=float((generator - prompts).sum() / max(1.0, steps.sum())),
+        read=float(of_steps),
+        read_of_prompt=float(of_prompt),
+    )

@@ -1,0 +1,162 @@
+"""The advice that follows from forecasts: the search to run, or that none will help, and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.advice.forecast import Basis, Forecast, difference
+
+_CHANCE = 0.55
+"""AUC from which a verifier ranks better than chance."""
+_LITTLE = 0.05
+"""Gain from one path to any of all below which paths hardly differ in being right."""
+_NEAR = 0.02
+"""Share of problems by which a cheaper search may be worse and still be advised, where no target is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The most that a problem may cost: seconds, or tokens of both models; None for no limit."""
+
+    seconds: float | None = None
+    tokens: float | None = None
+
+    def covers(self, search: Forecast) -> bool:
+        """Return true if a search costs no more."""
+        within = self.seconds is None or search.seconds <= self.seconds
+        return within and (self.tokens is None or search.tokens <= self.tokens)
+
+
+def read_budget(text: str) -> Budget:
+    """Read `2.5s`, seconds a problem, or `3000`, tokens a problem.
+
+    Raises:
+        EspalierError: it is neither.
+    """
+    seconds = text.endswith("s")
+    try:
+        value = float(text.removesuffix("s"))
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise EspalierError(f"--budget: {text!r} is neither seconds a problem, like 2.5s, nor tokens, like 3000")
+    return Budget(seconds=value) if seconds else Budget(tokens=value)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Measurements of the generator and the verifier.
+
+    Attributes:
+        pass_at: probability that any of k paths is right, by k.
+        path_rank: AUC of the verifier's scores among paths of a problem; None without right and wrong ones.
+        sibling_rank: the same among siblings.
+        sibling_pairs: pairs behind it.
+        useful_width: see `Forecaster.useful_width`; None without a verifier.
+    """
+
+    pass_at: dict[int, float]
+    path_rank: float | None = None
+    sibling_rank: float | None = None
+    sibling_pairs: int = 0
+    useful_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The search to run, None if there is none; and sentences on why."""
+
+    search: Forecast | None
+    reasons: tuple[str, ...]
+
+
+def cheapest_first(searches: Sequence[Forecast]) -> list[Forecast]:
+    """The searches by seconds; none that costs more than another one and solves no more."""
+    best: list[Forecast] = []
+    for search in sorted(searches, key=lambda each: (each.seconds, -each.accuracy)):
+        if not best or search.accuracy > best[-1].accuracy:
+            best.append(search)
+    return best
+
+
+def recommend(
+    searches: Sequence[Forecast],
+    single: Forecast,
+    without: Sequence[Forecast],
+    found: Findings,
+    target: float | None = None,
+    budget: Budget | None = None,
+) -> Advice:
+    """Choose a search.
+
+    Args:
+        searches: the forecasts to choose from, those of `without` among them.
+        single: one sampled path.
+        without: the forecasts of searches that read no scores.
+        found: for the reasons.
+        target: accuracy wanted: the cheapest search that reaches it is chosen.
+        budget: what a problem may cost. Without a target, the cheapest search within is chosen that is not surely
+            more than 2 points worse than the best.
+    """
+    within = [search for search in searches if (budget or Budget()).covers(search)]
+    if not within:
+        cheapest = min(searches, key=lambda each: each.seconds)
+        return Advice(
+            None,
+            (f"no search fits the budget: the cheapest takes {cheapest.seconds:.3g} s and {cheapest.tokens:.0f} tokens "
+             "a problem",),
+        )  # fmt: skip
+    frontier = cheapest_first(within)
+    best = frontier[-1]
+    gain, low, high = difference(best, single)
+    if low <= 0:
+        why = (
+            f"search will not help: the best is {100 * gain:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}) over "
+        )
+        return Advice(None, (why + "one path", *_why_not(found)))
+    reasons: list[str] = []
+    if target is not None:
+        reached = [search for search in frontier if search.accuracy >= target]
+        if not reached:
+            short = f"none reaches {target:.0%}; the best comes to {best.accuracy:.1%}"
+            return Advice(best, (short, *_verifier_reasons(best, without, found)))
+        best = reached[0]
+        if best.low < target:
+            reasons.append(f"its interval begins at {best.low:.1%}, below the target")
+    else:
+        best = next(each for each in frontier if each is best or difference(best, each)[1] <= _NEAR)
+    if best.basis is Basis.PREDICTED:
+        reasons.append("it was not run: its accuracy is that of a model of the recorded paths")
+    return Advice(best, (*reasons, *_verifier_reasons(best, without, found)))
+
+
+def _why_not(found: Findings) -> list[str]:
+    paths, any_right = max(found.pass_at.items())
+    reasons: list[str] = []
+    if any_right - found.pass_at[1] < _LITTLE:
+        reasons.append(
+            f"any of {paths} paths is right on {any_right:.1%} of the problems, one on {found.pass_at[1]:.1%}: there "
+            "is little to choose from; raise --temperature, or take another generator"
+        )
+    elif found.path_rank is not None and found.path_rank < _CHANCE:
+        reasons.append(
+            f"the verifier ranks right paths no better than chance (AUC within a problem {found.path_rank:.2f})"
+        )
+    else:
+        reasons.append("right answers are neither what most paths give nor what the verifier ranks first")
+    return reasons
+
+
+def _verifier_reasons(best: Forecast, without: Sequence[Forecast], found: Findings) -> list[str]:
+    """Reasons for or against the verifier, beside the best of the searches without one that cost no more."""
+    votes = [each for each in without if each.seconds <= best.seconds]
+    if not votes or best in without:
+        ranks = f": its AUC within a problem is {found.path_rank:.2f}" if found.path_rank is not None else ""
+        return [f"the verifier adds nothing to a vote{ranks}"] if found.useful_width and best in without else []
+    vote = max(votes, key=lambda each: each.accuracy)
+    gain, low, high = difference(best, vote)
+    sure = "more" if low > 0 else "more, which may be chance,"
+    return [
+        f"it solves {100 * gain:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}) {sure} than the best vote that "
+        "costs no more"
+    ]

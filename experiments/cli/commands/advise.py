@@ -1,0 +1,146 @@
+"""`espalier advise`: from paths sampled once, the search that a problem's seconds or tokens are best spent on."""
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from espalier.experiments.cli import options as opt
+from espalier.experiments.cli.runs import load_problems, searches_shown, verifier_for, writing_to
+from espalier.experiments.cli.schema_options import Lists, with_schema
+from espalier.experiments.executors.settings import ExecutorSettings
+from espalier.experiments.runs.grid import requests_of
+from espalier.search.run.load import RuntimeSettings
+
+if TYPE_CHECKING:
+    from espalier.experiments.advice.advise import Report
+    from espalier.search.run.executor import Executor
+
+_USUAL = {"algorithm": ["majority", "best-of-n", "beam", "dvts"], "beam_width": [1, 4, 16], "expansion": [4]}
+"""The searches to choose from, where these fields are not given."""
+
+
+@with_schema
+def advise_command(
+    benchmark: opt.Benchmark = "demo",
+    field_map: opt.FieldMap = None,
+    grader: opt.GraderName = "math-verify",
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for the sampled paths and advice.json; running the command again samples no more."),
+    ] = Path("runs/advice"),
+    paths: Annotated[int, typer.Option(min=2, max=256, help="Paths sampled of each problem.")] = 16,
+    target: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Accuracy wanted, like 0.8: advise the cheapest search that reaches it."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="What a problem may cost: seconds, like 2.5s, or tokens of both models, like 3000."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print advice.json.")] = False,
+    in_flight: opt.InFlight = 32,
+    *,
+    selection: opt.Selection,
+    values: Annotated[dict[str, list[Any]], Lists(_USUAL)],
+    runtime: RuntimeSettings,
+    where: ExecutorSettings,
+) -> None:
+    """Sample paths once, and advise what search to spend on: accuracy and cost of many, most of which are not run."""
+    from espalier.experiments.advice.advise import ADVICE, advise, record_paths, sampling_request
+    from espalier.experiments.advice.recommend import read_budget
+    from espalier.experiments.cli.loading import load_executor
+    from espalier.experiments.runs.evaluate import Evaluation
+    from espalier.experiments.runs.folder import write_whole
+    from espalier.experiments.runs.graders import make_grader
+    from espalier.experiments.runs.provenance import describe_command
+
+    limits = None if budget is None else read_budget(budget)
+    requests = requests_of(_USUAL | values)
+    sampled = sampling_request(requests, paths)
+    problems = load_problems(benchmark, field_map, runtime.offline)
+    asked = selection.of(problems)
+    runtime = replace(runtime, verifier=verifier_for([*requests, sampled], runtime), max_running=in_flight)
+    checker = make_grader(grader, runtime.grader_memory)
+    with (
+        writing_to(out),
+        closing(load_executor(runtime, where, longest_first=True)) as executor,
+        checker,
+        searches_shown(len(asked), 0, runtime) as on_sample,
+    ):
+        command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
+        evaluation = Evaluation(
+            executor, problems, checker, benchmark, asked, keep_trees=True, on_sample=on_sample
+        )  # fmt: skip
+        trees, costs = record_paths(evaluation, sampled, out, command, lambda: _step_seconds(executor))
+        report = advise(trees, costs, requests, executor.defaults.fill, target, limits)
+    found = {"command": command, "benchmark": benchmark} | report.to_dict()
+    write_whole(out / ADVICE, found)
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        _show(report, out / ADVICE)
+
+
+def _step_seconds(executor: "Executor") -> dict[str, float]:
+    """Seconds of the engine's steps by role; empty where workers run them."""
+    from espalier.search.run.orchestrator import Orchestrator
+
+    if not isinstance(executor, Orchestrator):
+        return {}
+    return {role: stats.step_seconds.sum for role, stats in executor.engine.stats().items()}
+
+
+def _show(report: "Report", file: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from espalier.experiments.cli.render import print_whole
+
+    console, found = Console(), report.findings
+    for line in (
+        f"{report.problems} problems, {report.paths} paths each",
+        "right in any of k paths: " + ", ".join(f"{k}: {share:.1%}" for k, share in found.pass_at.items()),
+        *_verifier_lines(report),
+    ):
+        console.print(line, highlight=False, markup=False)
+    table = Table()
+    for name in ("search", "N", "M"):
+        table.add_column(name, no_wrap=True)
+    for name in ("accuracy\n%", "95%\ninterval", "generator\ntokens", "verifier\ntokens", "seconds"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("", no_wrap=True)
+    for each in report.searches:
+        algorithm, n, m = (each.settings.get(name) for name in ("algorithm", "beam_width", "expansion"))
+        table.add_row(
+            str(algorithm), *("" if value is None else str(value) for value in (n, m)), f"{100 * each.accuracy:.1f}",
+            f"[{100 * each.low:.1f}, {100 * each.high:.1f}]", f"{each.generator_tokens:.0f}",
+            f"{each.verifier_tokens:.0f}", f"{each.seconds:.3g}", str(each.basis),
+        )  # fmt: skip
+    print_whole(console, table)
+    chosen = report.advice.search
+    name = "none" if chosen is None else _name(chosen.settings)
+    lines = [f"advice  {name}", *(f"  {reason}" for reason in report.advice.reasons)]
+    lines += [f"  not forecast: {name}: {why}" for name, why in report.skipped.items()]
+    for line in [*lines, f"file    {file}"]:
+        console.print(line, highlight=False, markup=False)
+
+
+def _name(settings: Any) -> str:
+    flags = {"algorithm": "--algorithm", "beam_width": "-N", "expansion": "-M", "vote": "--vote"}
+    return " ".join(f"{flag} {settings[name]}" for name, flag in flags.items() if settings.get(name) is not None)
+
+
+def _verifier_lines(report: "Report") -> list[str]:
+    found = report.findings
+    if found.useful_width is None:
+        return []
+    rank = [f"{value:.2f}" if value is not None else "unknown" for value in (found.path_rank, found.sibling_rank)]
+    width = f"{found.useful_width}" if found.useful_width < report.paths else f"{report.paths} or more"
+    return [
+        f"the verifier ranks: AUC within a problem {rank[0]}, among siblings {rank[1]} ({found.sibling_pairs} pairs); "
+        f"useful width {width} paths"
+    ]

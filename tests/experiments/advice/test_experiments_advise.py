@@ -1,0 +1,73 @@
+"""`espalier advise`: samples once, resumes, and writes a file that `auto` takes."""
+
+import json
+
+import pytest
+
+SMALL = ("advise", "--limit", 4, "--paths", 4, "-a", "majority,best-of-n,beam", "-N", "1,2", "-M", 2, "--threads", 1)
+
+
+def test_paths_are_sampled_once_and_the_file_is_what_auto_takes(espalier, tmp_path):
+    ran = espalier(*SMALL, "--out", tmp_path / "out")
+    assert ran.code == 0
+    assert "right in any of k paths: 1: " in ran.out
+    assert "predicted" in ran.out
+    sampled = (tmp_path / "out/samples/samples.jsonl").read_bytes()
+    assert len(sampled.splitlines()) == 4
+    again = json.loads(espalier(*SMALL, "--out", tmp_path / "out", "--target", 0.5, "--json").out)
+    assert (tmp_path / "out/samples/samples.jsonl").read_bytes() == sampled
+    assert again == json.loads((tmp_path / "out/advice.json").read_text())
+    assert (again["problems"], again["paths"]) == (4, 4)
+    found = {(row["search"]["algorithm"], row["search"].get("beam_width")): row for row in again["searches"]}
+    assert found.keys() == {(name, n) for name in ("majority", "best-of-n", "beam") for n in (1, 2)}
+    assert found["majority", 2]["verifier_tokens"] == 0 < found["best-of-n", 2]["verifier_tokens"]
+    best = max(again["searches"], key=lambda row: row["accuracy"])
+    for row in again["searches"]:
+        row["accuracy"] = 0.99 if row is best else 0.1
+    (tmp_path / "advice.json").write_text(json.dumps(again))
+    options = ("--algorithm", "auto", "-N", 4, "-M", 4, "--advice", tmp_path / "advice.json", "--limit", 1)
+    assert espalier("eval", *options, "--threads", 1, "--out", tmp_path / "auto").code == 0
+    run = json.loads((tmp_path / "auto/config.json").read_text())
+    assert (run["algorithm"], run["beam_width"]) == (best["search"]["algorithm"], best["search"]["beam_width"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--temperature", "0.6,1.0"), "advise samples once"),
+        (("--generator-budget", 100), "leave out budgets"),
+        (("--budget", "much"), "--budget"),
+    ],
+)
+def test_what_one_set_of_samples_cannot_tell_is_refused(espalier, tmp_path, options, said):
+    ran = espalier(*SMALL, *options, "--out", tmp_path / "out")
+    assert ran.code != 0
+    assert said in ran.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_no_advice_is_refused(espalier, tmp_path):
+    (tmp_path / "x.json").write_text("{}")
+    ran = espalier("solve", "-a", "auto", "--advice", tmp_path / "x.json", "What is 2 + 3?")
+    assert ran.code != 0
+    assert "no file of `espalier advise`" in ran.err
+
+
+@pytest.mark.slow
+def test_five_searches_of_the_bundled_pair_are_forecast_within_four_points_on_average(espalier, tmp_path):
+    """`espalier advise` and five runs on 200 problems; every forecast's interval holds its run's accuracy."""
+    searches = [("beam", 4, 4), ("beam", 2, 8), ("dvts", 4, 4), ("dvts", 8, 2), ("best-of-n", 32, 1)]
+    lists = ("-a", "beam,dvts,best-of-n", "-N", "2,4,8,32", "-M", "2,4,8")
+    advice = json.loads(espalier("advise", "--limit", 200, *lists, "--out", tmp_path / "advice", "--json").out)
+    found = {
+        (row["search"]["algorithm"], row["search"]["beam_width"], row["search"].get("expansion", 1)): row
+        for row in advice["searches"]
+    }
+    errors = []
+    for search in searches:
+        options = ("-a", search[0], "-N", search[1], "-M", search[2])
+        run = json.loads(espalier("eval", "--limit", 200, *options, "--json").out)
+        assert found[search]["basis"] == "predicted"
+        assert found[search]["low"] <= run["accuracy"] <= found[search]["high"], search
+        errors.append(abs(found[search]["accuracy"] - run["accuracy"]))
+    assert sum(errors) / len(errors) <= 0.04, errors

@@ -1,0 +1,176 @@
+"""Forecasts of searches, beside searches of a world in which the truth is known."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from espalier.experiments.advice import forecast
+from espalier.experiments.advice.forecast import Basis, Costs, Forecaster
+from espalier.experiments.advice.modelled_search import SearchModel, UnpredictableSearchError
+from espalier.experiments.advice.recorded import RecordedStep, RecordedTree
+from espalier.experiments.advice.step_states import fit_step_states
+from espalier.search.algorithms import make_algorithm, vote_of, with_defaults
+from espalier.search.common_fields import Aggregation
+from espalier.search.request import SearchRequest
+from espalier.search.result import Candidate
+from espalier.search.tree import Node, Termination
+from espalier.search.voting.vote import select
+
+EOS = Termination.EOS
+DEPTH = 4
+COSTS = Costs(generator_seconds=0.001, verifier_seconds=0.0005)
+
+
+def request(algorithm: str, n: int = 4, m: int = 4) -> SearchRequest:
+    return with_defaults(SearchRequest("-", algorithm=algorithm, beam_width=n, expansion=m))
+
+
+class World:
+    """Problems whose steps are right with rates of their own; scores tell right from wrong steps, but not always."""
+
+    def __init__(self, problems: int, seed: int = 0) -> None:
+        draw = random.Random(seed)
+        self.rates = [[draw.uniform(0.35, 1.0) for _ in range(DEPTH)] for _ in range(problems)]
+        self.draw = random.Random(seed + 1)
+
+    def step(self, problem: int, depth: int, was_right: bool) -> tuple[bool, float]:
+        right = was_right and self.draw.random() < self.rates[problem][depth]
+        return right, min(0.99, max(0.01, self.draw.gauss(0.6 if right else 0.4, 0.2)))
+
+    def tree(self, problem: int, paths: int) -> RecordedTree:
+        root = RecordedStep(None, count=paths)
+        steps = [root]
+        for _ in range(paths):
+            above, right = root, True
+            for depth in range(DEPTH):
+                right, score = self.step(problem, depth, right)
+                end = EOS if depth == DEPTH - 1 else None
+                answer = "" if end is None else "gold" if right else f"{self.draw.randrange(1000)}"
+                step = RecordedStep(above, score, 10, 1, end, answer, bool(end and right))
+                above.children.append(step)
+                steps.append(step)
+                above = step
+        return RecordedTree(tuple(steps), prompt_tokens=20)
+
+    def solves(self, problem: int, asked: SearchRequest) -> bool:
+        """Run the search itself."""
+        root = Node(0, None, ())
+        right, answers = {root: True}, dict[Node, str]()
+
+        def child(parent: Node) -> Node:
+            node = Node(len(right), parent, (*parent.path, parent.num_children), draws=(parent.num_children,))
+            parent.num_children += 1
+            right[node], node.score = self.step(problem, parent.depth, right[parent])
+            if node.depth == DEPTH:
+                node.termination = EOS
+                answers[node] = "gold" if right[node] else f"{self.draw.randrange(1000)}"
+            return node
+
+        algorithm = make_algorithm(asked, root)
+        while not algorithm.finished():
+            told = []
+            for expand in algorithm.ask():
+                for _ in range(expand.children):
+                    node = child(expand.node)
+                    while expand.to_end and node.open:
+                        node = child(node)
+                    told.append(node)
+            algorithm.tell(sorted(told, key=lambda node: node.path))
+        found = [
+            Candidate(node.node_id, answers[node], node.score, node.multiplicity, ())
+            for node in algorithm.kept()
+            if node.complete
+        ]  # fmt: skip
+        best = select(found, vote_of(asked)).best
+        return best is not None and best.answer == "gold"
+
+
+@pytest.fixture(autouse=True)
+def few_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "_MODELS", 4)
+
+
+def test_searches_that_were_not_run_are_forecast_within_what_the_samples_tell():
+    problems = 100
+    world = World(problems)
+    forecaster = Forecaster([world.tree(i, 16) for i in range(problems)], COSTS)
+    errors = []
+    for asked in (request("beam"), request("dvts"), request("best-of-n", 24)):
+        found = forecaster.forecast(asked)
+        truth = sum(world.solves(i, asked) for i in range(problems)) / problems
+        assert found.basis is Basis.PREDICTED
+        assert found.low <= truth <= found.high
+        assert found.seconds == pytest.approx(0.001 * found.generator_tokens + 0.0005 * found.verifier_tokens)
+        errors.append(abs(found.accuracy - truth))
+    assert sum(errors) / 3 < 0.05, errors  # the standard error of one run of 100 problems is 0.04
+
+
+def test_a_verifier_that_ranks_badly_is_forecast_to_help_less():
+    world = World(40)
+    trees = [world.tree(i, 8) for i in range(40)]
+    good = Forecaster(trees, COSTS).forecast(request("beam")).accuracy
+    for tree in trees:
+        for step in tree.steps[1:]:
+            step.score = world.draw.random()
+    forecaster = Forecaster(trees, COSTS)
+    blind = forecaster.forecast(request("beam")).accuracy
+    assert blind < good - 0.1
+    assert forecaster.path_rank(Aggregation.LAST) == pytest.approx(0.5, abs=0.1)
+
+
+def test_votes_over_recorded_paths_need_no_model():
+    trees = [World(1, seed).tree(0, 8) for seed in range(12)]
+    forecaster = Forecaster(trees, COSTS)
+    one = forecaster.forecast(request("majority", 1))
+    assert one.basis is Basis.RECORDED
+    share = sum(tree.right for tree in trees) / sum(tree.paths for tree in trees)
+    assert one.accuracy == pytest.approx(share, abs=0.08)
+    assert one.generator_tokens == 20 + 10 * DEPTH
+    assert forecaster.pass_at()[1] == pytest.approx(share)
+    whole = forecaster.forecast(request("majority", 8))
+    assert set(whole.outcomes) <= {0.0, 1.0}  # all paths: nothing is drawn
+
+
+def test_the_first_wrong_step_is_found_by_its_score_and_the_end():
+    def path(*scores: float, right: bool) -> RecordedTree:
+        steps = [RecordedStep(None, count=1)]
+        for score in scores:
+            step = RecordedStep(steps[-1], score, 5)
+            steps[-1].children.append(step)
+            steps.append(step)
+        steps[-1].end, steps[-1].answer, steps[-1].right = EOS, "a", right
+        return RecordedTree(tuple(steps))
+
+    good = [path(0.9, 0.8 + i / 100, 0.9, right=True) for i in range(8)]
+    bad = [path(0.9, 0.1 + i / 100, 0.17 - i / 100, right=False) for i in range(8)]
+    fit_step_states([*good, *bad])
+    assert all(step.stays_right > 0.9 for tree in good for step in tree.steps)
+    assert all(tree.steps[1].stays_right > 0.8 > 0.1 > tree.steps[2].stays_right for tree in bad)
+
+
+def test_recorded_siblings_are_drawn_again_and_equal_ones_are_merged():
+    root = RecordedStep(None, count=8)
+    only = RecordedStep(root, 0.9, 7, 8, EOS, "gold", True)
+    root.children.append(only)
+    trees = [RecordedTree((root, only), 3)]
+    fit_step_states(trees)
+    assert SearchModel(trees, 0).search(0, request("best-of-n", 16)).tokens == 7  # one path, 16 times
+
+
+def test_greedy_steps_are_not_forecast():
+    forecaster = Forecaster([World(1).tree(0, 4)], COSTS)
+    with pytest.raises(UnpredictableSearchError, match="greedy"):
+        forecaster.forecast(replace(request("lookahead"), lookahead_steps=1))
+
+
+def test_siblings_and_useful_width_are_measured():
+    world = World(80)
+    forecaster = Forecaster([world.tree(i, 8) for i in range(80)], COSTS)
+    rank, pairs = forecaster.sibling_rank(Aggregation.LAST)
+    assert rank is not None
+    assert rank > 0.52
+    assert pairs > 100
+    width, curve = forecaster.useful_width(request("best-of-n"))
+    assert width >= 2
+    assert curve[1] > curve[0]
