@@ -29,7 +29,7 @@ _MODELS = 10
 """Models, each with states and rates of its own, for each modelled search."""
 _RESAMPLES = 2000
 _MODEL_ERROR = 0.035
-"""Root mean square error of modelled searches beside runs of the bundled pair (`results/advice.json`)."""
+"""Root mean square error of modelled searches beside runs of the bundled pair, rounded up."""
 _RIGHT = "right"
 
 
