@@ -240,6 +240,20 @@ class CommonFields:
             "Default: none is stopped."
         ),
     ] = ""
+    answer_form: Annotated[
+        str,
+        Option(
+            "The form of what stands in \\boxed{}, without which a path has no answer: a regular expression, json: and "
+            "a JSON schema, or grammar: and a Lark grammar. Thoughts and steps stay free. Default: any."
+        ),
+    ] = ""
+    text_form: Annotated[
+        str,
+        Option(
+            "The form of the whole text behind the thought, which is then the answer; written like --answer-form. "
+            "Default: any."
+        ),
+    ] = ""
     history: tuple[ChatMessage, ...] = ()
 
     @property

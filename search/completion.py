@@ -9,6 +9,7 @@ from annotated_types import Interval
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.work import TOP_TOKENS
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS
+from espalier.search.form import read_form
 from espalier.search.result import StopReason, Usage
 from espalier.search.schema import text_violations, violations
 
@@ -58,6 +59,7 @@ class CompletionRequest:
         logprobs: likeliest tokens to report at each place besides the one that is there; None for no log-probabilities.
         add_special_tokens: whether the tokens that the checkpoint puts before a text are put before prompts of text.
         time_limit: seconds from submission after which choices end as far as they are; None for no limit.
+        text_form: the form of a choice behind its thought, see `search.form`; empty for any.
     """
 
     prompts: tuple[Prompt, ...]
@@ -74,6 +76,7 @@ class CompletionRequest:
     logprobs: Annotated[int | None, Interval(ge=0, le=TOP_TOKENS)] = None
     add_special_tokens: bool = True
     time_limit: Annotated[float | None, Interval(gt=0, le=24 * 3600)] = None
+    text_form: str = ""
 
     algorithm: ClassVar[str] = PLAIN
 
@@ -122,6 +125,11 @@ class CompletionRequest:
             found += text_violations("stop", text, _MAX_STOP_BYTES)
             if not text:
                 found.append(Violation("stop", "must not have an empty text"))
+        if self.text_form and not any(wrong.field == "text_form" for wrong in found):
+            try:
+                read_form(self.text_form)
+            except ValueError as error:
+                found.append(Violation("text_form", str(error)))
         if self.max_tokens == 0 and not self.echo:
             found.append(Violation("max_tokens", "must be at least 1 without `echo`"))
         if found:
@@ -156,11 +164,13 @@ class Choice:
         prompt: its prompt's index.
         text: new text alone; without the end-of-sequence token, and behind a conversation without the thought.
         token_ids: new tokens, an end-of-sequence token included.
-        finish_reason: `stop`, `length`, or `abort` if it was cut by its time limit or by a cancellation.
+        finish_reason: `stop`, `length`, `abort` if it was cut by its time limit or by a cancellation, or `error` if
+            what guides it failed.
         stop_text: the stop text that ended it; None for another end.
         logprobs: of the new tokens, empty unless they were asked for.
         thought: what the model thought before its answer to a conversation.
         thought_tokens: new tokens that belong to the thought, its marks included.
+        error: why it ended with `error`.
     """
 
     index: int
@@ -172,6 +182,7 @@ class Choice:
     logprobs: tuple[TokenLogprob, ...] = ()
     thought: str = ""
     thought_tokens: int = 0
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

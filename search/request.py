@@ -16,6 +16,7 @@ from espalier.search.common_fields import EarlyStop as EarlyStop
 from espalier.search.common_fields import Vote as Vote
 from espalier.search.conversation import ChatMessage, conversation_text, history_violations
 from espalier.search.fairness import Account
+from espalier.search.form import FORMS, read_form
 from espalier.search.schema import CodeName, from_values, text_violations, violations
 from espalier.search.step_rule import read_step_rule
 from espalier.search.thoughts.mode import read_thinking
@@ -100,6 +101,8 @@ class SearchFields(TypedDict, total=False):
     probe_every: int | None
     stop_when: str
     stop_unsure: str
+    answer_form: str
+    text_form: str
     max_steps: int | None
     max_step_tokens: int | None
     max_tokens: int | None
@@ -186,12 +189,15 @@ def validate(request: SearchRequest) -> None:
     readers = {"step_rule": read_step_rule, "thinking": read_thinking}
     readers |= {"stop_when": read_stop_rule} if request.stop_when else {}
     readers |= {"stop_unsure": read_unsure_rule} if request.stop_unsure else {}
+    readers |= {name: read_form for name in FORMS if getattr(request, name)}
     for name, read in readers.items():
         if name not in wrong:
             try:
                 read(getattr(request, name))
             except ValueError as error:
                 found.append(Violation(name, str(error)))
+    if request.answer_form and request.text_form:
+        found.append(Violation("answer_form", "binds a part of what text_form binds; give one of them"))
     if request.stop_when and not request.probe_every:
         found.append(Violation("stop_when", "needs probe_every: the rule reads probes"))
     if "algorithm" not in wrong:

@@ -11,7 +11,7 @@ from espalier.search.common_fields import Aggregation
 class Termination(StrEnum):
     """Why a path ended at a node. Only `eos` and `boxed` are complete answers; only complete answers vote.
 
-    A path is `unclosed` where the model ended it within its thought.
+    A path is `unclosed` where the model ended it within its thought; it ends with `error` where what guides it fails.
     """
 
     EOS = "eos"
@@ -23,6 +23,7 @@ class Termination(StrEnum):
     DUPLICATE = "duplicate"
     PRUNED = "pruned"
     CANCELLED = "cancelled"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)

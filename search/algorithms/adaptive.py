@@ -11,6 +11,7 @@ from annotated_types import Interval
 from espalier.engine.errors import Violation
 from espalier.search.algorithms.base import SAMPLING, Expand, MemoryEstimate, SearchAlgorithm, path_score
 from espalier.search.common_fields import CommonFields, Vote
+from espalier.search.form import answer_in
 from espalier.search.schema import Option
 from espalier.search.tree import Node
 
@@ -55,6 +56,7 @@ class AdaptivePaths(SearchAlgorithm):
         ] = 0.95
 
     def __init__(self, request: CommonFields, root: Node) -> None:
+        self._request = request
         self._root = root
         self._left = request.beam_width
         self._batch = request.expansion
@@ -100,7 +102,7 @@ class AdaptivePaths(SearchAlgorithm):
         complete = [node for node in nodes if node.complete]
         self._complete += complete
         for node in complete:
-            if answer := answers.extract_answer(node.answer_text()):
+            if answer := answer_in(node.answer_text(), self._request):
                 self._answers[node] = answers.exact_match_key(answer)
         self._decided = self._is_decided()
 

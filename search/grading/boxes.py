@@ -85,6 +85,16 @@ def boxed(text: str) -> Boxed:
     return Boxed(_joined(found[::-1]), last)
 
 
+def content_before_brace(text: str) -> str | None:
+    """The content of a box whose text begins behind its opening brace; None if the box is not closed."""
+    depth = 1
+    for brace in _BRACE.finditer(text):
+        depth += 1 if brace[0] == "{" else -1
+        if not depth:
+            return text[: brace.start()].strip()
+    return None
+
+
 def closes_all_braces(text: str) -> bool:
     """Return whether each brace has its other one."""
     return len(_BRACE.findall(text)) == 2 * len(_closing_braces(text))

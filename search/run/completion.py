@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from espalier.engine.execution.sampling import key_after
+from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import (
@@ -31,6 +32,7 @@ from espalier.search.result import Finished, StopReason
 from espalier.search.run.executor import ResolvedCompletion
 from espalier.search.run.running import Running, Submission
 from espalier.search.run.sampled_text import SampledText
+from espalier.search.thoughts.guided import AfterThought, ThoughtEnds
 from espalier.search.thoughts.splitting import ThoughtSplitter
 
 _TOKENS_AT_A_TIME = 16
@@ -49,6 +51,8 @@ class ChoiceState:
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     reported: int = 0
     finish_reason: str | None = None
+    matcher: Matcher | None = None
+    error: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,8 +75,12 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         self._choices: dict[int, ChoiceState] = {}
         self._unfinished: dict[int, int] = {}  # choices by prompt that is worked on
         self._held: set[KVSequence] = set()
+        self._grammars = submission.grammars
+        self._guide: Matcher | None = None  # at the beginning of a text
 
     def _begin(self) -> None:
+        if self.resolved.grammar and self._grammars:
+            self._guide = self._grammars.matcher(self.resolved.grammar)
         for _ in range(self.resolved.together):
             self._begin_next_prompt()
 
@@ -130,6 +138,7 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
                 number,
                 SampledText(self._tokenizer, request.stop, request.include_stop, self._splitter(number)),
                 Sampling(*filters, key=stream_key(request.seed, name, (i,))),
+                matcher=self._matcher_behind(number),
             )
             for i in range(count)
         ]
@@ -146,6 +155,14 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         """The splitter of the thought behind a prompt, if it is a conversation and the generator thinks."""
         opened, marks = self.resolved.opened[number], self.resolved.marks
         return None if opened is None or marks is None else ThoughtSplitter(marks, self._tokenizer, opened)
+
+    def _matcher_behind(self, number: int) -> Matcher | None:
+        """The matcher of texts behind a prompt; a thought is free where one is told apart."""
+        opened, marks = self.resolved.opened[number], self.resolved.marks
+        if self._guide is None or opened is None or marks is None:
+            return self._guide
+        ends = ThoughtEnds.of(marks, self._tokenizer, self._engine.model(GENERATOR).eos_token_ids)
+        return AfterThought(self._guide, ends, inside=opened)
 
     def _end_prompt(self, number: int) -> None:
         if self._unfinished[number]:
@@ -169,7 +186,17 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         samplings = tuple(replace(choice.sampling, key=key_after(choice.sampling.key, sampled)) for choice in choices)
         tag = Continuation(choices, len(choices))
         self._engine.submit(
-            Generate(self.search_id, sequence, samplings, left, "", in_place=in_place, head=head, tag=tag)
+            Generate(
+                self.search_id,
+                sequence,
+                samplings,
+                left,
+                "",
+                in_place=in_place,
+                head=head,
+                matcher=choices[0].matcher,
+                tag=tag,
+            )
         )
 
     def _on_generated(self, done: Generated) -> None:
@@ -195,13 +222,17 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
     def _extend(self, choice: ChoiceState, done: Generated) -> None:
         """Add the tokens just sampled to a choice, up to a stop text, and end it if it ends with them."""
         before = choice.text.num_tokens
+        choice.matcher = done.matcher
         choice.text.add(done.token_ids)
         kept = choice.text.num_tokens - before
         choice.token_ids += done.token_ids[:kept]
         if self.resolved.request.logprobs is not None:
             for token_id, logprob in zip(done.token_ids[:kept], done.log_probabilities, strict=False):
                 choice.logprobs.append(self._sampled_token(token_id, logprob, done.values))
-        if choice.text.stopped_by is not None or done.cause is StopCause.EOS:
+        if done.cause is StopCause.ERROR and done.matcher:
+            choice.error = done.matcher.error
+            self._finish(choice, "error")
+        elif choice.text.stopped_by is not None or done.cause is StopCause.EOS:
             self._finish(choice, "stop")
         elif done.cause is StopCause.CONTEXT or len(choice.token_ids) >= self.resolved.max_tokens[choice.prompt]:
             self._finish(choice, "length")
@@ -289,4 +320,4 @@ def _choice(state: ChoiceState) -> Choice:
     text, reason = state.text, state.finish_reason or "abort"
     ids, logprobs = tuple(state.token_ids), tuple(state.logprobs)
     thought = text.thought, text.thought_tokens
-    return Choice(state.index, state.prompt, text.text, ids, reason, text.stopped_by, logprobs, *thought)
+    return Choice(state.index, state.prompt, text.text, ids, reason, text.stopped_by, logprobs, *thought, state.error)

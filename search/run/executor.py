@@ -26,7 +26,9 @@ from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
 
 if TYPE_CHECKING:
+    from espalier.engine.guidance.grammar import Grammar
     from espalier.search.thoughts.budget import ThoughtPlan
+    from espalier.search.thoughts.marks import ThoughtMarks
     from espalier.search.thoughts.probing import ProbePlan
 
 AnyRequest = SearchRequest | CompletionRequest | ScoreRequest | ScoreSessionRequest | RolloutRequest
@@ -126,6 +128,8 @@ class ResolvedRequest:
         warnings: what the result will warn of, whole sentences.
         thoughts: how its paths think; None for a generator that does not.
         probes: how its paths are probed; None if they are not.
+        grammar: what its paths write behind their thoughts; None for anything.
+        probe_grammar: what its probes write; None for anything.
     """
 
     request: SearchRequest
@@ -137,6 +141,8 @@ class ResolvedRequest:
     warnings: tuple[str, ...] = ()
     thoughts: ThoughtPlan | None = None
     probes: ProbePlan | None = None
+    grammar: Grammar | None = None
+    probe_grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,7 @@ class ResolvedCompletion:
         blocks: maximum KV blocks that may be held, by role.
         opened: whether a prompt opens a thought, by prompt; None where no thought is told apart.
         marks: of the generator's thoughts.
+        grammar: what choices hold behind their thoughts; None for anything.
     """
 
     request: CompletionRequest
@@ -160,6 +167,7 @@ class ResolvedCompletion:
     blocks: Mapping[str, int]
     opened: tuple[bool | None, ...]
     marks: ThoughtMarks | None
+    grammar: Grammar | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from espalier.engine.engine import Engine, Footprint
 from espalier.engine.errors import ScoreMismatchError
+from espalier.engine.guidance.compiled import GrammarCompiler
+from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import NO_MARKS, Done, Generate, Generated, PathStreams, Sampling, StopCause
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore, steps_with_text
 from espalier.search.algorithms import needs_verifier, stops_early, unused_fields
 from espalier.search.algorithms.base import Expand, viable
-from espalier.search.grading.answers import extract_answer
+from espalier.search.form import answer_in
 from espalier.search.grading.boxes import boxed
 from espalier.search.loops import LONGEST_LOOP, is_degenerate
 from espalier.search.result import Candidate
@@ -21,6 +23,7 @@ from espalier.search.run.probes import AnswerProbes, RunningProbe
 from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.step_rule import PARAGRAPH, read_step_rule
 from espalier.search.thoughts.budget import CLOSING_SENTENCE, THINK_ON
+from espalier.search.thoughts.guided import AfterThought, ThoughtEnds
 from espalier.search.thoughts.reading import CLOSED, IN_ANSWER, OPENED, Phase, Position, ThoughtReader
 from espalier.search.thoughts.stop_rule import read_stop_rule
 from espalier.search.tree import HostText, Node, Probe, Termination
@@ -37,7 +40,8 @@ class NodeState:
 
     `to_end` is set for steps of independent paths. `scored` is False until the node's score is known, or that it has
     none. `expected` is the number of children still being sampled, `position` where the path is between thought and
-    answer, `streams` the randomness of its children.
+    answer, `streams` the randomness of its children, `matcher` what they may write; None where they may write anything,
+    or an answer begins.
     """
 
     to_end: bool
@@ -46,6 +50,7 @@ class NodeState:
     scored: bool = False
     expected: int = 0
     position: Position = IN_ANSWER
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,20 @@ class TreeExpander:
         scorer: Scorer | None,
         meter: UsageMeter,
         on_complete: Callable[[Node], Candidate],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """Create the root of a tree; `on_complete` is called with every complete path once it has its score."""
+        """Create the root of a tree.
+
+        Args:
+            owner: of its work.
+            resolved: the request.
+            salt: of cached prefixes.
+            engine: runs the models.
+            scorer: of steps; None if there is none.
+            meter: of what is spent.
+            on_complete: called with every complete path once it has its score.
+            grammars: compiles what binds the paths; not needed where nothing does.
+        """
         self.root = Node(0, None, ())
         self.nodes: list[Node] = [self.root]
         self.settled: list[Node] = []
@@ -106,7 +123,13 @@ class TreeExpander:
             model = engine.model(GENERATOR)
             self._reader = ThoughtReader(resolved.thoughts.marks, model.tokenizer)
             self._marks_banned = tuple(set(resolved.thoughts.mark_ids).difference(model.eos_token_ids))
-        self._probes = AnswerProbes(engine, owner, resolved) if resolved.probes else None
+        self._grammars = grammars
+        self._guide: Matcher | None = None  # at the beginning of an answer
+        self._thought_ends = None
+        if resolved.thoughts and resolved.grammar:
+            self._thought_ends = ThoughtEnds.of(resolved.thoughts.marks, engine.model(GENERATOR).tokenizer)
+        self._failures: dict[str, int] = {}  # paths that ended with an error, by its text
+        self._probes: AnswerProbes | None = None
         self._held: dict[Node, tuple[Expand, Node, bool]] = {}  # by the node whose probe they wait for, see `_generate`
         self._scores_probes = self._scorer is not None and self._scorer.reads_probes
         self._merges_texts = resolved.request.merge_duplicates and not (self._scorer and self._scorer.reads_tokens)
@@ -130,6 +153,12 @@ class TreeExpander:
 
     def open(self) -> None:
         """Open the root's sequences, and queue the problem's verifier prefill if the budget covers it."""
+        if self._resolved.grammar and self._grammars:
+            self._guide = self._grammars.matcher(self._resolved.grammar)
+        if self._resolved.probes:
+            grammar = self._resolved.probe_grammar
+            matcher = self._grammars.matcher(grammar) if grammar and self._grammars else None
+            self._probes = AnswerProbes(self._engine, self._owner, self._resolved, matcher)
         start = OPENED if self._thoughts and self._thoughts.opened else Position() if self._thoughts else IN_ANSWER
         request, resolved, salt = self._request, self._resolved, self._salt
         streams = PathStreams(request.seed, request.problem)
@@ -287,6 +316,7 @@ class TreeExpander:
         overrun = min(self._rule.overrun(self._thoughts is not None), room - left)
         expansion = PendingExpansion(node, first, expand.to_end, expand.greedy, round_root)
         how = {"in_place": in_place, "merge_equal": request.merge_duplicates, "head": self._session.head}
+        how["matcher"] = self._matcher_at(state)
         how |= {"delimiter": self._rule.delimiter, "markers": self._rule.markers, "marks": marks, "overrun": overrun}
         self._engine.submit(Generate(self._owner, state.generator, samplings, left, **how, tag=expansion))
 
@@ -294,6 +324,20 @@ class TreeExpander:
         self._meter.generator_tokens += done.computed_tokens
         self._meter.drafted_tokens += done.drafted_tokens
         self._meter.accepted_tokens += done.accepted_tokens
+
+    def _matcher_at(self, state: NodeState) -> Matcher | None:
+        """The matcher of what comes behind a node; None within a thought. An answer may begin with one."""
+        if self._guide is None or state.position.inside:
+            return None
+        if state.matcher is None:
+            may_think = self._thought_ends and state.position.phase is Phase.BEFORE and not state.position.closed
+            return AfterThought(self._guide, self._thought_ends) if may_think and self._thought_ends else self._guide
+        return state.matcher
+
+    @property
+    def guidance_warnings(self) -> tuple[str, ...]:
+        """Warnings of paths that ended because their matcher failed."""
+        return tuple(f"{count} paths ended with an error: {error}." for error, count in self._failures.items())
 
     def _on_generated(self, done: Generated, expansion: PendingExpansion) -> None:
         parent, count = expansion.node, len(done.indices)
@@ -315,6 +359,10 @@ class TreeExpander:
         if self._reader:
             reading = self._reader.read(done.token_ids, above.position)
             node.text, node.thought_chars, state.position = reading.text, reading.thought_chars, reading.position
+        if not (state.position.inside or (state.position.closed and not above.position.closed)):
+            state.matcher = done.matcher
+        if done.cause is StopCause.ERROR and done.matcher:
+            self._failures[done.matcher.error] = self._failures.get(done.matcher.error, 0) + count
         above.expected -= count
         if done.work.in_place:
             above.generator = None
@@ -351,7 +399,7 @@ class TreeExpander:
         if not self._scores_probes:
             return False
         if node.complete:
-            answer = extract_answer(node.answer_text())
+            answer = answer_in(node.answer_text(), self._request)
             node.probe = Probe(answer, float(bool(answer)), 0)
         return self._probed_now(node, round_root, starts=node.open)
 
@@ -386,7 +434,7 @@ class TreeExpander:
             return
         assert state.generator is not None
         self._engine.append(state.generator, ids, instead_of)
-        node.written, state.position = HostText(text, len(ids)), CLOSED
+        node.written, state.position, state.matcher = HostText(text, len(ids)), CLOSED, None
         self._meter.appended_tokens += node.multiplicity * len(ids)
 
     def _go_on(self, node: Node, expansion: PendingExpansion) -> None:
@@ -414,7 +462,7 @@ class TreeExpander:
     def _release_sequences(self, node: Node, state: NodeState) -> None:
         if state.generator is not None:
             self._engine.release(state.generator)
-            state.generator = None
+            state.generator = state.matcher = None
         self._session.release(node)
 
     def _merge(self, duplicate: Node, kept: Node) -> None:
@@ -427,6 +475,7 @@ class TreeExpander:
             one, other = self._states[duplicate], self._states[kept]
             one.generator, other.generator = other.generator, one.generator
             one.streams, other.streams = other.streams, one.streams
+            one.matcher, other.matcher = other.matcher, one.matcher
             of_tokens = () if duplicate.score is None else ("score",)  # others are of the text, which is the same
             for name in ("path", "num_tokens", "own_tokens", "log_probability", "log_probabilities", *of_tokens):
                 mine, theirs = getattr(duplicate, name), getattr(kept, name)
@@ -441,13 +490,15 @@ class TreeExpander:
 
     def _termination(self, node: Node, cause: StopCause, expansion: PendingExpansion) -> Termination | None:
         position = self._states[node].position
+        if cause is StopCause.ERROR:
+            return Termination.ERROR
         if cause is StopCause.EOS:
             if self._thoughts and position.inside:
                 goes_on = self._thoughts.forced and self._budget.generator_left(node, expansion.round_root) > 0
                 return None if goes_on else Termination.UNCLOSED
             # An empty last step still completes the text before it.
             return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
-        if self._request.end_at_box and _ends_boxed(node):
+        if self._request.end_at_box and not self._request.text_form and _ends_boxed(node):
             return Termination.BOXED
         if (cause is not StopCause.DELIMITER or expansion.to_end) and self._budget.generator_left(
             node, expansion.round_root

@@ -204,7 +204,9 @@ class Orchestrator:
     def _make(
         self, search_id: str, resolved: Resolved, options: SubmitOptions, on_event: Callable[[AnyEvent], None]
     ) -> AnyRunning:
-        submission = Submission(search_id, options, on_event, self.engine, self._scorer, self._clock)
+        submission = Submission(
+            search_id, options, on_event, self.engine, self._scorer, self._resolver.grammars, self._clock
+        )
         if isinstance(resolved, ResolvedCompletion):
             return RunningCompletion(resolved, submission)
         if isinstance(resolved, ResolvedRollout):

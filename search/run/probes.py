@@ -5,18 +5,19 @@ tokens and draw nothing; the engine batches them with all other work.
 """
 
 import math
-import re
 from dataclasses import dataclass, field
 
 from espalier.engine.engine import Engine
+from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Generate, Generated, Sampling, StepMarks, StopCause
+from espalier.search.form import read_form
+from espalier.search.grading.boxes import content_before_brace
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.step_rule import PARAGRAPH
 from espalier.search.thoughts.probing import ANSWER_TOKENS
 from espalier.search.tree import Node, Probe
 
-_BRACE = re.compile(r"(?<!\\)[{}]")
 _GREEDY = (Sampling(temperature=0.0),)
 _AT_BRACE = StepMarks(end_text="}")
 
@@ -30,19 +31,25 @@ class RunningProbe:
         opening: number of tokens that the host wrote.
         text: what the model has written so far.
         log_probabilities: of its tokens.
+        matcher: what it may write next; None for anything.
     """
 
     node: Node
     opening: int
     text: str = ""
     log_probabilities: list[float] = field(default_factory=list)
+    matcher: Matcher | None = None
 
 
 class AnswerProbes:
     """The probes of one search that are being sampled; owns their sequences."""
 
-    def __init__(self, engine: Engine, owner: str, resolved: ResolvedRequest) -> None:
+    def __init__(self, engine: Engine, owner: str, resolved: ResolvedRequest, matcher: Matcher | None = None) -> None:
+        """Probe for `owner`; `matcher` says what may stand in a box, up to its closing brace."""
         self._engine = engine
+        self._matcher = matcher
+        form = resolved.request.answer_form
+        self._read = read_form(form).content_before_brace if form else content_before_brace
         self._owner = owner
         self._plan = resolved.probes
         self._prompt_tokens = resolved.generator_limits.prompt_tokens
@@ -78,7 +85,7 @@ class AnswerProbes:
 
     def start(self, node: Node, path: KVSequence, opening: tuple[int, ...]) -> None:
         """Probe a node's path, of which no work may run, behind the tokens `opening`."""
-        probe = RunningProbe(node, len(opening))
+        probe = RunningProbe(node, len(opening), matcher=self._matcher)
         (self._sequences[probe],) = self._engine.fork(path, 1)
         self._engine.append(self._sequences[probe], opening)
         self._sample(probe)
@@ -92,7 +99,7 @@ class AnswerProbes:
         probe: RunningProbe = done.work.tag
         probe.text += done.text
         probe.log_probabilities += done.log_probabilities
-        answer = _closed(probe.text)
+        answer, probe.matcher = self._read(probe.text), done.matcher
         if answer is None and done.cause is StopCause.MARK and len(probe.log_probabilities) < ANSWER_TOKENS:
             self._sample(probe)
             return None
@@ -109,15 +116,5 @@ class AnswerProbes:
 
     def _sample(self, probe: RunningProbe) -> None:
         left = ANSWER_TOKENS - len(probe.log_probabilities)
-        how = {"delimiter": "", "marks": _AT_BRACE, "in_place": True, "tag": probe}
+        how = {"delimiter": "", "marks": _AT_BRACE, "in_place": True, "matcher": probe.matcher, "tag": probe}
         self._engine.submit(Generate(self._owner, self._sequences[probe], _GREEDY, left, **how))
-
-
-def _closed(text: str) -> str | None:
-    """The content of a box, up to its closing brace; None if it is not closed."""
-    depth = 1
-    for brace in _BRACE.finditer(text):
-        depth += 1 if brace[0] == "{" else -1
-        if not depth:
-            return text[: brace.start()].strip()
-    return None

@@ -1,10 +1,12 @@
 """Resolves requests: the one place where defaults, limits and prompts are worked out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, Violation
+from espalier.engine.guidance.compiled import GrammarCompiler
+from espalier.engine.guidance.grammar import Grammar, GrammarError
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.limits import UNLIMITED, PathLimits
@@ -20,6 +22,7 @@ from espalier.search.algorithms import (
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.common_fields import DEFAULT_MAX_STEPS, DEFAULT_MAX_TOKENS
 from espalier.search.completion import CompletionRequest
+from espalier.search.form import Form, read_form
 from espalier.search.request import SearchRequest, validate
 from espalier.search.rollout import Labels, RolloutRequest, RolloutSettings
 from espalier.search.run.executor import ResolvedCompletion, ResolvedRequest, ResolvedRollout, ResolvedScores
@@ -36,6 +39,7 @@ _STEP_TOKENS = 50
 """Mean length of steps for bounds on the verifier's tokens where the number of steps has no limit."""
 _NO_THOUGHT = "is about thoughts, and the generator has none here: it does not think, or thinking is off; leave it out"
 _NO_MARK = "needs a closing mark that is one token, which the model can be kept from; this generator's {!r} is text"
+_NOT_PROBED = "binds the whole text, which has no box to probe: leave probe_every out, or give answer_form"
 _SCORER_ADVICE = "--verifier names a process reward model, or self"
 _MAX_BRANCHES = 64
 """Choices of one completion request that are sampled at a time, unless those of one prompt are more; steps of a session
@@ -50,11 +54,15 @@ class Resolver:
     def __init__(
         self, engine: Engine, generator: Generator | None, scorer: Scorer | None, expected_tokens: int | None = None
     ) -> None:
-        """Create a resolver; searches reserve memory for paths of `expected_tokens` instead of their limit."""
+        """Create a resolver; searches reserve memory for paths of `expected_tokens` instead of their limit.
+
+        Its `grammars` compiles what binds texts; None without a generator.
+        """
         self._engine = engine
         self._given_generator = generator
         self._scorer = scorer
         self._expected_tokens = expected_tokens
+        self.grammars = GrammarCompiler(generator.model) if generator else None
 
     @property
     def _generator(self) -> Generator:
@@ -100,6 +108,7 @@ class Resolver:
         if every := effective.probe_every:
             model = self._generator.model
             probes = plan_probes(every, model.tokenizer, thoughts, model.config.max_positions)
+        grammar, probe_grammar = self._grammars_of(effective, probed=probes is not None)
         limits = PathLimits(len(prompt), path_tokens, step_tokens, probes.max_tokens if probes else 0)
         verifier_prompt, verifier_limits = (), None
         if scorer:
@@ -113,8 +122,19 @@ class Resolver:
             of_verifier = verifier_limits and self._expected(verifier_limits, self._expected_tokens)
             blocks = self._worst_case(effective, expected, of_verifier)
         warnings = self._generator.advice(request.problem)
-        prompts = prompt, verifier_prompt
-        return ResolvedRequest(effective, limits, verifier_limits, blocks, *prompts, warnings, thoughts, probes)
+        return ResolvedRequest(
+            effective,
+            limits,
+            verifier_limits,
+            blocks,
+            prompt,
+            verifier_prompt,
+            warnings,
+            thoughts,
+            probes,
+            grammar,
+            probe_grammar,
+        )
 
     def resolve_completion(self, request: CompletionRequest) -> ResolvedCompletion:
         """Validate a completion request and work out what follows from it.
@@ -133,6 +153,7 @@ class Resolver:
         context = generator.model.config.max_positions
         limits = tuple(min(wanted, context - len(prompt)) for prompt in prompts)
         filled = replace(request, **generator.defaults.sampling_of(request))
+        grammar = self._prepared("text_form", request.text_form, Form.grammar) if request.text_form else None
         together = max(1, min(len(prompts), _MAX_BRANCHES // request.samples))
         each: dict[str, int] = {}  # the most of any prompt
         for prompt, most in zip(prompts, limits, strict=True):
@@ -149,7 +170,7 @@ class Resolver:
                 together //= 2
             else:
                 opened = tuple(opened for _, opened in read)
-                return ResolvedCompletion(filled, prompts, limits, together, blocks, opened, generator.marks)
+                return ResolvedCompletion(filled, prompts, limits, together, blocks, opened, generator.marks, grammar)
 
     def resolve_scores(self, request: ScoreRequest) -> ResolvedScores:
         """Validate a request for scores and work out what follows from it.
@@ -213,6 +234,35 @@ class Resolver:
         blocks = rollout_blocks(self._engine, generator, len(prompt), request)
         self._require_fits(blocks, "solutions or max_tokens")
         return ResolvedRollout(request, prompt, generator.defaults, blocks)
+
+    def _grammars_of(self, request: SearchRequest, probed: bool) -> tuple[Grammar | None, Grammar | None]:
+        """The grammars of a search: of its paths, and of its probes.
+
+        Raises:
+            InvalidRequestError: a form is none, or too complex; a path of a form cannot be probed.
+        """
+        if request.text_form and probed:
+            raise InvalidRequestError([Violation("text_form", _NOT_PROBED)])
+        if request.text_form:
+            return self._prepared("text_form", request.text_form, Form.grammar), None
+        if not (form := request.answer_form):
+            return None, None
+        self._prepared("answer_form", form, Form.grammar, keep=False)  # whose error is of what the caller wrote
+        of_path = self._prepared("answer_form", form, Form.in_box)
+        return of_path, self._prepared("answer_form", form, Form.to_brace) if probed else None
+
+    def _prepared(self, field: str, form: str, grammar_of: Callable[[Form], Grammar], keep: bool = True) -> Grammar:
+        """Compile a form, for its search where it is to be kept.
+
+        Raises:
+            InvalidRequestError: it is none, or too complex; `field` of the request says so.
+        """
+        assert self.grammars, "searches and completions need a generator"
+        try:
+            self.grammars.prepare(grammar := grammar_of(read_form(form)), keep)
+        except GrammarError as error:
+            raise InvalidRequestError([Violation(field, f"cannot be used: {error}")]) from None
+        return grammar
 
     def _require_fits(self, blocks: Mapping[str, int], lower: str) -> None:
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from espalier.engine.engine import Engine
+from espalier.engine.guidance.compiled import GrammarCompiler
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
@@ -35,6 +36,7 @@ class Submission:
         on_event: receives its events.
         engine: runs the models.
         scorer: of steps; None if there is none.
+        grammars: compiles what binds the generator's texts; None without a generator.
         clock: monotonic time in seconds.
     """
 
@@ -43,6 +45,7 @@ class Submission:
     on_event: Callable[[Any], None]
     engine: Engine
     scorer: Scorer | None
+    grammars: GrammarCompiler | None = None
     clock: Callable[[], float] = time.monotonic
 
 

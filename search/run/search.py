@@ -10,7 +10,7 @@ from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
 from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand
-from espalier.search.grading.answers import extract_answer
+from espalier.search.form import answer_in
 from espalier.search.request import Vote
 from espalier.search.result import (
     Candidate,
@@ -71,7 +71,9 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         self.request = resolved.request
         self.candidates: tuple[Candidate, ...] | None = None
         self._digests = digests(engine, scorer)
-        self._tree = TreeExpander(self.search_id, resolved, salt, engine, scorer, self.meter, self._on_complete)
+        self._tree = TreeExpander(
+            self.search_id, resolved, salt, engine, scorer, self.meter, self._on_complete, submission.grammars
+        )
         self._algorithm = make_algorithm(resolved.request, self._tree.root)
         self._asked: list[Expand] = []
         self._standing: list[Node] = []
@@ -267,7 +269,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
             grader=outcome.grader,
             rounds=tuple(self._rounds),
             error=self._error,
-            warnings=self.resolved.warnings,
+            warnings=(*self.resolved.warnings, *self._tree.guidance_warnings),
             sampled=tuple(Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
             probed=probed,
         )
@@ -288,7 +290,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         """Extract the answer of a path that has just become complete."""
         found = self._found[node] = Candidate(
             node_id=node.node_id,
-            answer=extract_answer(node.answer_text()),
+            answer=answer_in(node.answer_text(), self.request),
             score=self._score(node),
             multiplicity=node.multiplicity,
             steps=tuple(ScoredStep(n.text, n.score, n.thought_chars, n.written.text) for n in node.lineage()),

@@ -12,6 +12,7 @@ from espalier.search.completion import ChatPrompt
 from espalier.search.request import SearchRequest
 from espalier.search.schema import from_values
 from espalier.search.service.http_api.body import SearchBody, validated
+from espalier.search.service.http_api.openai.guided import FORM_PARAMETERS, set_form
 from espalier.search.service.http_api.openai.parameters import (
     PLAIN_PARAMETERS,
     SEED_BITS,
@@ -101,7 +102,7 @@ class ChatBody(Conversation, extra="allow"):
 
 
 ITS_BUDGET = "x-its-budget"
-_KNOWN = {*ChatBody.model_fields, *PLAIN_PARAMETERS, "stop"}
+_KNOWN = {*ChatBody.model_fields, *PLAIN_PARAMETERS, *FORM_PARAMETERS, "stop"}
 _PLAIN_ALONE = ("logprobs", "return_token_ids", "return_tokens_as_token_ids", "continue_final_message")
 """Parameters, true or false, that a search cannot honour."""
 
@@ -152,6 +153,7 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
     places = dict.fromkeys(values, "model") | {"problem": "messages", "history": "messages"}
     set_parameters(body, _PARAMETERS, values, places)
     violations = [*not_honoured(body, _KNOWN, _FIELDS), *_wrong_messages(chat.messages), *_not_of_search(chat)]
+    set_form(body, values, places, violations)
     stop = stop_texts(body.get("stop"), violations)
     if thinking := _thinking(chat):
         values["thinking"], places["thinking"] = thinking

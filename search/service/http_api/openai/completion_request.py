@@ -7,6 +7,7 @@ from pydantic import BaseModel, InstanceOf, StrictBool
 from espalier.engine.errors import Violation
 from espalier.search.completion import MAX_PROMPTS, Prompt
 from espalier.search.service.http_api.body import validated
+from espalier.search.service.http_api.openai.guided import FORM_PARAMETERS
 from espalier.search.service.http_api.openai.parameters import (
     PLAIN_PARAMETERS,
     PlainCall,
@@ -36,7 +37,7 @@ class CompletionBody(BaseModel, extra="allow"):
     espalier: dict[str, Any] | None = None
 
 
-_KNOWN = {*CompletionBody.model_fields, *PLAIN_PARAMETERS, "stop"} - {"max_completion_tokens"}
+_KNOWN = {*CompletionBody.model_fields, *PLAIN_PARAMETERS, *FORM_PARAMETERS, "stop"} - {"max_completion_tokens"}
 
 
 def read_completion(body: dict[str, Any], names: ModelNames) -> PlainCall:

@@ -12,21 +12,22 @@ from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.completion import CompletionRequest
 from espalier.search.schema import few
 from espalier.search.service.access.calls import Call
+from espalier.search.service.http_api.openai.guided import set_form
 from espalier.search.service.session import SearchCall, Session
 
 SEED_BITS = 53
 """Of a seed that the client leaves open: what every JSON parser reads exactly."""
 PRIORITY, TIME_LIMIT = "priority", "time_limit"
-_OF_PLAIN = (PRIORITY, TIME_LIMIT)
+_OF_PLAIN = (PRIORITY, TIME_LIMIT, "text_form")
 """Fields of `espalier` that sampling without a search has."""
 IGNORED = {
-    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
-    "request_id", "safety_identifier", "service_tier", "store", "user", "verbosity",
+    "guided_decoding_backend", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
+    "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier", "service_tier", "store",
+    "user", "verbosity",
 }  # fmt: skip
 """Parameters that do not change what is sampled; clients send them to every server."""
 _NO_TOOLS = "tools are not offered"
 _NO_PENALTIES = "penalties are not offered"
-_GUIDED = "guided decoding is not offered"
 NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
     # parameter: why it is refused, and the values besides null that ask for nothing
     "frequency_penalty": (_NO_PENALTIES, (0,)),
@@ -34,9 +35,6 @@ NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "repetition_penalty": (_NO_PENALTIES, (1,)),
     "length_penalty": (_NO_PENALTIES, (1,)),
     "logit_bias": ("a bias is not offered", ({},)),
-    "response_format": (f"only text is offered: {_GUIDED}", ({"type": "text"},)),
-    "structured_outputs": (_GUIDED, ({},)),
-    **{f"guided_{kind}": (_GUIDED, ()) for kind in ("json", "regex", "choice", "grammar", "decoding_backend")},
     "modalities": ("only text is offered", (["text"],)),
     "audio": ("only text is offered", ()),
     "tools": (_NO_TOOLS, ([],)),
@@ -129,6 +127,7 @@ def plain_fields(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     found: list[Violation] = []
     set_parameters(body, PLAIN_PARAMETERS, values, places)
     values["stop"], places["stop"] = stop_texts(body.get("stop"), found), "stop"
+    set_form(body, values, places, found)
     set_own(body.get("espalier"), _OF_PLAIN, values, places, found)
     return values, places, found
 

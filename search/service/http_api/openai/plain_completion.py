@@ -160,7 +160,9 @@ def usage_of(result: CompletionResult) -> dict[str, Any]:
 
 def espalier_of(result: CompletionResult) -> dict[str, Any]:
     """Fields that the OpenAI API has no place for."""
+    errors = {choice.index: choice.error for choice in result.choices if choice.error}
     return {
+        **({"errors": errors} if errors else {}),
         "search_id": result.search_id,
         "algorithm": result.configuration.algorithm,
         "seed": result.configuration.seed,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, Strict, StrictBool
 
-from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.errors import InvalidRequestError
 from espalier.search.completion import CompletionResult, TextSampled
 from espalier.search.result import Finished, SearchResult
 from espalier.search.run.executor import AnyEvent
@@ -25,6 +25,7 @@ _PLACES = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
 }
 """Parameters of chats by other names."""
 _SAME = ("model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "espalier")
@@ -134,13 +135,13 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
     """
     its = validated(ResponsesBody, body)
     found = list(not_honoured(body, {*ResponsesBody.model_fields, *_SAME}, refused=_NOT_OFFERED))
-    if its.text and its.text.format not in (None, {"type": "text"}):
-        found.append(Violation("text.format", "only text is offered: guided decoding is not offered"))
     messages = [item.message() for item in its.input]
     if its.instructions is not None:
         messages.insert(0, {"role": "system", "content": its.instructions})
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     chat |= {"messages": messages, "max_tokens": its.max_output_tokens}
+    if its.text and its.text.format is not None:  # whose schema stands beside its type
+        chat["response_format"] = {**its.text.format, "json_schema": its.text.format}
     if its.reasoning and its.reasoning.effort is not None:
         chat["reasoning_effort"] = its.reasoning.effort
     try:

@@ -1,6 +1,7 @@
 """Sampling without a search over HTTP: text completions, plain chats, tokens; over a real engine."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -225,14 +226,12 @@ def test_lm_evals_chat_is_taken_with_a_search_and_without(post: Callable[..., An
         assert not any(stop in choice["message"]["content"] for stop in body["stop"])
 
 
-def test_inspects_chat_is_refused_for_its_schema_alone(client: openai.OpenAI) -> None:
-    body = {**sent_by("inspect_chat"), "model": "espalier@plain", "stream": True, "max_tokens": 24}
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**body)
-    assert refused.value.param == "response_format"
-    assert refused.value.body["message"].count(":") == 2  # nothing else is listed
-    del body["response_format"]
+def test_inspects_chat_is_answered_by_its_schema(client: openai.OpenAI) -> None:
+    body = {**sent_by("inspect_chat"), "model": "espalier@plain", "stream": True, "max_tokens": 100}
     *chunks, last = client.chat.completions.create(**body)
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    if chunks[-1].choices[0].finish_reason == "stop":
+        assert json.loads(said).keys() == {"answer"}
     assert last.usage.prompt_tokens
     assert last.choices == []
     assert all(chunk.choices[0].logprobs.content is not None for chunk in chunks if chunk.choices[0].delta.content)
@@ -349,3 +348,37 @@ def test_the_openapi_document_has_every_route_and_body(post: Callable[..., Any])
         "maximum": 256,
         "description": "",
     }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "response_format"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"espalier": {"text_form": "grammar:start: nothing"}}, "espalier.text_form"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_form_that_cannot_be_used_is_refused_by_its_parameter(path: str, wrong, param, post: Callable[..., Any]):
+    body = SAMPLED if path == COMPLETIONS else {"model": "espalier@plain", "messages": MESSAGES}
+    assert post(path, {**body, **wrong}, 400)["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [
+        ({"guided_regex": "[ab]{3}"}, "[ab]{3}"),
+        ({"guided_choice": ["yes", 'a "no"']}, '(yes|a "no")'),
+        ({"guided_grammar": 'root ::= "x" [0-9]'}, "x[0-9]"),
+        ({"structured_outputs": {"choice": ["yes"]}}, "yes"),
+        ({"guided_json": '{"enum": ["a", 3]}'}, '("a"|3)'),
+        ({"ebnf": 'start: "q"'}, "q"),
+    ],
+    ids=str,
+)
+def test_the_parameters_of_other_servers_bind_the_text(asked: dict, form: str, post: Callable[..., Any]):
+    (choice,) = post(COMPLETIONS, {**SAMPLED, **asked})["choices"]
+    assert re.fullmatch(form, choice["text"])
+    assert choice["finish_reason"] == "stop"

@@ -1,0 +1,179 @@
+"""Compiles grammars for one model; the only code that calls llguidance."""
+
+import threading
+import time
+from collections import OrderedDict
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from espalier.engine.guidance.grammar import Grammar, GrammarError
+from espalier.engine.guidance.matcher import Matcher
+from espalier.engine.models.model import Model
+from espalier.engine.models.tokenizer import TextTokenizer
+
+LIMITS = {
+    "max_items_in_row": 400,
+    "step_max_items": 5_000,
+    "step_lexer_fuel": 50_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+"""Limits of one matcher, see llguidance's `LLParserLimits`: a step takes 20 ms at most of almost any grammar, and a
+compiled grammar some 40 MB."""
+_MAX_STEP_SECONDS = 0.5
+"""CPU time of one call after which a grammar is given up: other searches wait for it."""
+_MAX_PREPARED = 64
+_MAX_REASON = 400
+_NO_END = "needs an end-of-sequence token, and the generator has none"
+_TOO_SLOW = f"the grammar takes more than {_MAX_STEP_SECONDS:g} s for one token; make it simpler"
+
+
+class GrammarCompiler:
+    """Compiles grammars for the tokens of one model; may be used on any thread.
+
+    Each matcher that it gives has caches of its own: how fast one caller's texts come says nothing to another.
+    """
+
+    def __init__(self, model: Model) -> None:
+        """Compile for `model`; nothing is imported or made before the first grammar."""
+        self._model = model
+        self._lock = threading.Lock()
+        self._tokenizer: Any = None
+        self._prepared: OrderedDict[Grammar, list[Matcher]] = OrderedDict()
+
+    @property
+    def mask_bytes(self) -> int:
+        """Bytes of the bits that a matcher writes."""
+        return (self._model.config.vocab_size + 7) // 8
+
+    def prepare(self, grammar: Grammar, keep: bool = True) -> None:
+        """Compile a grammar, and keep that for one `matcher`.
+
+        Raises:
+            GrammarError: it is none, says what is not supported, allows no text, or is too complex.
+        """
+        matcher = self._compile(grammar)
+        with self._lock:
+            if not keep:
+                return
+            self._prepared.setdefault(grammar, []).append(matcher)
+            self._prepared.move_to_end(grammar)
+            while len(self._prepared) > _MAX_PREPARED:
+                self._prepared.popitem(last=False)
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher at the beginning of a text: one that is prepared, else of a grammar that is compiled now.
+
+        Raises:
+            GrammarError: see `prepare`.
+        """
+        with self._lock:
+            if (ready := self._prepared.get(grammar)) is not None:
+                matcher = ready.pop()
+                if not ready:
+                    del self._prepared[grammar]
+                return matcher
+        return self._compile(grammar)
+
+    def matches(self, grammar: Grammar, text: str) -> bool:
+        """Return whether a whole text is one of the grammar's; may take long for long texts.
+
+        Raises:
+            GrammarError: see `prepare`.
+        """
+        matcher = self._compile(grammar)
+        ids = self._model.tokenizer.encode(text)
+        return matcher.library.try_consume_tokens(ids) == len(ids) and matcher.library.is_accepting()
+
+    def _compile(self, grammar: Grammar) -> "_LibraryMatcher":
+        from llguidance import LLMatcher, LLParserLimits
+
+        with self._lock:  # one at a time, and one tokenizer for all
+            tokenizer, ends = self._made_tokenizer()
+        library = LLMatcher(tokenizer, grammar.source, log_level=0, limits=LLParserLimits(**LIMITS))
+        matcher = _LibraryMatcher(library, ends, _Failure())
+        matcher.allow(np.empty(self.mask_bytes, dtype=np.uint8))  # finds out whether there is a first token
+        if matcher.error:
+            raise GrammarError(matcher.error)
+        return matcher
+
+    def _made_tokenizer(self) -> tuple[Any, np.ndarray]:
+        if self._tokenizer is None:
+            from llguidance import LLTokenizer, TokenizerWrapper
+
+            vocabulary = self._model.config.vocab_size
+            ends = [i for i in self._model.eos_token_ids if i < vocabulary]
+            if not ends:
+                raise GrammarError(_NO_END)
+            wrapped = TokenizerWrapper(_Vocabulary(self._model.tokenizer, vocabulary, ends[0]))
+            bits = np.zeros(8 * ((vocabulary + 7) // 8), dtype=bool)
+            bits[ends] = True
+            self._tokenizer = LLTokenizer(wrapped, vocabulary, ends), np.packbits(bits, bitorder="little")
+        return self._tokenizer
+
+
+class _Vocabulary:
+    """The tokenizer as the library asks for it: special tokens have no text, so no text of a grammar has them."""
+
+    def __init__(self, tokenizer: TextTokenizer, vocabulary: int, end: int) -> None:
+        table = tokenizer.token_bytes[:vocabulary]
+        self.tokens = [*table, *[b""] * (vocabulary - len(table))]
+        self.eos_token_id, self.bos_token_id, self.special_token_ids = end, None, []
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        if isinstance(text, bytes):
+            raise TypeError("texts alone")  # the wrapper then gives texts
+        return self._tokenizer.encode(text)
+
+
+class _Failure:
+    """A failure of a compiled grammar as a whole, which all of its matchers have."""
+
+    error = ""
+
+
+class _LibraryMatcher:
+    """A `Matcher` of llguidance's."""
+
+    __slots__ = ("_ends", "_failure", "library")
+
+    def __init__(self, library: Any, ends: np.ndarray, failure: _Failure) -> None:
+        self.library, self._ends, self._failure = library, ends, failure
+
+    @property
+    def error(self) -> str:
+        if self._failure.error or not self.library.is_error():
+            return self._failure.error
+        return _reason(self.library.get_error())
+
+    def allow(self, bits: np.ndarray) -> None:
+        if not self._failure.error and not self.library.is_error():
+            start = time.thread_time()
+            found = np.frombuffer(self.library.compute_bitmask(), dtype=np.uint8)
+            self._took(start)
+            bits[:] = found[: len(bits)]
+        if self._failure.error or self.library.is_error():
+            bits[:] = self._ends
+
+    def advance(self, token_id: int) -> None:
+        start = time.thread_time()
+        self.library.consume_token(token_id)
+        self._took(start)
+
+    def copy(self) -> "_LibraryMatcher":
+        return _LibraryMatcher(self.library.deep_copy(), self._ends, self._failure)
+
+    def _took(self, start: float) -> None:
+        if time.thread_time() - start > _MAX_STEP_SECONDS:
+            self._failure.error = _TOO_SLOW
+
+
+def _reason(error: str) -> str:
+    """The library's words for what is wrong, without its state."""
+    own = takewhile(lambda line: not line.startswith(("<", "panic")), map(str.strip, error.splitlines()))
+    said = " ".join(line for line in own if line.strip("^"))[:_MAX_REASON]
+    return "allows no text" if "NoExtensionBias" in said else said or "cannot be compiled"

@@ -1,0 +1,66 @@
+"""Grammars that callers write: regular expressions, JSON schemas, and grammars in llguidance's dialect of Lark."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.engine.errors import EspalierError, first_line
+
+_WHITESPACE = r"([ \t]{1,24}|\r?\n[ \t]{0,24})"
+"""Blanks between the tokens of JSON: a model that writes nothing else would never end."""
+_ANSWER = "answer"
+
+
+class GrammarError(EspalierError):
+    """A grammar cannot be used; the text says why, without what it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar as the library reads it, not compiled yet; hashable and picklable.
+
+    Attributes:
+        source: JSON with a list of `grammars`, the first of which is where a text starts.
+    """
+
+    source: str
+
+    def within(self, lark: str) -> "Grammar":
+        """A grammar in Lark that refers to this one as `@answer`."""
+        (own,) = json.loads(self.source)["grammars"]
+        return _of({"name": "text", "lark_grammar": lark}, {**own, "name": _ANSWER})
+
+
+def regex_grammar(*patterns: str) -> Grammar:
+    r"""Texts that regular expressions match, each of them as a whole; `\d` is an ASCII digit, as in JSON schemas."""
+    from llguidance import regex_to_lark  # only those who guide need the library
+
+    each = " & ".join(f"/{regex_to_lark(pattern, 'd')}/" for pattern in patterns)
+    return _of({"lark_grammar": f"start: TEXT\nTEXT: {each}"})
+
+
+def json_grammar(schema: dict[str, Any] | bool) -> Grammar:
+    """JSON values that a schema allows, on one or several lines without a blank one between them.
+
+    A caller's own `x-guidance` has no effect: it could switch off that unknown keywords are refused.
+    """
+    given = {**schema} if isinstance(schema, dict) else {} if schema else {"not": {}}
+    return _of({"json_schema": {**given, "x-guidance": {"whitespace_pattern": _WHITESPACE}}})
+
+
+def lark_grammar(text: str) -> Grammar:
+    """Texts of a grammar in Lark, from the rule `start`, or in llama.cpp's notation, from `root ::= `.
+
+    Raises:
+        GrammarError: it is in neither.
+    """
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return _of({"lark_grammar": any_to_lark(text)})
+    except Exception as error:  # of whatever kind the library's converter has
+        raise GrammarError(f"is not read: {first_line(error)}") from None
+
+
+def _of(*grammars: dict[str, Any]) -> Grammar:
+    return Grammar(json.dumps({"grammars": grammars}))

@@ -1,0 +1,132 @@
+"""Grammars compiled for a model's tokens, and what is refused."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from engine_driver import generate, release
+
+from espalier.engine.engine import Engine
+from espalier.engine.guidance import compiled
+from espalier.engine.guidance.compiled import GrammarCompiler
+from espalier.engine.guidance.grammar import Grammar, GrammarError, json_grammar, lark_grammar, regex_grammar
+from espalier.engine.models.model import Model
+from espalier.engine.roles import GENERATOR
+from espalier.engine.work import Sampling, StopCause
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 99, "minimum": 0}}, "required": ["x"]}
+
+
+@pytest.fixture(scope="module")
+def compiler(load_model: Callable[[str], Model]) -> GrammarCompiler:
+    return GrammarCompiler(load_model("talker"))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        (regex_grammar(r"\d+"), ["7", "007"], ["", "7a", "٧", "-7"]),
+        (regex_grammar(r"[a-z]+", r".{2}"), ["ab"], ["a", "abc", "A1"]),
+        (regex_grammar('a/"b'), ['a/"b'], ["a/b"]),
+        (json_grammar(POINT), ['{"x": 7}', '{\n  "x": 7\n}', '{"x":7, "y": 8}'], ['{"x": 7}\n', '{"x":\n\n7}', "{}"]),
+        (json_grammar(POINT), ['{"x": 99}'], ['{"x": 100}', '{"x": -1}', '{"x": "7"}']),
+        (json_grammar(True), ["3", '"a"', "[1, {}]"], ["a", "'a'"]),
+        (lark_grammar('start: "a" b?\nb: /[0-9]/'), ["a", "a3"], ["3", "a33"]),
+        (lark_grammar('root ::= "a" | "b" [0-9]+'), ["a", "b42"], ["b", "c"]),
+        (json_grammar(POINT).within('start: "<" @answer ">"'), ['<{"x": 1}>'], ['{"x": 1}', "<1>"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_grammar_allows_its_texts_as_a_whole(compiler: GrammarCompiler, grammar: Grammar, right, wrong):
+    assert [compiler.matches(grammar, text) for text in (*right, *wrong)] == [True] * len(right) + [False] * len(wrong)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: regex_grammar("("), "unclosed group"),
+        (lambda: regex_grammar("(?=a)b"), "look-around"),
+        (lambda: regex_grammar(r"[^\s\S]"), "allows no text"),
+        (lambda: json_grammar({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (lambda: json_grammar({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}), "uniqueItems"),
+        (lambda: json_grammar({"type": "string", "format": "nonsense"}), "nonsense"),
+        (lambda: json_grammar({"$ref": "https://example.org/schema.json"}), "does not fetch"),
+        (lambda: json_grammar({"$ref": "#"}), "allows no text"),
+        (lambda: json_grammar(False), "not"),
+        (lambda: lark_grammar("start: nothing"), "nothing"),
+        (lambda: lark_grammar("start: " + "(" * 20_000), "nested"),
+        (lambda: lark_grammar("start: <|im_end|>"), "cannot be compiled"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_the_reason(compiler: GrammarCompiler, make, why: str):
+    with pytest.raises(GrammarError, match=why) as refused:
+        compiler.prepare(make())
+    assert "\n" not in str(refused.value)
+
+
+def test_the_end_is_drawn_where_nothing_else_may_come(
+    make_engine: Callable[..., Engine], load_model: Callable[[str], Model], compiler: GrammarCompiler
+):
+    engine = make_engine(load_model("talker"))
+    sequence = engine.open(GENERATOR, [9, 8, 7])
+    matcher = compiler.matcher(regex_grammar(r"(ab|cd)[0-9]{2}"))
+    samplings = [Sampling(temperature=2.0, key=key) for key in range(8)]
+    done = generate(engine, sequence, *samplings, tokens=30, delimiter="", matcher=matcher)
+    assert {d.cause for d in done} == {StopCause.EOS}
+    assert all(compiler.matches(regex_grammar(r"(ab|cd)[0-9]{2}"), d.text) for d in done)
+    assert len({d.text for d in done}) > 2
+    release(engine, sequence, *(d.sequence for d in done))
+
+
+def test_a_matcher_that_was_given_a_wrong_token_allows_the_end_alone(
+    load_model: Callable[[str], Model], compiler: GrammarCompiler
+):
+    model = load_model("talker")
+    matcher = compiler.matcher(regex_grammar(r"\d+"))
+    other = matcher.copy()
+    matcher.advance(model.tokenizer.encode("a")[0])
+    bits = np.zeros((model.config.vocab_size + 7) // 8, dtype=np.uint8)
+    matcher.allow(bits)
+    assert np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist() == sorted(model.eos_token_ids)
+    assert matcher.error
+    assert not other.error
+
+
+def test_a_prepared_grammar_is_compiled_once_and_used_by_one_search_alone(
+    load_model: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
+):
+    compiler, compiled_ones = GrammarCompiler(load_model("talker")), []
+    compile_ = GrammarCompiler._compile
+    monkeypatch.setattr(GrammarCompiler, "_compile", lambda self, g: compiled_ones.append(g) or compile_(self, g))
+    grammar = regex_grammar("a+")
+    compiler.prepare(grammar)
+    first = compiler.matcher(grammar)
+    assert compiled_ones == [grammar]
+    assert compiler.matcher(grammar) is not first
+    assert compiled_ones == [grammar] * 2
+
+
+def test_a_grammar_that_takes_too_long_fails_for_all_its_branches(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+):
+    matcher = compiler.matcher(regex_grammar("a+"))
+    branch, bits = matcher.copy(), np.zeros(compiler.mask_bytes, dtype=np.uint8)
+    monkeypatch.setattr(compiled, "_MAX_STEP_SECONDS", -1.0)
+    branch.allow(bits)
+    assert "takes more than" in branch.error
+    assert matcher.error == branch.error
+
+
+def test_the_library_is_not_imported_without_a_grammar():
+    modules = "espalier.search.run.orchestrator, espalier.experiments.cli.main"
+    code = f"import sys, {modules}; print('llguidance' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False"
+
+
+def test_a_grammar_is_the_same_whatever_order_its_schema_has_been_sent_in():
+    assert json.loads(json_grammar(POINT).source)["grammars"][0]["json_schema"]["required"] == ["x"]
+    assert json_grammar(POINT) == json_grammar(dict(POINT))
