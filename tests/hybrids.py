@@ -10,7 +10,7 @@ from zoo_models import ODD, write_checkpoint
 from espalier.engine.models.checkpoint import Checkpoint
 
 KIND = "qwen3_next"
-"""Three layers of Gated DeltaNet to one of attention; transformers has a class of it with a head for each token."""
+"""Layers of Gated DeltaNet and of attention in turn; transformers has a class of it with a head for each token."""
 
 
 def write_hybrid_talker(folder: Path, kind: str = KIND) -> Path:

@@ -7,6 +7,8 @@ from typing import Any
 MIN_LAYERS, MAX_LAYERS = 4, 8
 _DERIVED = {"hybrid_layer_ids", "attention_hidden_size", "attention_head_dim", "mamba_headdim", "num_query_groups"}
 """Fields that some classes work out from others, and take from a dictionary as they are."""
+_OTHERS = {"transformers_version", "dtype", "id2label", "label2id"}
+"""Fields that say nothing of a model's layers; labels by number look like values of the first few."""
 _STATE_SPACES = ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads")
 _STATE_SPACE_DIMS = ("mamba_d_head", "mamba_headdim", "mamba_head_dim")
 """Heads of a state space, and channels of each: together `mamba_d_ssm`, or so many times the hidden size."""
@@ -36,7 +38,7 @@ class Sizes:
 def make_small(config: Any, sizes: Sizes | None = None) -> Any:
     """A configuration of the same class and features as `config`, a `PreTrainedConfig`, and of these sizes."""
     sizes = sizes or Sizes()
-    left_out = {"transformers_version", "dtype"} | (_DERIVED - {field.name for field in fields(config)})
+    left_out = _OTHERS | (_DERIVED - {field.name for field in fields(config)})
     raw = {name: value for name, value in config.to_dict().items() if name not in left_out}
     real_names = getattr(config, "attribute_map", {})
     layers_name = real_names.get("num_hidden_layers", "num_hidden_layers")
@@ -152,6 +154,8 @@ class _Shrink:
 
         if has("vocab"):
             return sizes.vocabulary
+        if name == "attention_hidden_size":  # so many times the hidden size
+            return self._hidden * max(raw[name] // raw["hidden_size"], 1)
         if has("key_value_heads", "kv_heads", "head_kv"):
             return self._kv_heads
         if has("attention_heads", "num_heads", "n_heads", "n_head") and not has("index"):
