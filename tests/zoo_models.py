@@ -21,7 +21,11 @@ def small_config(kind: str, sizes: Sizes = ODD, **fields: Any) -> Any:
 
 def write_checkpoint(folder: Path, kind: str, classes: Any = None, sizes: Sizes = ODD, **fields: Any) -> Path:
     """Write a checkpoint of a model type in `folder`, with a tokenizer."""
-    config = small_config(kind, sizes, **fields)
+    return write_model(folder, small_config(kind, sizes, **fields), classes)
+
+
+def write_model(folder: Path, config: Any, classes: Any = None) -> Path:
+    """Write a checkpoint of a configuration in `folder`, with a tokenizer."""
     mapping: Any = classes or transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     random_model(mapping[type(config)], config).save_pretrained(folder)
     train_tokenizer().save_pretrained(folder)

@@ -198,7 +198,7 @@ def test_tracing_finds_the_states_of_a_model_without_memory():
     with torch.inference_mode(), running(steps), running_recurrent(tracer):
         hidden_states(model.base_model, ids, ids)
     channels = 2 * 4 * 16 + 8 * 16
-    assert tracer.shapes == [(3, channels), (8, 16, 16)] * 3
+    assert tracer.shapes == [(3, channels), (8, 16, 16)] * 2
     assert filled_rows(tracer.shapes) == 4
     assert filled_rows([(3, 90), (30, 16, 16), (24, 8, 8)]) == 16
     assert filled_rows([(2, 64)]) == 1
