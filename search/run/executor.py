@@ -20,7 +20,6 @@ from espalier.search.rollout import RolloutRequest, RolloutResult
 from espalier.search.score_session import ScoreSessionRequest, SessionTurn, StepsScored
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.server_info import Occupancy
-from espalier.search.thoughts.marks import ThoughtMarks
 from espalier.search.thoughts.mode import ThinkingMode, read_thinking
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence

@@ -15,12 +15,12 @@ from espalier.engine.errors import InvalidRequestError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.experiments.cli.render import show_result
+from espalier.search.grading.boxes import content_before_brace
 from espalier.search.request import SearchRequest, Vote, validate
 from espalier.search.result import Finished, NodeRecord, SearchResult, StopReason
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.probe_scorer import ProbeScorer, probe_score
-from espalier.search.run.probes import _closed
 from espalier.search.run.resolve import Resolver
 from espalier.search.service.grpc_api.convert import result_from_wire, result_to_wire
 from espalier.search.service.http_api.openai.chat_request import read_chat
@@ -69,7 +69,7 @@ def probes_of(result: SearchResult) -> list[Probe]:
     ],
 )
 def test_a_box_ends_with_its_own_brace(written: str, answer: str | None):
-    assert _closed(written) == answer
+    assert content_before_brace(written) == answer
 
 
 @pytest.mark.parametrize("rule", ["paragraph", "tokens:3"])

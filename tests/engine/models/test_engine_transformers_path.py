@@ -308,7 +308,7 @@ def test_kv_takes_the_room_of_its_own_heads_and_widths(models: dict[str, Model],
     assert set(models["deepseek_v3"].config.kv_layers) == {KVShape(6, 12, 4, None)}, "values narrower than keys"
     engine = make_engine(models["gemma3_text"])
     windowed, whole = engine.schedulers["generator"].pools
-    assert (windowed.window, windowed.layout.num_layers, whole.window, whole.layout.num_layers) == (5, 3, None, 1)
+    assert (windowed.window, windowed.layout.num_layers, whole.window, whole.layout.num_layers) == (5, 2, None, 2)
     sequence = engine.open("generator", some_ids(100))
     read(engine, sequence, [5], [0])
     assert windowed.live_blocks <= 3
@@ -318,7 +318,7 @@ def test_kv_takes_the_room_of_its_own_heads_and_widths(models: dict[str, Model],
 
 
 def test_a_window_is_that_of_its_layer(folders: dict[str, Path]):
-    assert Checkpoint(folders["gemma3_text"]).decoder_config.windows == (5, 5, 5, None)
+    assert Checkpoint(folders["gemma3_text"]).decoder_config.windows == (5, None, 5, None)
     assert Checkpoint(folders["gpt_oss"]).decoder_config.windows == (5, None, 5, None)
 
 

@@ -292,7 +292,7 @@ def test_an_equivalence_that_raises_ends_the_search_that_asked(
     number: int, make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
 ):
     words = {"0": "x+1", "1": "2\\sqrt{2}", "2": "\\sqrt{8}"}
-    monkeypatch.setattr(running, "extract_answer", lambda text: words.get(extract_answer(text), ""))
+    monkeypatch.setattr(running, "answer_in", lambda text, _: words.get(extract_answer(text), ""))
     equivalence, fault = ScriptedEquivalence(), Fault(number, RuntimeError(SECRET))
     monkeypatch.setattr(equivalence, "compare", fault.before(equivalence.compare, lambda *_: Comparison(True)))
     orchestrator = make_orchestrator(equivalence=equivalence)

@@ -15,7 +15,7 @@ from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 
-MAX_MODULES = 72
+MAX_MODULES = 74
 """One of them, `kernels.cpu.products.tiles`, on processors without AMX only."""
 OFF = (
     "prm.families.eurus",

@@ -254,7 +254,9 @@ class Rollouts(Unary):
 
     def _begin(self, fields: dict[str, Any], seconds: float) -> Any:
         width = fields["beam_width"]
-        size = {"max_tokens": 2048, "max_step_tokens": 8} if width == LARGE["beam_width"] else {"max_tokens": 64}
+        size: dict[str, Any] = {"max_tokens": 64}
+        if width == LARGE["beam_width"]:
+            size = {"max_tokens": 2048, "max_step_tokens": 8, "labels": pb.LABELS_MONTE_CARLO, "continuations": 8}
         sampled = {"temperature": fields.get("temperature", 0.8), **size}
         asked = pb.RolloutRequest(problem=fields["problem"], solutions=width, golds=["73"], **sampled)
         return self._stub.Rollout(asked, timeout=seconds)  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.service.settings import ServerSettings
 
-MAX_MODULES = 84
+MAX_MODULES = 86
 """One of them, `kernels.cpu.tiles`, on processors without AMX only."""
 FIRST, SECOND = (
     SearchRequest(

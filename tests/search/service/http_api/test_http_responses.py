@@ -117,7 +117,7 @@ def test_an_answer_of_one_turn_can_be_sent_back_in_the_next(serve, chat, fake):
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "table"}}}, "text.format"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
