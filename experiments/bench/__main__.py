@@ -290,6 +290,24 @@ def host(
 
 
 @app.command()
+def guided(
+    generator: Annotated[str, typer.Option(help="Checkpoint to decode with.")] = "demo-generator",
+    rows: Annotated[int, typer.Option(min=1, help="Sequences of a step.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps in each turn.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each form.")] = 5,
+    quantization: Annotated[Quantization, typer.Option(help="The weights' format.")] = Quantization.NONE,
+    json_path: JsonPath = None,
+) -> None:
+    """Decode steps with every row guided, by a JSON schema or an answer's form, beside the same without."""
+    from espalier.experiments.bench.engine.guided import run
+    from espalier.experiments.bench.report import Report
+
+    weights = "float32" if quantization is Quantization.NONE else str(quantization)
+    report = Report(f"guided decoding, {Path(generator).stem}, {weights}, {rows} rows", json_path)
+    report.finish(*run(generator, rows, steps, repeats, quantization, report.show))
+
+
+@app.command()
 def long_path(
     tokens: Annotated[int, typer.Option(min=2000, help="Length of the path, in tokens.")] = 20_000,
     repeats: Annotated[int, typer.Option(min=1, help="Paths for each step rule.")] = 3,
