@@ -3,6 +3,7 @@
 import dataclasses
 import resource
 import statistics
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.models.chat.system_prompt import STEP_SYSTEM_PROMPT
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
+from espalier.engine.models.load_cache import LoadCache
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.models.tokenizer import TextTokenizer
@@ -108,6 +110,7 @@ def run(
                         "cosine of logits": (cosines := _cosines(found, expected))[0],
                         f"mean of {len(cosines)} texts": statistics.fmean(cosines),
                         "load, CPU s": loaded.seconds,
+                        "again, CPU s": _second_load(folder, impl, quantization),
                         "weights, MiB": loaded.weight_bytes / 2**20,
                         "peak, MiB": loaded.peak_bytes / 2**20,
                         "stays, MiB": loaded.staying_bytes / 2**20,
@@ -158,6 +161,23 @@ def own_reading(
     peak, staying = (_memory(field) - before for field in ("VmHWM", "VmRSS"))
     loaded = Loaded(_cpu_seconds() - start, model.weight_bytes, peak, staying)
     return loaded, read(model, token_ids, new_tokens)
+
+
+def load_seconds(folder: Path, impl: ModelImpl, quantization: Quantization, kept: Path) -> float | None:
+    """Processor time of loading with a cache in the folder `kept`; None where such weights are not kept."""
+    torch.set_num_threads(1)
+    _import_libraries()
+    start = _cpu_seconds()
+    checkpoint = Checkpoint(folder, LoadFormat.AUTO, quantization, model_impl=impl, load_cache=LoadCache(kept))
+    load_generator(checkpoint, torch.float32, "cpu")
+    return _cpu_seconds() - start if any(kept.iterdir()) else None
+
+
+def _second_load(folder: Path, impl: ModelImpl, quantization: Quantization) -> float | None:
+    """Processor time of loading weights that an earlier process has kept."""
+    with tempfile.TemporaryDirectory() as kept:
+        found = [_alone(load_seconds, folder, impl, quantization, Path(kept)) for _ in range(2)]
+    return found[1]
 
 
 def read(model: Model, token_ids: tuple[tuple[int, ...], ...], new_tokens: int) -> Reading:
