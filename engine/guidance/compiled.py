@@ -1,9 +1,13 @@
-"""Compiles grammars for one model; the only code that calls llguidance."""
+"""Compiles grammars for one model; with `trial`, the only code that calls llguidance."""
 
+import json
+import subprocess
+import sys
 import threading
 import time
 from collections import OrderedDict
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +29,13 @@ LIMITS = {
 compiled grammar some 40 MB."""
 _MAX_STEP_SECONDS = 0.5
 """CPU time of one call after which a grammar is given up: other searches wait for it."""
+_TRIAL = Path(__file__).with_name("trial.py")
+_MAX_COMPILE_SECONDS = 2.0
+_MAX_COMPILE_BYTES = 2**32
+"""CPU time and memory that a grammar may take to be compiled."""
+_WAITING = 20
+"""A trial may wait so many times its CPU time for a busy processor."""
+_MAX_TRIED = 1024
 _MAX_PREPARED = 64
 _MAX_REASON = 400
 _NO_END = "needs an end-of-sequence token, and the generator has none"
@@ -43,6 +54,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._tokenizer: Any = None
         self._prepared: OrderedDict[Grammar, list[Matcher]] = OrderedDict()
+        self._tried: OrderedDict[Grammar, bool] = OrderedDict()  # whether they are compiled in time
 
     @property
     def mask_bytes(self) -> int:
@@ -55,6 +67,7 @@ class GrammarCompiler:
         Raises:
             GrammarError: it is none, says what is not supported, allows no text, or is too complex.
         """
+        self._try(grammar)
         matcher = self._compile(grammar)
         with self._lock:
             if not keep:
@@ -88,6 +101,21 @@ class GrammarCompiler:
         ids = self._model.tokenizer.encode(text)
         return matcher.library.try_consume_tokens(ids) == len(ids) and matcher.library.is_accepting()
 
+    def _try(self, grammar: Grammar) -> None:
+        """Raise GrammarError for a grammar that takes too much to compile; new ones are tried in another process."""
+        with self._lock:
+            compiles = self._tried.get(grammar)
+        if compiles is None:
+            compiles = _ends_in_time(grammar)
+        with self._lock:
+            self._tried[grammar] = compiles
+            self._tried.move_to_end(grammar)
+            while len(self._tried) > _MAX_TRIED:
+                self._tried.popitem(last=False)
+        if not compiles:
+            most = f"{_MAX_COMPILE_SECONDS:g} s or {_MAX_COMPILE_BYTES >> 30} GiB"
+            raise GrammarError(f"takes more than {most} to compile; make it simpler")
+
     def _compile(self, grammar: Grammar) -> "_LibraryMatcher":
         from llguidance import LLMatcher, LLParserLimits
 
@@ -113,6 +141,18 @@ class GrammarCompiler:
             bits[ends] = True
             self._tokenizer = LLTokenizer(wrapped, vocabulary, ends), np.packbits(bits, bitorder="little")
         return self._tokenizer
+
+
+def _ends_in_time(grammar: Grammar) -> bool:
+    """Compile a grammar in a process of its own, which the system ends if that takes too much; see `trial`."""
+    limits = {"seconds": _MAX_COMPILE_SECONDS, "memory": _MAX_COMPILE_BYTES, "limits": LIMITS}
+    asked = json.dumps({"source": grammar.source, **limits}).encode()
+    wait = _WAITING * (1 + _MAX_COMPILE_SECONDS)
+    try:
+        ended = subprocess.run([sys.executable, "-P", _TRIAL], input=asked, capture_output=True, timeout=wait)
+    except subprocess.TimeoutExpired:
+        return False
+    return ended.returncode >= 0  # an error of its own is told when the grammar is compiled here
 
 
 class _Vocabulary:

@@ -65,7 +65,7 @@ def followers(text: np.ndarray, last: np.ndarray, most: int) -> list[int]:
         most: how many tokens are given at most.
 
     Returns:
-        None where fewer than `_LEAST` tokens stand there.
+        Those tokens; empty where fewer than `_LEAST` of the sought ones stand anywhere before others.
     """
     places = np.flatnonzero(text[:-1] == last[-1])
     places = places[text[places + 1] != _BETWEEN]

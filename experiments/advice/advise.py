@@ -89,7 +89,7 @@ def record_paths(
     Args:
         evaluation: of the problems, with `keep_trees`.
         request: of `sampling_request`.
-        out: folder of the advice; its costs are kept there, as those of paths sampled earlier are not known again.
+        out: folder of the advice.
         command: see `RunFolder`.
         seconds: returns the seconds of the engine's steps so far, by role; empty where they are not known.
     """

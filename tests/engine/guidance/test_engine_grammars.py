@@ -44,6 +44,23 @@ def test_a_grammar_allows_its_texts_as_a_whole(compiler: GrammarCompiler, gramma
     assert [compiler.matches(grammar, text) for text in (*right, *wrong)] == [True] * len(right) + [False] * len(wrong)
 
 
+def test_a_grammar_whose_compilation_would_not_end_is_refused(compiler: GrammarCompiler, monkeypatch):
+    """This one takes minutes, and ever more memory, within all limits of the library."""
+    monkeypatch.setattr(compiled, "_MAX_COMPILE_SECONDS", 0.3)
+    endless = json_grammar({"allOf": [{"type": "integer", "multipleOf": number} for number in (97, 89, 83, 79)]})
+    with pytest.raises(GrammarError, match=r"takes more than 0.3 s or 4 GiB to compile"):
+        compiler.prepare(endless)
+    monkeypatch.setattr(subprocess, "run", None)
+    with pytest.raises(GrammarError, match="to compile"):
+        compiler.prepare(endless)
+
+
+def test_a_grammar_is_tried_once(compiler: GrammarCompiler, monkeypatch):
+    compiler.prepare(regex_grammar("once"))
+    monkeypatch.setattr(subprocess, "run", None)
+    compiler.prepare(regex_grammar("once"))
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
