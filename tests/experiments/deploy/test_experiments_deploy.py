@@ -54,7 +54,10 @@ def tool(name: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "espalier.service", "kubernetes.yaml", "server.toml"])
+@pytest.mark.parametrize(
+    "name",
+    ["Dockerfile", "espalier.service", "kubernetes/base/deployment.yaml", "server.toml", "compose/compose.yaml"],
+)
 def test_every_environment_variable_is_one_that_is_read(name: str):
     used = set(re.findall(r"\bESPALIER_[A-Z_]+", text(name)))
     assert used <= VARIABLES
@@ -130,7 +133,7 @@ def test_systemd_waits_longer_than_a_server_needs_to_drain():
 
 
 def test_kubernetes_waits_longer_than_a_server_needs_to_drain_and_asks_for_its_health():
-    deployment, service = yaml.safe_load_all(text("kubernetes.yaml"))
+    deployment, service = (yaml.safe_load(text(f"kubernetes/base/{name}.yaml")) for name in ("deployment", "service"))
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     pause = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
@@ -144,6 +147,82 @@ def test_kubernetes_waits_longer_than_a_server_needs_to_drain_and_asks_for_its_h
     assert float(options[options.index("--drain-seconds") + 1]) == DRAIN_SECONDS
     user = next(rest for word, rest in instructions() if word == "USER").split(":")[0]
     assert str(pod["securityContext"]["runAsUser"]) == user
+
+
+def kustomized(folder: str) -> list[dict[str, Any]]:
+    """The objects that `kubectl apply -k` would send."""
+    ran = subprocess.run([tool("kubectl"), "kustomize", DEPLOY / "kubernetes" / folder], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return sorted(yaml.safe_load_all(ran.stdout), key=lambda each: each["kind"])
+
+
+def test_kustomize_makes_pods_whose_servers_take_their_options():
+    for folder, metrics, gpus in (("base", False, None), ("gpu", True, "1")):
+        deployment, service = kustomized(folder)
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        name, *options = container["args"]
+        command(name, [*options, "--insecure-bind"])
+        assert container["resources"]["limits"].get("nvidia.com/gpu") == gpus
+        named = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert (f"--metrics-port={named.get('metrics')}" in options) is metrics
+        assert service["spec"]["ports"][0]["targetPort"] in named
+
+
+@pytest.mark.tools
+def test_the_objects_have_the_form_that_kubernetes_declares(tmp_path: Path):
+    validate = ROOT / "build" / "tools" / "kubernetes" / "bin" / "kubernetes-validate"
+    if not validate.exists():
+        pytest.skip(f"{validate} is not there; `make test-tools` installs it")
+    for folder in ("base", "gpu"):
+        file = tmp_path / f"{folder}.yaml"
+        file.write_text(yaml.safe_dump_all(kustomized(folder)))
+        ran = subprocess.run([validate, "--strict", file], capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+# ---- compose
+
+
+def composed() -> dict[str, Any]:
+    return yaml.safe_load(text("compose/compose.yaml"))["services"]
+
+
+def test_compose_starts_a_server_with_metrics_where_prometheus_looks_for_them():
+    server = composed()["espalier"]
+    name, *options = server["command"]
+    command(name, [*options, "--insecure-bind"])
+    assert float(server["stop_grace_period"].removesuffix("s")) > TO_STOP
+    (scraped,) = yaml.safe_load(text("compose/prometheus.yml"))["scrape_configs"]
+    port = options[options.index("--metrics-port") + 1]
+    assert scraped["static_configs"][0]["targets"] == [f"espalier:{port}"]
+    assert scraped["job_name"] == "espalier", "whom the alerts are about"
+    assert all(published.startswith("127.0.0.1:") for each in composed().values() for published in each["ports"])
+
+
+def test_compose_mounts_files_that_exist_where_they_are_looked_for():
+    mounted = {}
+    for service in composed().values():
+        for volume in service["volumes"]:
+            source, target, *_ = volume.split(":")
+            if source.startswith("."):
+                assert (DEPLOY / "compose" / source).is_file(), source
+                mounted[target] = source
+    (rules,) = yaml.safe_load(text("compose/prometheus.yml"))["rule_files"]
+    assert f"/etc/prometheus/{rules}" in mounted
+    (source,) = yaml.safe_load(text("compose/datasource.yaml"))["datasources"]
+    assert source["type"] == "prometheus" and source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load(text("compose/dashboards.yaml"))["providers"]
+    home = composed()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home in mounted and home.startswith(provider["options"]["path"])
+
+
+def test_promtool_accepts_what_compose_gives_to_prometheus(tmp_path: Path):
+    for source in (DEPLOY / "compose" / "prometheus.yml", ROOT / "search/service/observability/alerts.yaml"):
+        shutil.copy(source, tmp_path)
+    ran = subprocess.run(
+        [tool("promtool"), "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 # ---- proxies
