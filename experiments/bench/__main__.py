@@ -567,6 +567,38 @@ def service_fairness(
 
 
 @app.command()
+def service_gauges(
+    problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 256,
+    callers: Annotated[int, typer.Option(min=1, help="Searches in flight.")] = 32,
+    interval_ms: Annotated[float, typer.Option(min=1, help="Milliseconds between two scrapes.")] = 50.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted pairs of turns.")] = 7,
+    json_path: JsonPath = None,
+) -> None:
+    """Searches in problems/min of a server whose gauges are scraped, compared with one that nobody scrapes."""
+    from espalier.experiments.bench.report import Report
+    from espalier.experiments.bench.service.scraped import run
+
+    report = Report(f"gauges of a server, {callers} searches in flight", json_path)
+    report.finish(*run(problems, callers, interval_ms / 1000, repeats, report.show))
+
+
+@app.command()
+def service_rollouts(
+    problems: Annotated[int, typer.Option(min=1, max=500, help="Trees in each run.")] = 128,
+    in_flight: Annotated[int, typer.Option(min=1, help="Trees at once.")] = 32,
+    solutions: Annotated[int, typer.Option(min=1, help="Solutions of each problem.")] = 16,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted pairs of turns.")] = 5,
+    json_path: JsonPath = None,
+) -> None:
+    """Trees of solutions in tokens/s by a server, compared with one process; they must be the same."""
+    from espalier.experiments.bench.report import Report
+    from espalier.experiments.bench.service.remote_rollouts import run
+
+    report = Report(f"trees of {solutions} solutions, {in_flight} at once", json_path)
+    report.finish(*run(problems, in_flight, solutions, repeats, report.show))
+
+
+@app.command()
 def service_soak(
     minutes: Annotated[float, typer.Option(min=0.5, help="Length of the run.")] = 15.0,
     json_path: JsonPath = None,

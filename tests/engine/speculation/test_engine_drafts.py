@@ -1,5 +1,6 @@
 """Drafts: whatever is proposed, a branch draws what it draws without; what was proposed in vain leaves nothing."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -196,8 +197,12 @@ def test_what_followed_the_longest_match_is_found(text: list[int], last: list[in
     assert found == expected
 
 
-def drafted_by_a_model(make_engine: Make, draft: str, length: int = 4, **options: object) -> Engine:
+def drafted_by_a_model(
+    make_engine: Make, draft: str, length: int = 4, sure: float = 0.0, **options: object
+) -> Engine:
+    """An engine whose drafts are as long as they may be, or end where the draft model is not `sure`."""
     engine = make_engine(draft=draft, draft_tokens=length, **options)
+    engine.schedulers[GENERATOR].speculation._drafter._sure = math.log(sure) if sure else -math.inf
     engine.schedulers[GENERATOR].speculation._lengths = FixedLength(length)
     engine.schedulers[GENERATOR].speculation.length = length
     return engine
@@ -215,6 +220,22 @@ def test_the_same_model_as_draft_is_always_right(temperature: float, make_engine
     assert stats.drafted_tokens - stats.accepted_tokens <= 4 * (len(expected) - 1)  # where siblings part
     assert stats.accepted_tokens >= 0.7 * sum(own for *_, own, _ in expected)
     assert steps(engine) < steps(plain) / 2
+
+
+def test_a_draft_ends_where_its_model_is_not_sure(make_engine: Make):
+    """With that token, as it may be right; all of them are, as the model is the generator."""
+    sampling = Sampling(key=1)
+    expected = step_of(make_engine(), sampling, tokens=41, delimiter="")
+    drafted = {}
+    for sure in (0.0, 0.0003, 1.0):
+        engine = drafted_by_a_model(make_engine, "qwen2-untied", 3, sure)
+        assert step_of(engine, sampling, tokens=41, delimiter="") == expected
+        stats = engine.stats()[GENERATOR]
+        assert stats.drafted_tokens == stats.accepted_tokens
+        drafted[sure] = stats.drafted_tokens
+    assert drafted[0.0] == 3 * 10  # of the 40 tokens behind the first one, one a step is not drafted
+    assert drafted[1.0] == 20
+    assert 20 < drafted[0.0003] < 30
 
 
 @pytest.mark.parametrize("draft", ["talker", "mistral-window", "qwen3-mixed-window"])

@@ -1,0 +1,82 @@
+"""Trees of solutions in sampled tokens/s by a server, compared with the same trees in one process."""
+
+import statistics
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.bench.report import Show, nothing_shown
+from espalier.experiments.bench.service.server_process import serving
+from espalier.experiments.runs.benchmarks import load_benchmark
+from espalier.experiments.verifier_training.remote import RemoteSampler
+from espalier.experiments.verifier_training.rollouts import RolloutSampler, TreeSampler
+from espalier.experiments.verifier_training.tree_file import TreeRecord
+from espalier.search.client import SearchClient
+from espalier.search.grading.math_verify import Grader
+from espalier.search.rollout import RolloutSettings
+from espalier.search.run.load import RuntimeSettings, load_generator_alone
+
+_LOCAL, _SERVER = "one process", "gRPC"
+
+
+def run(
+    problems: int, in_flight: int, solutions: int, repeats: int, show: Show = nothing_shown
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Sample the trees of `problems` both ways in turn, `in_flight` at once, `solutions` in each.
+
+    Returns:
+        Rows with median sampled tokens/s of the trees, and processor time in milliseconds a tree, of this process and
+        of the server; and the median ratio of pairs, in tokens/s.
+
+    Raises:
+        EspalierError: the trees of the two ways differ.
+    """
+    asked = load_benchmark("demo", problems)
+    engine, generator = load_generator_alone(RuntimeSettings())
+    with (
+        serving("--max-searches", str(in_flight)) as server,
+        SearchClient(server.address) as client,
+        Grader() as grader,
+    ):
+
+        def sampler(way: str, seed: int) -> TreeSampler:
+            settings = RolloutSettings(solutions=solutions, seed=seed)
+            if way == _SERVER:
+                return RemoteSampler(client, settings, grader, in_flight)
+            return RolloutSampler(engine, generator, settings, grader, in_flight)
+
+        rates: dict[str, list[float]] = {_LOCAL: [], _SERVER: []}
+        spent: dict[str, list[tuple[float, float]]] = {_LOCAL: [], _SERVER: []}
+        rows, ratios = list[dict[str, Any]](), dict[str, float]()
+        for turn in range(repeats + 1):
+            trees = {}
+            for way in (_LOCAL, _SERVER) if turn % 2 else (_SERVER, _LOCAL):
+                begun, own, servers = time.perf_counter(), time.process_time(), server.cpu_seconds()
+                trees[way] = {tree.problem_id: tree for tree in sampler(way, turn).sample(asked)}
+                if turn:  # the first is the warm-up
+                    seconds = time.perf_counter() - begun
+                    rates[way].append(_tokens(trees[way].values()) / seconds)
+                    spent[way].append((time.process_time() - own, server.cpu_seconds() - servers))
+            if trees[_LOCAL] != trees[_SERVER]:
+                raise EspalierError("the server's trees are not those of one process")
+            if turn:
+                rows = [_row(way, rates[way], spent[way], problems) for way in rates]
+                pairs = zip(rates[_SERVER], rates[_LOCAL], strict=True)
+                ratios[f"{_SERVER}/{_LOCAL}"] = statistics.median(one / two for one, two in pairs)
+                show(rows, ratios)
+    return rows, ratios
+
+
+def _tokens(trees: Iterable[TreeRecord]) -> int:
+    return sum(len(step.token_ids) for tree in trees for step in tree.steps)
+
+
+def _row(way: str, rates: list[float], spent: list[tuple[float, float]], problems: int) -> dict[str, Any]:
+    here, there = (1000 * statistics.median(times) / problems for times in zip(*spent, strict=True))
+    return {
+        "way": way,
+        "tokens/s": statistics.median(rates),
+        "this process, CPU ms a tree": here,
+        "server, CPU ms a tree": there,
+    }
