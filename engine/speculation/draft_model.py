@@ -18,8 +18,8 @@ from espalier.engine.work import Generate, Generated
 log = logging.getLogger("espalier.engine.speculation")
 
 SURE = 0.7
-"""On a real pair of 0.5 and 1.5 billion parameters the generator accepts 99% of the tokens that the draft model draws with
-a probability above 0.9, and two thirds of the others; by its measured times 0.6 to 0.9 are about as good."""
+"""On a real pair of 0.5 and 1.5 billion parameters the generator accepts 99% of the tokens that the draft model draws
+with a probability above 0.9, and two thirds of the others; by its measured times 0.6 to 0.9 are about as good."""
 
 
 class ModelDrafter:
