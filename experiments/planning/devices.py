@@ -7,13 +7,13 @@ import torch
 
 from espalier.engine.errors import EspalierError
 from espalier.engine.models.hub import HubSettings
-from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.experiments.planning.inspection import inspect_checkpoint, verifier_checkpoint
 from espalier.experiments.planning.known_models import MODELS, ModelShape
 from espalier.experiments.planning.options import DeviceOptions
 from espalier.experiments.planning.roofline import CARDS, Card
 from espalier.prm.scorers import SELF
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.load import TREE, RuntimeSettings
 
 CARD_MEMORY = {"a100": 80 * 10**9, "h100": 80 * 10**9, "h200": 141 * 10**9}
 """Bytes by the data sheet."""
@@ -45,17 +45,37 @@ def planned_models(runtime: RuntimeSettings, scored: bool, dtype: torch.dtype) -
     return {GENERATOR: generator, VERIFIER: planned_model(runtime, VERIFIER, verifier, dtype)}
 
 
+def planned_draft(runtime: RuntimeSettings, generator: ModelShape, dtype: torch.dtype) -> ModelShape | None:
+    """Sizes of the model that drafts; None where none does.
+
+    Raises:
+        CheckpointError: its checkpoint is missing or unsupported.
+        EspalierError: it or the generator has recurrent layers.
+    """
+    if not runtime.draft:
+        return None
+    draft = None if runtime.draft == TREE else planned_model(runtime, DRAFT, runtime.draft, dtype)
+    for model in (generator, draft):
+        if model and model.config.state_shapes:
+            raise EspalierError(f"--draft: {model.name} has recurrent layers, whose states cannot go back")
+    return draft
+
+
 def planned_model(runtime: RuntimeSettings, role: str, name: str, dtype: torch.dtype) -> ModelShape:
     """Sizes of the model called `name` that is loaded as `role`; see `planned_models`."""
-    quantization = runtime.generator_quantization if role == GENERATOR else runtime.verifier_quantization
+    quantization = {
+        GENERATOR: runtime.generator_quantization,
+        VERIFIER: runtime.verifier_quantization,
+        DRAFT: runtime.draft_quantization,
+    }[role]
     if name in MODELS:
         shape = replace(MODELS[name], item_bytes=dtype.itemsize, quantization=quantization)
         vocabulary = shape.config.vocab_size
         embedding = 0 if shape.outputs == vocabulary else vocabulary * shape.config.hidden_size * shape.item_bytes
         return replace(shape, memory_bytes=shape.weight_bytes + embedding)
-    of_role = (None, "") if role == GENERATOR else (runtime.verifier_family, runtime.verifier_reference)
+    of_role = (runtime.verifier_family, runtime.verifier_reference) if role == VERIFIER else (None, "")
     found = inspect_checkpoint(name, dtype, quantization, *of_role, _hub(runtime), role == VERIFIER, runtime.model_impl)
-    outputs = found.config.vocab_size if role == GENERATOR else 2
+    outputs = 2 if role == VERIFIER else found.config.vocab_size
     return ModelShape(name, found.config, outputs, dtype.itemsize, quantization, found.weight_bytes)
 
 

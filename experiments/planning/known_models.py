@@ -59,6 +59,7 @@ def known_model(name: str, sizes: tuple[int, int, int, int, int, int, int], outp
 MODELS = {
     model.name: model
     for model in (
+        known_model("Qwen2.5-0.5B", (24, 896, 4864, 14, 2, 64, 151_936), 151_936),
         known_model("Qwen2.5-1.5B", (28, 1536, 8960, 12, 2, 128, 151_936), 151_936),
         known_model("Qwen2.5-Math-PRM-7B", (28, 3584, 18_944, 28, 4, 128, 152_064), 2),
         known_model("Llama-3.2-1B", (16, 2048, 8192, 32, 8, 64, 128_256), 128_256),

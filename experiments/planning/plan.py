@@ -9,7 +9,7 @@ import torch
 
 from espalier.engine.errors import EspalierError
 from espalier.engine.memory.device_memory import plan_memory
-from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.experiments.planning.closed_form import (
     HeldBlocks,
     PathLengths,
@@ -17,7 +17,8 @@ from espalier.experiments.planning.closed_form import (
     blocks_by_round,
     states_by_round,
 )
-from espalier.experiments.planning.devices import CARD_MEMORY, CPU, card_of, planned_models
+from espalier.experiments.planning.devices import CARD_MEMORY, CPU, card_of, planned_draft, planned_models
+from espalier.experiments.planning.drafts import MODEL_ACCEPTANCE, TREE_ACCEPTANCE, draft_rows
 from espalier.experiments.planning.known_models import ModelShape
 from espalier.experiments.planning.options import DeviceOptions, LengthOptions
 from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
@@ -40,11 +41,13 @@ def make_plan(
     """Plan a search on a device, from the sizes of known models and of checkpoints, whose weights are not read.
 
     Returns:
-        Values for JSON: the models, the search's KV bytes, the device's memory, searches that fit, and their speed.
+        Values for JSON: the models, the search's KV bytes, the device's memory, searches that fit, their speed, and
+        what drafts gain.
 
     Raises:
         InvalidRequestError: the search is invalid, or its algorithm has no closed form.
-        EspalierError: a checkpoint or the card is unknown, or the weights leave nothing for the KV pool.
+        EspalierError: a checkpoint or the card is unknown, the weights leave nothing for the KV pool, or a model of
+            drafts has recurrent layers.
     """
     request = replace(request, max_steps=lengths.steps)
     validate(request)
@@ -55,6 +58,8 @@ def make_plan(
     card = card_of(device)
     dtype = ("float32" if device.card == CPU else "bfloat16") if device.dtype == "auto" else device.dtype
     models = planned_models(runtime, needs_verifier(request), getattr(torch, dtype))
+    draft = planned_draft(runtime, models[GENERATOR], getattr(torch, dtype))
+    loaded = models | ({DRAFT: draft} if draft else {})
     tree = TreeShape(request, lengths.steps, lengths.merged_share)
     paths = {
         GENERATOR: PathLengths(lengths.prompt_tokens, lengths.step_tokens, pending_tokens=1),
@@ -63,12 +68,12 @@ def make_plan(
         ),
     }
     search = _search_bytes(tree, models, paths, runtime.block_size, runtime.max_batch_tokens)
-    weights = sum(model.memory_bytes for model in models.values())
+    weights = sum(model.memory_bytes for model in loaded.values())
     if device.card == CPU and device.memory is None:
         pool = default_cpu_kv_memory()
     else:
         total = device.memory if device.memory is not None else CARD_MEMORY[device.card or ""]
-        configs, item = [model.config for model in models.values()], models[GENERATOR].item_bytes
+        configs, item = [model.config for model in loaded.values()], models[GENERATOR].item_bytes
         utilization, tokens = runtime.gpu_memory_utilization, runtime.max_batch_tokens
         pool = plan_memory(total, total - weights, utilization, configs, tokens, item).kv_pool
     fit = {
@@ -86,14 +91,26 @@ def make_plan(
                 "kv_bytes_per_token": model.kv_bytes_per_token,
                 "state_bytes": model.config.state_bytes,
             }
-            for role, model in models.items()
+            for role, model in loaded.items()
         },
         "dtype": dtype,
         "search": search,
         "device": {"weight_bytes": weights, "kv_pool_bytes": pool},
         "searches_that_fit": fit,
         "speed": [_speed(tree, models, paths, card, n, runtime.block_size) for n in counts] if card else [],
+        "drafts": _drafts(runtime, lengths, models[GENERATOR], draft, card) if card and runtime.draft else None,
     }
+
+
+def _drafts(
+    runtime: RuntimeSettings, lengths: LengthOptions, target: ModelShape, draft: ModelShape | None, card: Card
+) -> dict[str, Any]:
+    """Gains of drafts for paths of half their length."""
+    acceptance = lengths.draft_acceptance
+    if acceptance is None:
+        acceptance = MODEL_ACCEPTANCE if draft else TREE_ACCEPTANCE
+    context = round(lengths.prompt_tokens + lengths.steps * lengths.step_tokens / 2)
+    return draft_rows(target, draft, card, context, acceptance, runtime.draft_tokens)
 
 
 def _search_bytes(

@@ -35,19 +35,20 @@ CARDS = {
 """A100 and H100 (80 GB, SXM): nine tenths of the data sheet's bandwidth or less; H200: measured."""
 
 
-def decode_seconds(model: ModelShape, card: Card, rows: int, context: int, shared: int) -> float:
+def decode_seconds(model: ModelShape, card: Card, rows: int, context: int, shared: int, tokens: int = 1) -> float:
     """Seconds of a decode step.
 
     Args:
         model: its sizes, in bfloat16.
         card: the GPU.
-        rows: sequences, one token each.
+        rows: sequences.
         context: tokens of each sequence.
         shared: of these, how many are the same blocks for all rows.
+        tokens: computed of each sequence; more than one where drafts are verified.
     """
     unique = shared + rows * (context - shared)
     moved = model.weight_bytes + unique * model.kv_bytes_per_token
-    multiplied = 2 * rows * model.parameters / card.matrix_rate
+    multiplied = 2 * rows * tokens * model.parameters / card.matrix_rate
     launches = KERNELS_OF_A_LAYER * model.config.num_layers * card.kernel_seconds
     return max(moved / card.bandwidth, multiplied, launches)
 

@@ -15,7 +15,8 @@ from espalier.search.run.load import AUTO, RuntimeSettings
 
 _MODELS = (
     "verifier_family", "verifier_reference", "generator_quantization", "verifier_quantization", "offline", "cache_dir",
-    "gpu_memory_utilization", "max_batch_tokens", "reserved_share", "block_size",
+    "gpu_memory_utilization", "max_batch_tokens", "reserved_share", "block_size", "draft", "draft_tokens",
+    "draft_quantization",
 )  # fmt: skip
 
 
@@ -95,6 +96,23 @@ def _show(plan: dict[str, Any], title: str, card: str | None) -> None:
         speeds.add_row(f"{row['searches']:,}", *values, f"{100 * row['generator_share']:.0f}")
     console.print(f"the floor on {card or 'this device'}; software adds to it", highlight=False)
     console.print(speeds)
+    if plan["drafts"]:
+        _show_drafts(console, plan["drafts"])
+
+
+def _show_drafts(console: Any, drafts: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    batches, pays = drafts["batches"], drafts["pays_up_to"]
+    where = "at every size" if pays is None else f"up to {pays:,} paths" if pays else "at no size"
+    console.print(f"drafts, {100 * drafts['acceptance']:.0f}% of them accepted, pay {where}", highlight=False)
+    table = Table("paths in a step", "draft", "tokens of each", "ms", "ms without", "gain")
+    for row in batches:
+        times = f"{row['milliseconds']:.3g}", f"{row['milliseconds_without']:.3g}"
+        table.add_row(
+            f"{row['rows']:,}", str(row["draft_tokens"]), f"{row['tokens_of_a_pass']:.2f}", *times, f"{row['gain']:.2f}"
+        )
+    console.print(table)
 
 
 def _precision(model: dict[str, Any], dtype: str) -> str:

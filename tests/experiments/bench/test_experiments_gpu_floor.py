@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from espalier.experiments.bench.__main__ import app
 from espalier.experiments.bench.gpu.floor import search_rows, step_rows
+from espalier.experiments.planning.drafts import pass_seconds, tokens_of_a_pass
 from espalier.experiments.planning.known_models import MODELS
 from espalier.experiments.planning.roofline import CARDS, Card, decode_seconds, scoring_seconds
 
@@ -23,6 +24,24 @@ def test_a_decode_step_reads_the_weights_and_what_is_shared_once():
     assert alone == (QWEN.weight_bytes + 1000 * QWEN.kv_bytes_per_token) / 1e12
     shared, unshared = (decode_seconds(QWEN, FREE_LAUNCHES, 64, 1000, s) for s in (900, 0))
     assert unshared - shared == pytest.approx(63 * 900 * QWEN.kv_bytes_per_token / 1e12)
+
+
+def test_a_step_that_verifies_drafts_reads_as_much_and_multiplies_more():
+    one, five = (decode_seconds(QWEN, FREE_LAUNCHES, 1, 1000, 0, tokens) for tokens in (1, 5))
+    assert one == five
+    slow = Card(bandwidth=1e20, matrix_rate=1e15, kernel_seconds=0.0)
+    one, five = (decode_seconds(QWEN, slow, 3, 1000, 0, tokens) for tokens in (1, 5))
+    assert five == pytest.approx(5 * one) == pytest.approx(2 * 15 * QWEN.parameters / 1e15)
+
+
+def test_a_pass_is_the_drafts_one_by_one_and_a_step_that_verifies_them():
+    small = MODELS["Qwen2.5-0.5B"]
+    drafting, verifying = (
+        decode_seconds(model, FREE_LAUNCHES, 4, 450, 0, tokens) for model, tokens in ((small, 1), (QWEN, 4))
+    )
+    assert pass_seconds(QWEN, small, FREE_LAUNCHES, 4, 450, 3) == 3 * drafting + verifying
+    assert pass_seconds(QWEN, None, FREE_LAUNCHES, 4, 450, 3) == verifying
+    assert tokens_of_a_pass(0.5, 3) == 1 + 0.5 + 0.25 + 0.125
 
 
 def test_many_tokens_are_bound_by_products_and_tiny_models_by_launches():

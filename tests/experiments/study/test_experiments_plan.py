@@ -6,6 +6,7 @@ import pytest
 import torch
 from study.fixed_steps import write_pair
 from typer.testing import CliRunner
+from zoo_models import write_checkpoint
 
 from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.main import app
@@ -104,9 +105,58 @@ def test_the_plan_is_shown_as_text():
     assert "the floor on a100" in shown.output
 
 
+DRAFTS = *QWEN, "--card", "h100", "--draft", "Qwen2.5-0.5B"
+
+
+def test_a_draft_models_weights_leave_less_for_kv_and_its_gain_ends_where_products_bound_the_step():
+    plain, drafting = planned(*QWEN, "--card", "h100"), planned(*DRAFTS)
+    assert plain["drafts"] is None
+    assert drafting["search"] == plain["search"]
+    assert drafting["models"]["draft"]["weight_bytes"] == pytest.approx(2 * 0.494e9, rel=0.01)
+    assert drafting["device"]["kv_pool_bytes"] < plain["device"]["kv_pool_bytes"] - 0.9e9
+    drafts = drafting["drafts"]
+    rows, gains, lengths = ([row[name] for row in drafts["batches"]] for name in ("rows", "gain", "draft_tokens"))
+    assert rows == [2**i for i in range(len(rows))]
+    assert gains[0] > 1.3
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] == 0 < lengths[-2]
+    assert gains[-1] == 1
+    assert rows[-2] <= drafts["pays_up_to"] < rows[-1]
+
+
+def test_drafts_gain_more_the_more_of_them_are_accepted_and_nothing_if_none_is():
+    gains = [
+        planned(*DRAFTS, "--draft-acceptance", share)["drafts"]["batches"][0]["gain"] for share in ("0", "0.8", "0.95")
+    ]
+    assert gains[0] == 1 < gains[1] < gains[2]
+
+
+def test_drafts_of_the_tree_take_no_time_of_their_own():
+    tree = planned(*QWEN, "--card", "h100", "--draft", "tree", "--draft-acceptance", "0.91")
+    assert list(tree["models"]) == ["generator", "verifier"]
+    assert tree["drafts"]["batches"][0]["gain"] > planned(*DRAFTS)["drafts"]["batches"][0]["gain"]
+    assert tree["drafts"]["batches"][0]["draft_tokens"] == 8
+    assert planned(*QWEN, "--card", "h100", "--draft", "tree")["drafts"]["batches"][0]["gain"] == pytest.approx(
+        1.32, 0.01
+    )
+
+
+def test_drafts_are_refused_where_a_recurrent_state_cannot_go_back(tmp_path):
+    flags = "--verifier", "", "--card", "h100", "--draft", "tree", "-a", "majority"
+    assert "states cannot go back" in refusal("--generator", str(write_checkpoint(tmp_path, "qwen3_next")), *flags)
+
+
+def test_what_drafts_gain_is_shown():
+    shown = CliRunner().invoke(app, ["plan", *DRAFTS], env={"COLUMNS": "160"}).output
+    assert "drafts, 91% of them accepted, pay up to" in shown
+    never = CliRunner().invoke(app, ["plan", *DRAFTS, "--draft-acceptance", "0"], env={"COLUMNS": "160"}).output
+    assert "pay at no size" in never
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        ((*QWEN, "--memory", "24G", "--draft", "no-such"), "no checkpoint 'no-such'"),
         ((), "--card or --memory is needed"),
         (("--card", "x"), "takes a100, h100, h200 or cpu"),
         (("--memory", "24G", "--bandwidth", "10"), "--bandwidth and --matrix-rate go together"),
