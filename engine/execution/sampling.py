@@ -1,7 +1,7 @@
 """Sampling a whole batch at once, with randomness that depends on the node and never on the batch."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -79,29 +79,37 @@ class Sampler:
         return torch.cat(token_ids), torch.cat(log_probabilities)
 
 
-class _Parameters(NamedTuple):
-    """Parameters of draws that share the work on a row: the row, and all of `Sampling` but the key."""
-
-    row: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    banned: tuple[int, ...]
+_OF_DRAW = attrgetter("temperature", "top_k", "top_p", "min_p", "banned")
+"""All of `Sampling` but the key."""
 
 
-def _parameters(samplings: Sequence[Sampling], rows: np.ndarray) -> list[_Parameters]:
-    pairs = zip(rows.tolist(), samplings, strict=True)
-    return [_Parameters(row, s.temperature, s.top_k, s.top_p, s.min_p, s.banned) for row, s in pairs]
+class _Groups:
+    """Draws in a row of D that share the work on a row of logits, as they differ in nothing but their key.
+
+    Attributes:
+        begins: int64 `[G]`, the first draw of each group.
+        rows: int64 `[G]`.
+        kinds: the parameters that there are, without repetition.
+        kind: int64 `[G]`, indices into `kinds`.
+    """
+
+    def __init__(self, samplings: Sequence[Sampling], rows: np.ndarray) -> None:
+        of_draw = list(map(_OF_DRAW, samplings))
+        self.kinds = list(dict.fromkeys(of_draw))
+        number = {kind: i for i, kind in enumerate(self.kinds)}
+        kind = np.fromiter(map(number.__getitem__, of_draw), np.int64, len(of_draw))
+        first = np.ones(len(of_draw), dtype=bool)
+        first[1:] = (rows[1:] != rows[:-1]) | (kind[1:] != kind[:-1])
+        self.begins = np.flatnonzero(first)
+        self.rows, self.kind = rows[self.begins], kind[self.begins]
 
 
 def _portions(samplings: Sequence[Sampling], rows: np.ndarray) -> list[slice]:
     """Draws that need at most `ROWS_AT_A_TIME` rows of logits: one for each row, and for each of its parameters."""
     if len(samplings) <= ROWS_AT_A_TIME:
         return [slice(0, len(samplings))]
-    of_draw = _parameters(samplings, rows)
-    begins = [i for i, own in enumerate(of_draw) if i == 0 or own != of_draw[i - 1]][::ROWS_AT_A_TIME]
-    return [slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(of_draw)], strict=True)]
+    begins = _Groups(samplings, rows).begins[::ROWS_AT_A_TIME].tolist()
+    return [slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(samplings)], strict=True)]
 
 
 class SamplingBatch:
@@ -116,36 +124,38 @@ class SamplingBatch:
             device: of the logits.
             backend: filters and draws. Draws of a row that differ in nothing but their key share its work.
         """
-
-        def tensor(values: Iterable[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return backend.to_device(torch.tensor(list(values), dtype=dtype).numpy(), device)
-
         self._filter_logits, self._draw_tokens = backend.filter_logits, backend.draw_tokens
         self._mask_tokens = backend.mask_tokens
         self._to_device = backend.to_device
         self._keys = np.array([s.key for s in samplings], dtype=np.uint64)
-        groups: list[_Parameters] = []
-        group_of: list[int] = []
-        for own in _parameters(samplings, rows):
-            if not groups or own != groups[-1]:
-                groups.append(own)
-            group_of.append(len(groups) - 1)
-        self._group_of = tensor(group_of, torch.int64)
+        groups = _Groups(samplings, rows)
+        temperatures, top_k, top_p, min_p, banned = zip(*groups.kinds, strict=True) if groups.kinds else ((),) * 5
+
+        def tensor(values: np.ndarray) -> torch.Tensor:
+            return backend.to_device(values, device)
+
+        def of_groups(values: Sequence[float], chosen: np.ndarray, dtype: type = np.float32) -> torch.Tensor:
+            return tensor(np.array(values, dtype=dtype)[groups.kind[chosen]])
+
+        everyone = np.arange(len(groups.begins))
+        self._group_of = tensor(np.repeat(everyone, np.diff(groups.begins, append=len(samplings))))
         # A row whose draws differ in their parameters is given once for each.
-        parted = groups and len(groups) > groups[-1].row + 1
-        self._rows = np.array([p.row for p in groups], dtype=np.int64) if parted else None
-        self._logit_rows = None if self._rows is None else backend.to_device(self._rows, device)
-        self._temperatures = tensor(p.temperature for p in groups)
-        banned = [(i, token) for i, p in enumerate(groups) for token in p.banned]
-        self._banned = tuple(tensor(ids, torch.int64) for ids in zip(*banned, strict=True))
-        filtered = [i for i, p in enumerate(groups) if p.top_k > 0 or p.top_p < 1 or p.min_p > 0]
-        some = [groups[i] for i in filtered]
-        self._filtered = tensor(filtered, torch.int64)
+        parted = len(everyone) and len(everyone) > groups.rows[-1] + 1
+        self._rows = groups.rows if parted else None
+        self._logit_rows = tensor(groups.rows) if parted else None
+        self._temperatures = of_groups(temperatures, everyone)
+        pairs = (
+            [(i, token) for i, kind in enumerate(groups.kind.tolist()) for token in banned[kind]] if any(banned) else []
+        )
+        self._banned = tuple(tensor(np.array(ids, dtype=np.int64)) for ids in zip(*pairs, strict=True))
+        filters = np.array([k > 0 or p < 1 or m > 0 for k, p, m in zip(top_k, top_p, min_p, strict=True)], dtype=bool)
+        filtered = np.flatnonzero(filters[groups.kind])
+        self._filtered = tensor(filtered)
         self._filters = (
-            tensor(p.temperature for p in some),
-            tensor((p.top_k for p in some), torch.int64),
-            tensor(p.top_p for p in some),
-            tensor(p.min_p for p in some),
+            of_groups(temperatures, filtered),
+            of_groups(top_k, filtered, np.int64),
+            of_groups(top_p, filtered),
+            of_groups(min_p, filtered),
         )
 
     def draw(

@@ -53,7 +53,7 @@ class RemoteSampler(TreeSampler):
                 while True:
                     for problem in waiting:
                         running[threads.submit(self._ask, problem)] = problem
-                        if len(running) >= self.in_flight:
+                        if len(running) >= 2 * self.in_flight:  # half of them wait here, while others are graded
                             break
                     if not running:
                         return
