@@ -112,6 +112,11 @@ class DecoderConfig:
         return (heads + 2 * kv_heads, hidden), (hidden, heads), (2 * inner, hidden), (hidden, inner)
 
     @property
+    def layer_weights(self) -> int:
+        """Number of weights of the products of all layers, without the head's."""
+        return self.num_layers * sum(rows * columns for rows, columns in self.layer_products)
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of a sequence's recurrent state; 0 for a decoder without."""
         return state_bytes(self.state_shapes)

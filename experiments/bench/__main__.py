@@ -79,6 +79,22 @@ def engine(
 
 
 @app.command()
+def int8_weights(
+    checkpoints: Annotated[list[str], typer.Argument(help="Generators of any sizes, as --generator.")],
+    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,16",
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode for each sequence.")] = 16,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted turns.")] = 5,
+    json_path: JsonPath = None,
+) -> None:
+    """Milliseconds of a decode step in float32 and in int8, in turn, by the size of a model."""
+    from espalier.experiments.bench.engine.int8_weights import run
+    from espalier.experiments.bench.report import Report
+
+    report = Report("a decode step in float32 and in int8", json_path)
+    report.finish(*run(checkpoints, parse_int_list(batches, "--batches"), new_tokens, repeats, report.show))
+
+
+@app.command()
 def model_paths(
     checkpoints: Annotated[list[str] | None, typer.Argument(help="Folders in Hugging Face layout.")] = None,
     families: Annotated[

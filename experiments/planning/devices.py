@@ -7,6 +7,8 @@ import torch
 
 from espalier.engine.errors import EspalierError
 from espalier.engine.models.hub import HubSettings
+from espalier.engine.models.options import Quantization
+from espalier.engine.models.quantization import chosen_quantization
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.experiments.planning.inspection import inspect_checkpoint, verifier_checkpoint
 from espalier.experiments.planning.known_models import MODELS, ModelShape
@@ -21,7 +23,9 @@ CPU = "cpu"
 _COPIED, _MULTIPLIED, _REPEATS = 2**26, 1024, 3
 
 
-def planned_models(runtime: RuntimeSettings, scored: bool, dtype: torch.dtype) -> dict[str, ModelShape]:
+def planned_models(
+    runtime: RuntimeSettings, scored: bool, dtype: torch.dtype, on_cpu: bool = False
+) -> dict[str, ModelShape]:
     """Sizes of the models that a search computes with, by role; the verifier's only for a search that is `scored`.
 
     Each is a known shape by its name, else a checkpoint, whose weights are not read.
@@ -30,11 +34,12 @@ def planned_models(runtime: RuntimeSettings, scored: bool, dtype: torch.dtype) -
         runtime: names of the models, their quantization and family, and how to use the hub.
         scored: whether searches use scores.
         dtype: dtype of KV, and of the weights that are not quantised.
+        on_cpu: whether they are to run on this machine's processor.
 
     Raises:
         CheckpointError: a checkpoint is missing or unsupported, or no family fits a verifier.
     """
-    generator = planned_model(runtime, GENERATOR, runtime.generator, dtype)
+    generator = planned_model(runtime, GENERATOR, runtime.generator, dtype, on_cpu)
     verifier = runtime.verifier if scored else ""
     if verifier == SELF:  # the generator's weights, with a KV of its own
         return {GENERATOR: generator, VERIFIER: replace(generator, memory_bytes=0, outputs=2)}
@@ -42,10 +47,12 @@ def planned_models(runtime: RuntimeSettings, scored: bool, dtype: torch.dtype) -
         verifier = verifier_checkpoint(verifier, runtime.generator, _hub(runtime))
     if not verifier:
         return {GENERATOR: generator}
-    return {GENERATOR: generator, VERIFIER: planned_model(runtime, VERIFIER, verifier, dtype)}
+    return {GENERATOR: generator, VERIFIER: planned_model(runtime, VERIFIER, verifier, dtype, on_cpu)}
 
 
-def planned_draft(runtime: RuntimeSettings, generator: ModelShape, dtype: torch.dtype) -> ModelShape | None:
+def planned_draft(
+    runtime: RuntimeSettings, generator: ModelShape, dtype: torch.dtype, on_cpu: bool = False
+) -> ModelShape | None:
     """Sizes of the model that drafts; None where none does.
 
     Raises:
@@ -54,29 +61,35 @@ def planned_draft(runtime: RuntimeSettings, generator: ModelShape, dtype: torch.
     """
     if not runtime.draft:
         return None
-    draft = None if runtime.draft == TREE else planned_model(runtime, DRAFT, runtime.draft, dtype)
+    draft = None if runtime.draft == TREE else planned_model(runtime, DRAFT, runtime.draft, dtype, on_cpu)
     for model in (generator, draft):
         if model and model.config.state_shapes:
             raise EspalierError(f"--draft: {model.name} has recurrent layers, whose states cannot go back")
     return draft
 
 
-def planned_model(runtime: RuntimeSettings, role: str, name: str, dtype: torch.dtype) -> ModelShape:
+def planned_model(
+    runtime: RuntimeSettings, role: str, name: str, dtype: torch.dtype, on_cpu: bool = False
+) -> ModelShape:
     """Sizes of the model called `name` that is loaded as `role`; see `planned_models`."""
     quantization = {
         GENERATOR: runtime.generator_quantization,
         VERIFIER: runtime.verifier_quantization,
         DRAFT: runtime.draft_quantization,
     }[role]
+    device = CPU if on_cpu else "cuda"
     if name in MODELS:
+        if quantization is Quantization.AUTO:
+            quantization = chosen_quantization(MODELS[name].config, dtype, device)
         shape = replace(MODELS[name], item_bytes=dtype.itemsize, quantization=quantization)
         vocabulary = shape.config.vocab_size
         embedding = 0 if shape.outputs == vocabulary else vocabulary * shape.config.hidden_size * shape.item_bytes
         return replace(shape, memory_bytes=shape.weight_bytes + embedding)
     of_role = (runtime.verifier_family, runtime.verifier_reference) if role == VERIFIER else (None, "")
-    found = inspect_checkpoint(name, dtype, quantization, *of_role, _hub(runtime), role == VERIFIER, runtime.model_impl)
+    how = _hub(runtime), role == VERIFIER, runtime.model_impl, device
+    found = inspect_checkpoint(name, dtype, quantization, *of_role, *how)
     outputs = 2 if role == VERIFIER else found.config.vocab_size
-    return ModelShape(name, found.config, outputs, dtype.itemsize, quantization, found.weight_bytes)
+    return ModelShape(name, found.config, outputs, dtype.itemsize, found.quantization, found.weight_bytes)
 
 
 def _hub(runtime: RuntimeSettings) -> HubSettings:

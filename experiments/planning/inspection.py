@@ -16,7 +16,7 @@ from espalier.engine.models.families import GENERATOR_CLASSES
 from espalier.engine.models.hub import HubSettings, locate_with_adapter
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
-from espalier.engine.models.quantization import layer_bytes
+from espalier.engine.models.quantization import chosen_quantization, layer_bytes
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.weights import GGUF, named_files, weight_lists
 from espalier.engine.models.zoo.description import TransformersConfig
@@ -52,6 +52,7 @@ class Inspection:
         note: a further hint for the user; may be empty.
         config: the decoder's shape.
         dtype: dtype of weights and KV.
+        quantization: how the decoder's weights are kept.
         weight_bytes: bytes of the weights on the device, in their dtype or quantized.
         stored: how the files store the weights; empty where they are not quantised.
         has_weights: whether weight files were found and all their tensors matched; else sizes follow from
@@ -78,6 +79,7 @@ class Inspection:
     note: str
     config: DecoderConfig
     dtype: torch.dtype
+    quantization: Quantization
     weight_bytes: int
     stored: str
     has_weights: bool
@@ -102,6 +104,7 @@ def inspect_checkpoint(
     hub: HubSettings | None = None,
     as_verifier: bool = False,
     model_impl: ModelImpl = ModelImpl.AUTO,
+    device: str = "cpu",
 ) -> Inspection:
     """Inspect a checkpoint without reading its weights; only small files are downloaded from the hub.
 
@@ -114,6 +117,7 @@ def inspect_checkpoint(
         hub: how to use the hub.
         as_verifier: refuse what would be loaded as a generator.
         model_impl: which code is to run the decoder.
+        device: kind of device that it is to run on, for `Quantization.AUTO`.
 
     Raises:
         CheckpointError: the checkpoint could not be loaded, for example because weight files are truncated.
@@ -133,6 +137,8 @@ def inspect_checkpoint(
         model = verifier.model
         prompt, readings = model.tokenizer.show(verifier.prompt_ids(PROBLEM)), _readings(verifier, model.tokenizer)
     c, tokenizer = model.config, model.tokenizer
+    if quantization is Quantization.AUTO:
+        quantization = chosen_quantization(c, dtype, device)
     source = "the chat template" if tokenizer.has_chat_template else f"no chat template; {tokenizer.begin_source}"
     return Inspection(
         folder=outline.folder,
@@ -143,6 +149,7 @@ def inspect_checkpoint(
         note=note,
         config=c,
         dtype=dtype,
+        quantization=quantization,
         weight_bytes=_weight_bytes(model, quantization),
         stored=str(outline.stored or ""),
         has_weights=outline.load_format is not LoadFormat.DUMMY,

@@ -31,8 +31,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Weights that every token is multiplied with: of the layers and the head."""
-        layer = sum(rows * columns for rows, columns in self.config.layer_products)
-        return self.config.num_layers * layer + self.config.hidden_size * self.outputs
+        return self.config.layer_weights + self.config.hidden_size * self.outputs
 
     @property
     def weight_bytes(self) -> int:

@@ -57,8 +57,9 @@ def make_plan(
         raise EspalierError("--card or --memory is needed: a100, h100, h200 or cpu; or the device's memory, like 24G")
     card = card_of(device)
     dtype = ("float32" if device.card == CPU else "bfloat16") if device.dtype == "auto" else device.dtype
-    models = planned_models(runtime, needs_verifier(request), getattr(torch, dtype))
-    draft = planned_draft(runtime, models[GENERATOR], getattr(torch, dtype))
+    on_cpu = device.card == CPU
+    models = planned_models(runtime, needs_verifier(request), getattr(torch, dtype), on_cpu)
+    draft = planned_draft(runtime, models[GENERATOR], getattr(torch, dtype), on_cpu)
     loaded = models | ({DRAFT: draft} if draft else {})
     tree = TreeShape(request, lengths.steps, lengths.merged_share)
     paths = {

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ def describe_command(
 def describe_models(runtime: "RuntimeSettings") -> dict[str, dict[str, str]]:
     """Name, folder and quantization of each model by role; none of a verifier without weights of its own."""
     from espalier.engine.models.hub import HubSettings, locate_with_adapter
+    from espalier.search.run.load import with_quantizations
 
     # Loading has downloaded the models, so no network access is needed.
     hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
@@ -66,7 +68,7 @@ def describe_models(runtime: "RuntimeSettings") -> dict[str, dict[str, str]]:
             ),
             "quantization": str(quantization),
         }
-        for role, (name, quantization) in runtime.checkpoints.items()
+        for role, (name, quantization) in with_quantizations(replace(runtime, offline=True)).checkpoints.items()
     }
 
 

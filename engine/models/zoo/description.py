@@ -49,6 +49,12 @@ class TransformersConfig(DecoderConfig):
     shared_inputs: tuple[tuple[tuple[int, ...], int], ...] = ()
     other_weights: int = 0
 
+    @property
+    def layer_weights(self) -> int:
+        """See `DecoderConfig`."""
+        of_layers = ((*shape, count) for shape, count in self.products if self.vocab_size not in shape)
+        return sum(rows * columns * count for rows, columns, count in of_layers)
+
     def weight_bytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
         """Bytes of all weights, once products are quantised."""
         products = sum(count * linear_bytes(*shape, dtype.itemsize, quantization) for shape, count in self.products)

@@ -66,9 +66,9 @@ def run(
     Returns:
         Rows with the median tokens/s of each, and ratios `decode@B/NAME` of Espalier in float32 over each other.
     """
-    model = _load(generator, Quantization.NONE)
-    contestants: dict[str, Rate] = {"espalier": partial(_engine_rate, model)}
-    contestants |= {str(kind): partial(_engine_rate, _load(generator, kind)) for kind in quantizations}
+    model = load_endless(generator, Quantization.NONE)
+    contestants: dict[str, Rate] = {"espalier": partial(engine_rate, model)}
+    contestants |= {str(kind): partial(engine_rate, load_endless(generator, kind)) for kind in quantizations}
     contestants["dense"] = partial(_dense_rate, model)
     if transformers:
         contestants["transformers"] = TransformersLoop(locate(generator)).decode_rate
@@ -91,7 +91,8 @@ def run(
     return rows, ratios
 
 
-def _load(generator: str, quantization: Quantization) -> Model:
+def load_endless(generator: str, quantization: Quantization) -> Model:
+    """A generator in float32 on the CPU, its weights in a format, whose samples end at their limit only."""
     checkpoint = Checkpoint(locate(generator), LoadFormat.AUTO, quantization)
     return dataclasses.replace(load_generator(checkpoint, torch.float32, "cpu"), eos_token_ids=())
 
@@ -115,14 +116,15 @@ def _turn(contestants: dict[str, Rate], prompts: torch.Tensor, new_tokens: int) 
     """Tokens/s of each contestant in one turn, Espalier first."""
     rates, threads = {}, torch.get_num_threads()
     for name, rate in contestants.items():
-        own = getattr(rate, "func", None) is _engine_rate  # the engine has its own threads, like `load_orchestrator`
+        own = getattr(rate, "func", None) is engine_rate  # the engine has its own threads, like `load_orchestrator`
         torch.set_num_threads(1 if own else threads)
         rates[name] = rate(prompts, new_tokens)
     torch.set_num_threads(threads)
     return rates
 
 
-def _engine_rate(model: Model, prompts: torch.Tensor, new_tokens: int) -> float:
+def engine_rate(model: Model, prompts: torch.Tensor, new_tokens: int) -> float:
+    """Tokens/s of the engine; see `Rate`."""
     batch, length = prompts.shape
     blocks = batch * (-(-(length + new_tokens) // 16) + 1)
     c = model.config

@@ -16,6 +16,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.engine.models.quantization import chosen_quantization
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.experiments.bench.report import Show, nothing_shown
@@ -69,6 +70,8 @@ def run(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Milliseconds of a step by form, medians of `repeats` turns, and what each form costs beside none, in pairs."""
     read = Checkpoint(locate(checkpoint), LoadFormat.AUTO, quantization)
+    if quantization is Quantization.AUTO:
+        read.quantization = chosen_quantization(read.decoder_config, torch.float32, "cpu")
     model = load_generator(read, torch.float32, "cpu")
     taken: dict[str, list[tuple[float, float]]] = {form: [] for form in FORMS}
     table: list[dict[str, Any]] = []

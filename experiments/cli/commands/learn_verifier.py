@@ -49,7 +49,7 @@ def learn_verifier_command(
     ] = "",
     trunk_quantization: Annotated[
         Quantization, typer.Option(help="Quantization of the trunk's weights; run it with the same.")
-    ] = Quantization.NONE,
+    ] = Quantization.AUTO,
     *,
     selection: opt.Selection,
     rollouts: RolloutSettings,

@@ -109,8 +109,9 @@ def sample_rollouts(
     from espalier.experiments.runs.graders import make_grader
     from espalier.experiments.verifier_training.rollouts import RolloutSampler, configuration_of
     from espalier.experiments.verifier_training.tree_file import claim
-    from espalier.search.run.load import load_generator_alone
+    from espalier.search.run.load import load_generator_alone, with_quantizations
 
+    runtime = with_quantizations(replace(runtime, verifier=""))
     with bytes_progress(Console(stderr=True)) as on_bytes:
         engine, generator = load_generator_alone(runtime, on_bytes, other_heads)
     claim(out, configuration_of(generator, benchmark, rollouts, runtime.generator_quantization))

@@ -13,7 +13,7 @@ from espalier.experiments.cli.runs import load_problems, verifier_for, writing_t
 from espalier.experiments.cli.schema_options import Lists, Only, Without, with_schema
 from espalier.experiments.runs.grid import FIELDS, requests_of
 from espalier.search.request import SearchRequest
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.load import RuntimeSettings, with_quantizations
 from espalier.search.schema import CodeName
 
 _USUAL: dict[str, list[Any]] = {"algorithm": ["beam"], "beam_width": [1, 2, 4, 8], "expansion": [1, 2, 4]}
@@ -60,7 +60,7 @@ def memory_and_time_command(
     if any(problem.history for problem in loaded):
         raise typer.BadParameter("a study reads no messages before a problem", param_hint="--benchmark")
     problems = [problem.problem for problem in loaded]
-    runtime = replace(runtime, verifier=verifier_for(cells, runtime), max_running=in_flight)
+    runtime = with_quantizations(replace(runtime, verifier=verifier_for(cells, runtime), max_running=in_flight))
     with writing_to(out), closing(load_with_progress(runtime)) as orchestrator:
         effective = orchestrator.defaults.fill(replace(cells[0], problem="-"))
         left_out = ("problem", "history", "algorithm", "beam_width", "expansion")

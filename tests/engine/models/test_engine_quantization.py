@@ -1,6 +1,7 @@
 """Quantised weights: how large they are, how far off, and that a row still does not depend on its company."""
 
 import builtins
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.families import parse_decoder_config
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
-from espalier.engine.models.quantization import linear_bytes, make_quantizer, stored_bytes
+from espalier.engine.models.quantization import chosen_quantization, linear_bytes, make_quantizer, stored_bytes
 from espalier.engine.work import Generate, Generated, Sampling
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.cpu import HAS_VNNI
@@ -333,3 +334,24 @@ def test_int8_works_in_bfloat16_by_the_librarys_product():
     x, weight = (t.bfloat16() for t in random((5, 64), (48, 64)))
     exact = x.float() @ weight.float().T
     assert torch.linalg.norm(F.linear(x, quantized(weight, INT8)) - exact) / torch.linalg.norm(exact) < 0.02
+
+
+@pytest.mark.parametrize("impl", [ModelImpl.NATIVE, ModelImpl.TRANSFORMERS])
+def test_weights_of_the_layers_are_counted_without_the_head(tiny_checkpoints: dict[str, Path], impl: ModelImpl):
+    checkpoint = Checkpoint(tiny_checkpoints["qwen2-untied"], model_impl=impl)
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    products = [info for name, info in checkpoint.tensors.items() if name.split(".")[-2] in names and "weight" in name]
+    assert checkpoint.decoder_config.layer_weights == sum(math.prod(info.shape) for info in products)
+
+
+def test_models_of_half_a_billion_weights_are_large_and_of_a_quarter_are_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("espalier.kernels.cpu.backend.CpuBackend.keeps_int8", True)
+    shared = {"model_type": "qwen2", "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "vocab_size": 151_936}
+    half = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    quarter = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    kinds = [(half, INT8), (quarter, Quantization.NONE)]
+    for sizes, expected in kinds:
+        config = parse_decoder_config({**shared, **sizes, "num_key_value_heads": 1})
+        assert chosen_quantization(config, torch.float32, "cpu") is expected
+        assert chosen_quantization(config, torch.bfloat16, "cpu") is Quantization.NONE
+        assert chosen_quantization(config, torch.float32, "cuda") is Quantization.NONE

@@ -265,6 +265,18 @@ def test_a_real_checkpoint_is_compared_on_each_path(bench, tmp_path, tiny_checkp
         assert row["weights"] == "int8" or row["same tokens"] == "4 of 4"
 
 
+def test_float32_and_int8_take_turns_on_each_model(bench, tmp_path, tiny_checkpoints):
+    file, threads = tmp_path / "int8.json", torch.get_num_threads()
+    small = tiny_checkpoints["qwen2-tied"]
+    ran = bench("int8-weights", small, "--batches", "1,2", "--new-tokens", 3, "--repeats", 1, "--json", file)
+    torch.set_num_threads(threads)
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(file.read_text())
+    assert [(row["model"], row["batch"]) for row in found["rows"]] == [(small.stem, 1), (small.stem, 2)]
+    assert all(row["float32, ms a step"] > 0 < row["int8, ms a step"] for row in found["rows"])
+    assert found["ratios"].keys() == {f"{small.stem}@1", f"{small.stem}@2"}
+
+
 def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_path):
     from espalier.experiments.bench.searches import accuracy
 

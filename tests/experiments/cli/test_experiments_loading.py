@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,14 @@ from rich.console import Console
 from weight_formats import FORMATS, rewrite
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models import quantization
+from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
-from espalier.engine.models.options import LoadFormat
+from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.experiments.cli import loading
 from espalier.experiments.cli.loading import bytes_progress
-from espalier.search.run.load import RuntimeSettings, load_orchestrator, model_names
+from espalier.kernels.cpu import HAS_VNNI
+from espalier.search.run.load import RuntimeSettings, load_orchestrator, model_names, with_quantizations
 
 SOLVE = ("solve", "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?", "--json")
 
@@ -183,3 +187,88 @@ def test_the_bar_shows_bytes_on_a_terminal():
 def test_nothing_is_shown_where_nobody_watches_or_little_is_loaded():
     assert shown(Console(file=io.StringIO(), force_terminal=False), 4 * GIB) == ""
     assert shown(Console(file=io.StringIO(), force_terminal=True), 2**20) == ""
+
+
+# --- auto as a kind of weights --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the bundled generator, of some million weights in its layers, count as large."""
+    monkeypatch.setattr(quantization, "MIN_INT8_WEIGHTS", 1_000_000)
+
+
+def test_the_bundled_pair_is_not_large(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "espalier")
+    chosen = with_quantizations(RuntimeSettings())
+    assert (chosen.generator_quantization, chosen.verifier_quantization) == (Quantization.NONE, Quantization.NONE)
+    auto, none = (
+        load_orchestrator(RuntimeSettings(verifier="", generator_quantization=how, kv_memory=2**26))
+        for how in (Quantization.AUTO, Quantization.NONE)
+    )
+    assert auto.describe_models() == none.describe_models()
+    assert "int8" not in caplog.text
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="this processor has no AVX-512 VNNI")
+def test_a_large_model_is_in_int8_on_a_cpu_and_results_say_so(
+    espalier, tmp_path, small_is_large: None, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, "espalier")
+    runs = {}
+    for how in ("auto", "int8"):
+        out = tmp_path / how
+        options = ("--generator-quantization", how, "--verifier-quantization", "none", "--load-cache", "none")
+        ran = espalier("eval", "-a", "greedy", "--limit", 1, "--out", out, *options)
+        assert ran.code == 0, ran.err
+        runs[how] = json.loads((out / "config.json").read_text())
+        logged = [r.getMessage() for r in caplog.records if "int8 weights" in r.getMessage()]
+        assert len(logged) == 1, "auto says once what it has chosen, int8 nothing"
+    assert runs["auto"]["commands"][0]["models"]["generator"]["quantization"] == "int8"
+    assert runs["auto"]["generator"] == runs["int8"]["generator"], "the digest is that of int8"
+    refused = espalier(
+        "eval",
+        "-a",
+        "greedy",
+        "--limit",
+        1,
+        "--out",
+        tmp_path / "auto",
+        *options[2:],
+        "--generator-quantization",
+        "none",
+    )
+    assert '--generator-quantization is "int8" there, "none" now' in " ".join(refused.err.split())
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="this processor has no AVX-512 VNNI")
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "int8"),
+        ({"dtype": "bfloat16"}, "none"),
+        ({"generator_quantization": Quantization.NONE}, "none"),
+        ({"generator_quantization": Quantization.INT4}, "int4"),
+    ],
+)
+def test_auto_is_for_float32_and_gives_way_to_what_is_asked_for(
+    small_is_large: None, changed: dict[str, Any], expected: str
+):
+    assert with_quantizations(RuntimeSettings(verifier="", **changed)).generator_quantization == expected
+
+
+def test_auto_chooses_for_each_model_by_itself(small_is_large: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("espalier.kernels.cpu.backend.CpuBackend.keeps_int8", True)
+    weights = {}
+    for role in ("generator", "verifier"):
+        weights[role] = Checkpoint(locate(f"demo-{role}")).decoder_config.layer_weights
+    monkeypatch.setattr(quantization, "MIN_INT8_WEIGHTS", max(weights.values()))
+    chosen = with_quantizations(RuntimeSettings())
+    large = max(weights, key=lambda role: weights[role])
+    found = {role: getattr(chosen, f"{role}_quantization") for role in weights}
+    assert found == {role: "int8" if role == large else "none" for role in weights}
+
+
+def test_auto_is_none_where_bytes_are_not_multiplied(small_is_large: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("espalier.kernels.cpu.backend.CpuBackend.keeps_int8", False)
+    assert with_quantizations(RuntimeSettings()).generator_quantization is Quantization.NONE
