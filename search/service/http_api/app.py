@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import REQUEST_ID, Call
@@ -32,7 +32,7 @@ from espalier.search.service.settings import ServerSettings
 
 _KSERVE = "/v2"
 _GAUGES = "/gauges"
-_HEALTH = (_GAUGES, "/healthz", "/readyz", f"{_KSERVE}/health/live", f"{_KSERVE}/health/ready")
+_HEALTH = ("/healthz", "/readyz", f"{_KSERVE}/health/live", f"{_KSERVE}/health/ready")
 """Paths that need no login and are not logged: load balancers call them all the time."""
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 Render = Callable[[str], tuple[bytes, str]]
@@ -95,12 +95,12 @@ def make_app(
         Route("/v1/server", server_info),
         *_inference_routes(inference),
         _metrics_route(render_metrics),
-        _gauges_route(render_gauges),
     ]
     document = openapi_document(routes)
     page = page_files()
     own = [_page_route(path, file) for path, file in page.items()]
-    return _guarded(routes, callers, settings, session.call_ended, own, {*_HEALTH, *page})
+    app = _guarded(routes, callers, settings, session.call_ended, own, {*_HEALTH, *page})
+    return _with_gauges(app, render_gauges)
 
 
 def _inference_routes(its: InferenceEndpoints) -> list[Route]:
@@ -126,9 +126,8 @@ def make_metrics_app(settings: ServerSettings, render_metrics: Render, render_ga
         render_metrics: makes the metrics' text.
         render_gauges: makes the gauges' text, at once.
     """
-    return _guarded(
-        [_metrics_route(render_metrics), _gauges_route(render_gauges)], Callers(None), settings, lambda call: None
-    )
+    app = _guarded([_metrics_route(render_metrics)], Callers(None), settings, lambda call: None)
+    return _with_gauges(app, render_gauges)
 
 
 def _guarded(
@@ -183,11 +182,21 @@ def _metrics_route(render: Render) -> Route:
     return Route("/metrics", metrics)
 
 
-def _gauges_route(render: Callable[[], bytes]) -> Route:
-    async def gauges(request: Request) -> Response:
-        return Response(render(), headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
+def _with_gauges(app: ASGIApp, render: Callable[[], bytes]) -> ASGIApp:
+    """`app` with gauges ahead of all that calls pass, as gateways ask many times a second: it takes half the time."""
+    about = {"content-type": CONTENT_TYPE, "cache-control": "no-store", "x-content-type-options": "nosniff"}
+    headers = [(name.encode(), value.encode()) for name, value in about.items()]
 
-    return Route(_GAUGES, gauges)
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != _GAUGES or scope["method"] != "GET":
+            await app(scope, receive, send)
+            return
+        text = render()
+        length = (b"content-length", str(len(text)).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, length]})
+        await send({"type": "http.response.body", "body": text})
+
+    return serve
 
 
 def _page_route(path: str, file: PageFile) -> Route:
