@@ -45,6 +45,8 @@ _MODEL_NAME = "espalier"
 # Seconds for the engine to finish its current step after a stop, and for responses to reach their clients.
 STOP_SECONDS = 15.0
 FLUSH_SECONDS = 1.0
+_HEALTH_SECONDS = 0.5
+"""Time between two looks at whether searches are accepted, for those who ask by gRPC."""
 
 
 class Addresses(NamedTuple):
@@ -60,8 +62,8 @@ OnReady = Callable[[Addresses], None]
 class Server:
     """One server and its engine thread. Create and use it on one event loop.
 
-    The health service reports NOT_SERVING until the orchestrator is loaded, after the engine has died, and from the
-    start of `drain`.
+    The health service reports NOT_SERVING until the orchestrator is loaded, while no worker can be given searches,
+    after the engine has died, and from the start of `drain`.
 
     Attributes:
         metrics: of this server alone.
@@ -188,9 +190,12 @@ class Server:
     async def _report_health(self) -> None:
         # `wait`, because cancelling a task that awaits a future also cancels the future.
         await asyncio.wait([self.engine.loaded])
-        if self.engine.loaded.exception() is None:
-            await self._set_health(serving=True)
-        await asyncio.wait([self.engine.over])
+        serving = False
+        while not self.engine.over.done():
+            if self.session.ready != serving:
+                serving = not serving
+                await self._set_health(serving)
+            await asyncio.wait([self.engine.over], timeout=_HEALTH_SECONDS)
         await self._set_health(serving=False)
 
     async def _set_health(self, serving: bool) -> None:

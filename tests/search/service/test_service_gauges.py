@@ -10,7 +10,7 @@ import pytest
 from callers_files import callers_file
 from exposition import Exposition, parse_text
 from scripted_orchestrator import ScriptedOrchestrator
-from server_thread import PATIENCE, ServerThread, wait_until
+from server_thread import PATIENCE, ServerThread, wait_for_health, wait_until
 
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest
@@ -75,5 +75,7 @@ def test_a_server_without_a_worker_is_not_ready(
         assert [ask() for ask in ready] == [200, 200]
         monkeypatch.setattr(fake, "occupancy", lambda: Occupancy(0, 0, {}, {}, pools=0))
         wait_until(lambda: [ask() for ask in ready] == [503, 503])
+        wait_for_health(server.address, "NOT_SERVING")
         monkeypatch.undo()
         wait_until(lambda: [ask() for ask in ready] == [200, 200])
+        wait_for_health(server.address, "SERVING")
