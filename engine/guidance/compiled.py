@@ -61,14 +61,22 @@ class GrammarCompiler:
         """Bytes of the bits that a matcher writes."""
         return (self._model.config.vocab_size + 7) // 8
 
-    def prepare(self, grammar: Grammar, keep: bool = True) -> None:
-        """Compile a grammar, and keep that for one `matcher`.
+    def compile(self, grammar: Grammar) -> Matcher:
+        """A matcher at the beginning of a text; takes seconds at most, and is nothing for the engine's thread.
 
         Raises:
             GrammarError: it is none, says what is not supported, allows no text, or is too complex.
         """
         self._try(grammar)
-        matcher = self._compile(grammar)
+        return self._compile(grammar)
+
+    def prepare(self, grammar: Grammar, keep: bool = True) -> None:
+        """Compile a grammar, and keep that for one who asks for what is `prepared`.
+
+        Raises:
+            GrammarError: see `compile`.
+        """
+        matcher = self.compile(grammar)
         with self._lock:
             if not keep:
                 return
@@ -77,25 +85,21 @@ class GrammarCompiler:
             while len(self._prepared) > _MAX_PREPARED:
                 self._prepared.popitem(last=False)
 
-    def matcher(self, grammar: Grammar) -> Matcher:
-        """A matcher at the beginning of a text: one that is prepared, else of a grammar that is compiled now.
-
-        Raises:
-            GrammarError: see `prepare`.
-        """
+    def prepared(self, grammar: Grammar) -> Matcher | None:
+        """A matcher that is prepared, for this caller alone; None without one."""
         with self._lock:
-            if (ready := self._prepared.get(grammar)) is not None:
-                matcher = ready.pop()
-                if not ready:
-                    del self._prepared[grammar]
-                return matcher
-        return self._compile(grammar)
+            if (ready := self._prepared.get(grammar)) is None:
+                return None
+            matcher = ready.pop()
+            if not ready:
+                del self._prepared[grammar]
+            return matcher
 
     def matches(self, grammar: Grammar, text: str) -> bool:
         """Return whether a whole text is one of the grammar's; may take long for long texts.
 
         Raises:
-            GrammarError: see `prepare`.
+            GrammarError: see `compile`.
         """
         matcher = self._compile(grammar)
         ids = self._model.tokenizer.encode(text)

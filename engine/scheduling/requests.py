@@ -50,6 +50,7 @@ class RunningRequest:
             again after a preemption freed its KV.
         matcher: what it may draw next; None for anything.
         draft: tokens proposed for it, which the next step may verify.
+        draft_matchers: what may be drawn behind each token of `draft`, where the branch is guided.
         drafted: tokens proposed for it that were verified, since it began.
         accepted: those of them that it drew and went on behind, so tokens that it has without a step of their own.
     """
@@ -62,6 +63,7 @@ class RunningRequest:
     computed_tokens: int = 0
     matcher: Matcher | None = None
     draft: list[int] = field(default_factory=list)
+    draft_matchers: list[Matcher] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
 
@@ -89,7 +91,7 @@ class DecodeRows:
         apart: bool `[draws]`, draws that become branches of their own even if they are equal.
         heads: the heads that some branch reads besides its draws.
         ends: the delimiters, markers and marks at which some branch stops.
-        matchers: of the branches that are guided, by their number.
+        matchers: of the branches that are guided, by their number; of one with a draft, that behind each token of it.
     """
 
     def __init__(self, branches: list[RunningRequest]) -> None:

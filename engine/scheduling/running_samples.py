@@ -95,6 +95,9 @@ class RunningSamples:
         decode = DecodeRows([branch for branch, count in zip(sampled, counts, strict=True) for _ in range(count)])
         depths = np.arange(len(decode.branches)) - np.repeat(counts.cumsum() - counts, counts)
         step_positions = (self._table.lengths[decode.rows] - decode.starts + depths)[decode.branch_of]
+        for b in decode.matchers:
+            if depths[b]:
+                decode.matchers[b] = decode.branches[b].draft_matchers[depths[b] - 1]
         rows = np.repeat(batch_rows - counts + 1, counts) + depths
         return Draws(decode, step_positions, rows, opened, depths=depths)
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.requests import RunningRequest
@@ -85,7 +86,6 @@ class Speculation:
         # A branch whose KV is to be computed again drafts nothing, and none has more than it may have but for its draw.
         room = np.minimum(np.minimum(ends, self._max_positions) - lengths - 1, self.length)
         able = (room > 0) & (lengths - self._table.computed[rows] == 1)
-        able &= np.array([branch.matcher is None for branch in branches])  # what it may draw depends on the draft
         able = np.flatnonzero(able).tolist()
         if not able:
             return False
@@ -97,6 +97,8 @@ class Speculation:
                 if not 0 <= token < self._vocab_size:
                     break
                 branch.draft.append(int(token))
+            if branch.matcher:
+                _bind(branch, branch.matcher)
         return any(branch.draft for branch in chosen)
 
     def update(self, draws: Draws, finished: Sequence[Generated]) -> None:
@@ -114,3 +116,15 @@ class Speculation:
             self._lengths.record(len(plan.branches), plan.draft_length, tokens, seconds)
         if running:
             self.length = self._lengths.choose(running)
+
+
+def _bind(branch: RunningRequest, matcher: Matcher) -> None:
+    """Cut the draft of a guided branch before its first token that may not come there."""
+    branch.draft_matchers = []
+    for place, token in enumerate(branch.draft):
+        matcher = matcher.copy()
+        matcher.advance(token)
+        if matcher.error:
+            del branch.draft[place:]
+            return
+        branch.draft_matchers.append(matcher)

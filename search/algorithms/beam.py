@@ -7,16 +7,23 @@ from espalier.search.common_fields import CommonFields
 from espalier.search.tree import Node
 
 
-def fill_places(ranked: Iterable[Node], places: int) -> list[Node]:
-    """Fill `places` from `ranked`: a node takes a place for each of its merged siblings, as far as places are left."""
-    taken: list[Node] = []
+def places_of(ranked: Iterable[Node], places: int) -> list[tuple[Node, int]]:
+    """Those of `ranked` that get some of `places`, one for each of their merged siblings, and how many each."""
+    taken: list[tuple[Node, int]] = []
     for node in ranked:
         if not places:
             break
-        node.multiplicity = min(node.multiplicity, places)
-        places -= node.multiplicity
-        taken.append(node)
+        taken.append((node, min(node.multiplicity, places)))
+        places -= taken[-1][1]
     return taken
+
+
+def fill_places(ranked: Iterable[Node], places: int) -> list[Node]:
+    """Fill `places` from `ranked`, and set each one's multiplicity to the places that it takes; see `places_of`."""
+    taken = places_of(ranked, places)
+    for node, count in taken:
+        node.multiplicity = count
+    return [node for node, _ in taken]
 
 
 class BeamSearch(SearchAlgorithm):
@@ -46,6 +53,12 @@ class BeamSearch(SearchAlgorithm):
         """Keep the N best among the new nodes and the complete paths."""
         self._keep_best({node: path_score(node, self._aggregation) for node in self._contenders(nodes)})
 
+    def foresee(self, nodes: Sequence[Node]) -> Sequence[Expand]:
+        """The best so far, a step without a score by those before it."""
+        ranked = _ranked({node: path_score(node, self._aggregation) for node in self._contenders(nodes)})
+        places = places_of(ranked, self._beam_width)
+        return [Expand(node, count * self._expansion) for node, count in places if node.open]
+
     def finished(self) -> bool:
         """True if every kept path is complete."""
         return self._kept is not None and all(node.complete for node in self._kept)
@@ -59,5 +72,8 @@ class BeamSearch(SearchAlgorithm):
         return [*(node for node in self._kept or [] if node.complete), *filter(viable, nodes)]
 
     def _keep_best(self, scores: Mapping[Node, float]) -> None:
-        ranked = sorted(scores, key=lambda node: (-scores[node], node.path))
-        self._kept = fill_places(ranked, self._beam_width)
+        self._kept = fill_places(_ranked(scores), self._beam_width)
+
+
+def _ranked(scores: Mapping[Node, float]) -> list[Node]:
+    return sorted(scores, key=lambda node: (-scores[node], node.path))

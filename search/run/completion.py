@@ -75,12 +75,10 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         self._choices: dict[int, ChoiceState] = {}
         self._unfinished: dict[int, int] = {}  # choices by prompt that is worked on
         self._held: set[KVSequence] = set()
-        self._grammars = submission.grammars
         self._guide: Matcher | None = None  # at the beginning of a text
 
     def _begin(self) -> None:
-        if self.resolved.grammar and self._grammars:
-            self._guide = self._grammars.matcher(self.resolved.grammar)
+        self._guide = self.matchers[self.resolved.grammar] if self.resolved.grammar else None
         for _ in range(self.resolved.together):
             self._begin_next_prompt()
 

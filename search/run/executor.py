@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from espalier.prm.limits import UNLIMITED, PathLimits
 from espalier.search.algorithms import algorithm_of, with_defaults
@@ -143,6 +143,11 @@ class ResolvedRequest:
     grammar: Grammar | None = None
     probe_grammar: Grammar | None = None
 
+    @property
+    def grammars(self) -> tuple[Grammar, ...]:
+        """All of them."""
+        return tuple(grammar for grammar in (self.grammar, self.probe_grammar) if grammar)
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedCompletion:
@@ -173,6 +178,11 @@ class ResolvedCompletion:
         """Tokens of all prompts."""
         return sum(map(len, self.prompts))
 
+    @property
+    def grammars(self) -> tuple[Grammar, ...]:
+        """The one of its choices, if any."""
+        return (self.grammar,) if self.grammar else ()
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedScores:
@@ -185,6 +195,8 @@ class ResolvedScores:
         together: steps of a session that are scored at a time.
         max_tokens: verifier tokens that the nodes of a session hold at a time.
     """
+
+    grammars: ClassVar[tuple[Grammar, ...]] = ()
 
     request: ScoreRequest | ScoreSessionRequest
     verifier_prompt: tuple[int, ...]
@@ -203,6 +215,8 @@ class ResolvedRollout:
         defaults: of the generator.
         blocks: maximum KV blocks that may be held, by KV group.
     """
+
+    grammars: ClassVar[tuple[Grammar, ...]] = ()
 
     request: RolloutRequest
     prompt: tuple[int, ...]

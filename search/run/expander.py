@@ -1,12 +1,13 @@
 """Expands the tree of one search: samples the requested steps and has each of them scored."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from espalier.engine.engine import Engine, Footprint
 from espalier.engine.errors import ScoreMismatchError
-from espalier.engine.guidance.compiled import GrammarCompiler
+from espalier.engine.guidance.grammar import Grammar
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
@@ -77,6 +78,7 @@ class TreeExpander:
         nodes: all nodes in order of creation, the root first.
         settled: nodes finished in this round, in order of completion.
         sampled_from: nodes with children, not counting rollouts.
+        fresh: single steps that were sampled in this round, in order of completion.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class TreeExpander:
         scorer: Scorer | None,
         meter: UsageMeter,
         on_complete: Callable[[Node], Candidate],
-        grammars: GrammarCompiler | None = None,
+        matchers: Mapping[Grammar, Matcher] = MappingProxyType({}),
     ) -> None:
         """Create the root of a tree.
 
@@ -100,11 +102,12 @@ class TreeExpander:
             scorer: of steps; None if there is none.
             meter: of what is spent.
             on_complete: called with every complete path once it has its score.
-            grammars: compiles what binds the paths; not needed where nothing does.
+            matchers: what binds the paths, once the tree is opened.
         """
         self.root = Node(0, None, ())
         self.nodes: list[Node] = [self.root]
         self.settled: list[Node] = []
+        self.fresh: list[Node] = []
         self.sampled_from: set[Node] = set()
         self._resolved = resolved
         self._request = resolved.request
@@ -123,7 +126,7 @@ class TreeExpander:
             model = engine.model(GENERATOR)
             self._reader = ThoughtReader(resolved.thoughts.marks, model.tokenizer)
             self._marks_banned = tuple(set(resolved.thoughts.mark_ids).difference(model.eos_token_ids))
-        self._grammars = grammars
+        self._matchers = matchers
         self._guide: Matcher | None = None  # at the beginning of an answer
         self._thought_ends = None
         if resolved.thoughts and resolved.grammar:
@@ -141,6 +144,9 @@ class TreeExpander:
         self._bar = ConfidenceBar(read_unsure_rule(unsure)) if unsure else None
         by_confidence = resolved.request.vote is not None and resolved.request.vote.reads_confidence
         self._keeps_log_probabilities = by_confidence or self._bar is not None
+        self._ahead: dict[Node, Generate] = {}  # children of nodes that the algorithm may come to ask for
+        # How much of a budget they may use is known only once they are asked for.
+        self._may_run_ahead = not (resolved.request.generator_budget or resolved.probes)
         self._unfinished = 0  # children requested in this round
         self._waiting: dict[Node, PendingExpansion] = {}  # paths that wait at the gate, by what sampled their last step
         self._states: dict[Node, NodeState] = {}
@@ -153,11 +159,10 @@ class TreeExpander:
 
     def open(self) -> None:
         """Open the root's sequences, and queue the problem's verifier prefill if the budget covers it."""
-        if self._resolved.grammar and self._grammars:
-            self._guide = self._grammars.matcher(self._resolved.grammar)
+        if grammar := self._resolved.grammar:
+            self._guide = self._matchers[grammar]
         if self._resolved.probes:
-            grammar = self._resolved.probe_grammar
-            matcher = self._grammars.matcher(grammar) if grammar and self._grammars else None
+            matcher = self._matchers[grammar] if (grammar := self._resolved.probe_grammar) else None
             self._probes = AnswerProbes(self._engine, self._owner, self._resolved, matcher)
         start = OPENED if self._thoughts and self._thoughts.opened else Position() if self._thoughts else IN_ANSWER
         request, resolved, salt = self._request, self._resolved, self._salt
@@ -210,6 +215,20 @@ class TreeExpander:
         if self._waiting:
             self._pass_gate()
 
+    @property
+    def can_run_ahead(self) -> bool:
+        """True if steps have room for children that the algorithm may come to ask for."""
+        return self._may_run_ahead and bool(self.fresh) and self._engine.rows_ahead(GENERATOR) > 0
+
+    def run_ahead(self, foreseen: Iterable[Expand]) -> None:
+        """Sample children that the algorithm may come to ask for, the likeliest first, while steps have room."""
+        for expand in foreseen:
+            if self._engine.rows_ahead(GENERATOR) <= 0:
+                return
+            if expand.node not in self._ahead:
+                work = self._ahead[expand.node] = self._work(expand, expand.node, in_place=False)
+                self._engine.submit(work, ahead=True)
+
     def footprint(self) -> Footprint:
         """The KV blocks that the tree holds now."""
         held = [state.generator for state in self._states.values() if state.generator is not None]
@@ -218,7 +237,7 @@ class TreeExpander:
 
     def end_round(self, kept: Collection[Node]) -> None:
         """Release the nodes that the algorithm does not keep, and prepare the next round."""
-        self.settled = []
+        self.settled, self.fresh = [], []
         self._siblings.clear()
         self.keep(kept)
 
@@ -230,6 +249,8 @@ class TreeExpander:
 
     def stop(self, mark: Termination) -> None:
         """Cancel all work, release all sequences, and set `mark` as the termination of unfinished nodes."""
+        for node in list(self._ahead):
+            self._withdraw(node)
         self._engine.cancel(self._owner)
         self._session.close()
         if self._probes:
@@ -241,6 +262,7 @@ class TreeExpander:
         """Like `stop`, after an error: also releases untracked sequences; results that arrive later are ignored."""
         self._session = ScoreSession()
         self._engine.abandon(self._owner)
+        self._ahead.clear()
         self._cut_off(Termination.CANCELLED)
         self._states.clear()
 
@@ -293,13 +315,36 @@ class TreeExpander:
         self._sample(expand, round_root, in_place)
 
     def _sample(self, expand: Expand, round_root: Node, in_place: bool) -> None:
+        node, work = expand.node, self._work(expand, round_root, in_place)
+        node.num_children += expand.children
+        self._states[node].expected += expand.children
+        if not expand.greedy:
+            self.sampled_from.add(node)
+        if not self._claim(node, work):
+            self._engine.submit(work)
+
+    def _claim(self, node: Node, work: Generate) -> bool:
+        """Return whether the children that have run ahead are those of `work`, and go on with them if so."""
+        ahead = self._ahead.get(node)
+        if ahead is None or (ahead.samplings, ahead.max_tokens) != (work.samplings, work.max_tokens):
+            self._withdraw(node)
+            return False
+        del self._ahead[node]
+        claim = self._engine.claim(ahead)
+        self._meter.ahead_tokens += claim.tokens
+        self._meter.ahead_kept_tokens += claim.tokens if claim.kept else 0
+        return claim.kept
+
+    def _withdraw(self, node: Node) -> None:
+        """Drop a node's children that have run ahead, if any."""
+        if ahead := self._ahead.pop(node, None):
+            self._meter.ahead_tokens += self._engine.withdraw(ahead)
+
+    def _work(self, expand: Expand, round_root: Node, in_place: bool) -> Generate:
+        """The work that samples the children of an expansion."""
         node, request = expand.node, self._request
         state, first, end = self._states[node], node.num_children, node.num_children + expand.children
         assert state.generator is not None, "the node's generator sequence was released"
-        node.num_children = end
-        state.expected += expand.children
-        if not expand.greedy:
-            self.sampled_from.add(node)
         temperature = 0.0 if expand.greedy else request.temperature or 0.0
         filters = temperature, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
         banned = self._marks_banned if state.position.closed else ()
@@ -318,7 +363,7 @@ class TreeExpander:
         how = {"in_place": in_place, "merge_equal": request.merge_duplicates, "head": self._session.head}
         how["matcher"] = self._matcher_at(state)
         how |= {"delimiter": self._rule.delimiter, "markers": self._rule.markers, "marks": marks, "overrun": overrun}
-        self._engine.submit(Generate(self._owner, state.generator, samplings, left, **how, tag=expansion))
+        return Generate(self._owner, state.generator, samplings, left, **how, tag=expansion)
 
     def _count(self, done: Generated) -> None:
         self._meter.generator_tokens += done.computed_tokens
@@ -383,6 +428,7 @@ class TreeExpander:
             if self._merges_texts and (kept := self._siblings.setdefault(alike, node)) is not node:
                 self._merge(node, kept)
                 return
+            self.fresh.append(node)
         elif node.termination is None and self._gate:
             self._waiting[node] = expansion
         elif node.termination is None:
@@ -460,6 +506,7 @@ class TreeExpander:
             self._release_sequences(node, state)
 
     def _release_sequences(self, node: Node, state: NodeState) -> None:
+        self._withdraw(node)
         if state.generator is not None:
             self._engine.release(state.generator)
             state.generator = state.matcher = None
@@ -471,6 +518,7 @@ class TreeExpander:
         `kept` takes the lower path of the two and its sampled tokens, so that its descendants do not depend on which of
         them finished first.
         """
+        self._withdraw(kept)  # it stands for more children now, maybe by other streams
         if duplicate.path < kept.path:
             one, other = self._states[duplicate], self._states[kept]
             one.generator, other.generator = other.generator, one.generator

@@ -201,8 +201,7 @@ class Generator:
             return text, False, False
         off, opening, closing = mode is ThinkingMode.OFF, marks.opening.text, marks.closing.text
         if marks.header:  # written for the model, which writes some of them wrongly
-            header = marks.header[marks.header.index(opening) :]
-            return text + (header if off else f"{opening}{marks.label}"), not off, not off
+            return text + (marks.direct_header if off else f"{opening}{marks.label}"), not off, not off
         end = text.rstrip()
         opened, closed = marks.opened_by(text), end.endswith(closing)
         if off and opened:

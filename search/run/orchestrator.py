@@ -9,10 +9,12 @@ from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import FatalError, PartialFailureError
+from espalier.engine.guidance.grammar import Grammar
+from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
@@ -45,10 +47,12 @@ from espalier.search.scores import ScoreRequest
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
-from espalier.search.voting.vote import VoteResult, is_decided, select
+from espalier.search.voting.vote import is_decided, select
 
-_VOTE_THREADS = 4
-"""Votes of one account counted concurrently; each thread mostly waits for child processes."""
+_THREADS = 4
+"""Votes of one account counted, and grammars compiled, concurrently; each thread mostly waits for child processes."""
+
+T = TypeVar("T")
 
 _POLL_SECONDS = 0.01
 """Seconds that `step` waits when only votes are left; new searches wait as long."""
@@ -110,8 +114,9 @@ class Orchestrator:
         self._ended: list[AnyRunning] = []
         self._next_due = math.inf  # the earliest time at which a search has to be stopped
         self._asked = False  # since the last step, or something has ended in it that others may have waited for
-        self._voted: SimpleQueue[tuple[RunningSearch, Future[VoteResult]]] = SimpleQueue()
-        self._vote_threads = AccountThreads(_VOTE_THREADS, "espalier-vote")
+        self._threads = AccountThreads(_THREADS, "espalier-vote")
+        # What they have worked out for a search, to be taken in on this thread.
+        self._worked_out: SimpleQueue[tuple[AnyRunning, Callable[[], None]]] = SimpleQueue()
 
     @property
     def busy(self) -> bool:
@@ -204,9 +209,7 @@ class Orchestrator:
     def _make(
         self, search_id: str, resolved: Resolved, options: SubmitOptions, on_event: Callable[[AnyEvent], None]
     ) -> AnyRunning:
-        submission = Submission(
-            search_id, options, on_event, self.engine, self._scorer, self._resolver.grammars, self._clock
-        )
+        submission = Submission(search_id, options, on_event, self.engine, self._scorer, self._clock)
         if isinstance(resolved, ResolvedCompletion):
             return RunningCompletion(resolved, submission)
         if isinstance(resolved, ResolvedRollout):
@@ -255,7 +258,7 @@ class Orchestrator:
                 self._run_guarded(search, search.handle, done)
             for search in [search for search in self._queue.running if search.options.report_nodes]:
                 self._run_guarded(search, search.report_growth)
-            self._take_votes()
+            self._take_worked_out()
         ended, self._ended = self._ended, []
         self._asked |= bool(ended)
         return [s.result for s in ended if s.result is not None and self._searches.pop(s.search_id, None)]
@@ -267,7 +270,7 @@ class Orchestrator:
         finally:
             self._searches.clear()
             self._ended.clear()
-            self._close_votes()
+            self._close_threads()
 
     # ---- one search
 
@@ -344,42 +347,77 @@ class Orchestrator:
             search.end(select(candidates, vote))
             return
         arguments = candidates, vote, equivalence, lambda: search.result is not None, search.account
-        future = self._vote_threads.submit(search.account, partial(select, *arguments))
-        future.add_done_callback(lambda future: self._voted.put((search, future)))
+        self._work_out(search, partial(select, *arguments), search.end)
 
-    def _take_votes(self) -> None:
-        """Finish the searches whose votes are counted; wait briefly if there is nothing else to do."""
+    # ---- other threads
+
+    def _work_out(self, search: AnyRunning, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Have something worked out on another thread of a search's account, and `then` take it in on this one."""
+
+        def done(future: Future[T]) -> None:
+            self._worked_out.put((search, lambda: then(future.result())))
+
+        self._threads.submit(search.account, work).add_done_callback(done)
+
+    def _take_worked_out(self) -> None:
+        """Take in what other threads have worked out; wait briefly if there is nothing else to do."""
         idle = not (self._queue.running or len(self._queue) or self._ended) and bool(self._searches)
         while True:
             try:
-                search, future = self._voted.get(block=idle, timeout=_POLL_SECONDS)
+                search, then = self._worked_out.get(block=idle, timeout=_POLL_SECONDS)
             except Empty:
                 return
             idle = False
             if search.result is None:
-                self._run_guarded(search, lambda search=search, future=future: search.end(future.result()))
+                self._run_guarded(search, then)
 
-    def _close_votes(self) -> None:
-        """Stop the threads of votes that are no longer needed, and their comparisons."""
-        equivalence, threads = self.equivalence, self._vote_threads
-        self._vote_threads = AccountThreads(_VOTE_THREADS, "espalier-vote")
+    def _close_threads(self) -> None:
+        """Stop other threads' work, which is no longer needed, and the comparisons of votes."""
+        equivalence, threads = self.equivalence, self._threads
+        self._threads = AccountThreads(_THREADS, "espalier-vote")
         if equivalence:
             equivalence.close()  # ends open comparisons
         threads.close()
         if equivalence:
             equivalence.close()  # a thread may have started another one meanwhile
-        self._voted = SimpleQueue()
+        self._worked_out = SimpleQueue()
 
     # ---- the queue
 
     def _admit(self) -> None:
         """Start searches in queue order. One that does not fit blocks those behind it, so that it cannot starve."""
-        while (search := self._queue.next()) and (self._reserve(search) or self._reserve_in_place_of_others(search)):
+        while search := self._queue.next():
+            if not self._has_matchers(search):
+                continue
+            if not (self._reserve(search) or self._reserve_in_place_of_others(search)):
+                return
             if search.suspended:
                 search.suspended = False
                 self._run_guarded(search, self.engine.resume_owner, search.search_id)
             else:
                 self._run_guarded(search, search.start)
+
+    def _has_matchers(self, search: AnyRunning) -> bool:
+        """Return whether a search has all that binds its texts; else it leaves the queue until that is compiled.
+
+        What `check` has compiled may be in another process, or may have made room for others'.
+        """
+        compiler, missing = self._resolver.grammars, list[Grammar]()
+        for grammar in search.resolved.grammars:
+            if grammar not in search.matchers and compiler:
+                if matcher := compiler.prepared(grammar):
+                    search.matchers[grammar] = matcher
+                else:
+                    missing.append(grammar)
+        if missing and compiler:
+
+            def take(matchers: dict[Grammar, Matcher]) -> None:
+                search.matchers |= matchers
+                self._queue.add(search)
+
+            self._queue.remove(search)
+            self._work_out(search, lambda: {grammar: compiler.compile(grammar) for grammar in missing}, take)
+        return not missing
 
     def _reserve(self, search: AnyRunning) -> bool:
         """Take a slot and memory for a search that waits, if they are free."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from espalier.engine.engine import Engine
-from espalier.engine.guidance.compiled import GrammarCompiler
+from espalier.engine.guidance.grammar import Grammar
+from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
@@ -36,7 +37,6 @@ class Submission:
         on_event: receives its events.
         engine: runs the models.
         scorer: of steps; None if there is none.
-        grammars: compiles what binds the generator's texts; None without a generator.
         clock: monotonic time in seconds.
     """
 
@@ -45,7 +45,6 @@ class Submission:
     on_event: Callable[[Any], None]
     engine: Engine
     scorer: Scorer | None
-    grammars: GrammarCompiler | None = None
     clock: Callable[[], float] = time.monotonic
 
 
@@ -64,6 +63,7 @@ class Running(ABC, Generic[R, T]):
         arrival: its position in the order of submission.
         since: when it last began to run or to wait, by its queue's clock.
         deadline: end of its time limit, by the meter's clock.
+        matchers: what binds the generator's texts, each at its beginning; all of `resolved.grammars` once it runs.
         released: whether it needs the engine no longer and what was set aside for it is given back.
     """
 
@@ -77,6 +77,7 @@ class Running(ABC, Generic[R, T]):
         self.reservation: Reservation | None = None
         self.suspended = False
         self.cancelled = False
+        self.matchers: dict[Grammar, Matcher] = {}
         self.arrival = 0
         self.since = 0.0
         self._latest = self.meter.clock() + options.max_seconds

@@ -72,7 +72,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         self.candidates: tuple[Candidate, ...] | None = None
         self._digests = digests(engine, scorer)
         self._tree = TreeExpander(
-            self.search_id, resolved, salt, engine, scorer, self.meter, self._on_complete, submission.grammars
+            self.search_id, resolved, salt, engine, scorer, self.meter, self._on_complete, self.matchers
         )
         self._algorithm = make_algorithm(resolved.request, self._tree.root)
         self._asked: list[Expand] = []
@@ -115,6 +115,8 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         self._tree.handle(done)
         if not self.tree_complete and self._tree.outstanding == 0 and self._asked:
             self._end_round()
+        elif self._tree.can_run_ahead:
+            self._tree.run_ahead(self._algorithm.foresee(self._tree.fresh))
 
     def report_growth(self) -> None:
         """Report how far the paths of an unfinished round have come, if the submission asked for it."""

@@ -32,9 +32,8 @@ class ThoughtEnds:
     @classmethod
     def of(cls, marks: ThoughtMarks, tokenizer: TextTokenizer, forbidden: tuple[int, ...] = ()) -> "ThoughtEnds":
         """The ends of a checkpoint's thoughts; an answer's header belongs to them."""
-        header = marks.header[marks.header.find(marks.opening.text) :] if marks.header else ""
         token = marks.closing.token_id
-        closing = tuple(tokenizer.encode(header)) if header else () if token is None else (token,)
+        closing = tuple(tokenizer.encode(marks.direct_header)) or (() if token is None else (token,))
         return cls(tokenizer, marks.opening.token_id, closing, marks.closing.text.encode(), forbidden)
 
 

@@ -48,6 +48,11 @@ class ThoughtMarks:
     header: str = ""
     in_template: bool = True
 
+    @property
+    def direct_header(self) -> str:
+        """The header of an answer without a thought before it: what of it comes behind the end of another channel."""
+        return self.header[self.header.index(self.opening.text) :] if self.header else ""
+
     def opened_by(self, prompt: str) -> bool:
         """Return whether a prompt's end opens a thought."""
         opening = self.opening.text

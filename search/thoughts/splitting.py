@@ -20,9 +20,7 @@ class ThoughtSplitter:
         self._reader = ThoughtReader(marks, tokenizer)
         self._tokenizer = tokenizer
         self._position = OPENED if opened else Position()
-        header = marks.header
-        without_thought = header[header.index(marks.opening.text) :] if header else ""
-        self._header, self._header_at_once = (tokenizer.encode(text) for text in (header, without_thought))
+        self._header, self._direct_header = (tokenizer.encode(text) for text in (marks.header, marks.direct_header))
         self._text_marks = [mark.text for mark in (marks.opening, marks.closing) if mark.token_id is None]
         self._thought = self._blank = ""
         self._pending: list[int] = []
@@ -57,7 +55,7 @@ class ThoughtSplitter:
         """The tokens that would begin the answer here; none within a thought, and where nothing begins answers."""
         if self._position.inside:
             return []
-        return self._header if self._position.closed else self._header_at_once
+        return self._header if self._position.closed else self._direct_header
 
     def _is_part(self) -> bool:
         """True while the pending tokens may be part of a header, a character or a mark of text, read as a whole."""

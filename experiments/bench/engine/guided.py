@@ -45,7 +45,7 @@ FORMS: Mapping[str, Grammar | None] = {
 def _seconds(model: Model, grammar: Grammar | None, rows: int, steps: int) -> tuple[float, float]:
     """Mean CPU and wall seconds of a decode step of `rows` sequences, each with draws of its own."""
     compiler = GrammarCompiler(model)
-    matcher = compiler.matcher(grammar) if grammar else None
+    matcher = compiler.compile(grammar) if grammar else None
     blocks = rows * (-(-(_PROMPT + steps + _WARM_UP) // 16) + 1)
     config = model.config
     block_bytes = 16 * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 4

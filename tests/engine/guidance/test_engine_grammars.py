@@ -89,7 +89,7 @@ def test_the_end_is_drawn_where_nothing_else_may_come(
 ):
     engine = make_engine(load_model("talker"))
     sequence = engine.open(GENERATOR, [9, 8, 7])
-    matcher = compiler.matcher(regex_grammar(r"(ab|cd)[0-9]{2}"))
+    matcher = compiler.compile(regex_grammar(r"(ab|cd)[0-9]{2}"))
     samplings = [Sampling(temperature=2.0, key=key) for key in range(8)]
     done = generate(engine, sequence, *samplings, tokens=30, delimiter="", matcher=matcher)
     assert {d.cause for d in done} == {StopCause.EOS}
@@ -102,7 +102,7 @@ def test_a_matcher_that_was_given_a_wrong_token_allows_the_end_alone(
     load_model: Callable[[str], Model], compiler: GrammarCompiler
 ):
     model = load_model("talker")
-    matcher = compiler.matcher(regex_grammar(r"\d+"))
+    matcher = compiler.compile(regex_grammar(r"\d+"))
     other = matcher.copy()
     matcher.advance(model.tokenizer.encode("a")[0])
     bits = np.zeros((model.config.vocab_size + 7) // 8, dtype=np.uint8)
@@ -120,16 +120,15 @@ def test_a_prepared_grammar_is_compiled_once_and_used_by_one_search_alone(
     monkeypatch.setattr(GrammarCompiler, "_compile", lambda self, g: compiled_ones.append(g) or compile_(self, g))
     grammar = regex_grammar("a+")
     compiler.prepare(grammar)
-    first = compiler.matcher(grammar)
+    assert compiler.prepared(grammar) is not None
+    assert compiler.prepared(grammar) is None
     assert compiled_ones == [grammar]
-    assert compiler.matcher(grammar) is not first
-    assert compiled_ones == [grammar] * 2
 
 
 def test_a_grammar_that_takes_too_long_fails_for_all_its_branches(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ):
-    matcher = compiler.matcher(regex_grammar("a+"))
+    matcher = compiler.compile(regex_grammar("a+"))
     branch, bits = matcher.copy(), np.zeros(compiler.mask_bytes, dtype=np.uint8)
     monkeypatch.setattr(compiled, "_MAX_STEP_SECONDS", -1.0)
     branch.allow(bits)

@@ -33,7 +33,7 @@ class Tally:
 def started(compiler: GrammarCompiler, schema: dict[str, Any]) -> tuple[Matcher | None, str]:
     """A matcher of a schema's texts, or the reason why there is none."""
     try:
-        return compiler.matcher(json_grammar(schema)), ""
+        return compiler._compile(json_grammar(schema)), ""
     except GrammarError as error:
         return None, str(error)
 

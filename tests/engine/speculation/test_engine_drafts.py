@@ -8,6 +8,8 @@ import pytest
 from engine_driver import drain, generate, release
 
 from espalier.engine.engine import Engine
+from espalier.engine.guidance.compiled import GrammarCompiler
+from espalier.engine.guidance.grammar import regex_grammar
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.requests import RunningRequest
@@ -278,3 +280,22 @@ def test_a_result_counts_what_was_drafted_for_it(make_engine: Make):
     (one,) = generate(engine, sequence, Sampling(key=1), tokens=14, delimiter="")
     assert (one.drafted_tokens, one.accepted_tokens) == (9, 9)  # 1, 4, 4, 4 tokens and a last one
     release(engine, sequence, one.sequence)
+
+
+@pytest.mark.parametrize("wrong", [None, 1, 3, 6])
+def test_a_guided_branch_is_the_same_with_drafts_that_are_cut_where_its_matcher_ends_them(
+    wrong: int | None, make_engine: Make, load_model: Callable[[str], Model]
+):
+    matcher = GrammarCompiler(load_model("talker")).compile(regex_grammar(r"(ab|cd)[0-9]{2,20}"))
+    samplings = [Sampling(2.0, key=key) for key in range(4)]
+    how = {"tokens": 14, "delimiter": "", "matcher": matcher}
+    expected = step_of(make_engine("talker"), *samplings, **how)
+    for child in expected:
+        text = list(child[1])
+        if wrong is not None and wrong < len(text):
+            text[wrong] = 5
+        engine = drafting(make_engine, text, generator="talker")
+        assert step_of(engine, *samplings, **how) == expected
+        stats = engine.stats()[GENERATOR]
+        assert stats.accepted_tokens > 0 or wrong == 1
+        assert matcher.error == ""

@@ -1,7 +1,9 @@
 """Searches and completions whose answers or texts have a given form."""
 
 import json
+import pickle
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +14,13 @@ from thinkers import SHAPES, thinker, write_thinker
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.engine.guidance import compiled
+from espalier.engine.guidance.compiled import GrammarCompiler
+from espalier.engine.guidance.grammar import Grammar, GrammarError
 from espalier.search.completion import ChatPrompt, CompletionRequest
 from espalier.search.form import answer_in, read_form
 from espalier.search.request import AlgorithmName
-from espalier.search.result import SearchResult
+from espalier.search.result import SearchResult, StopReason
+from espalier.search.run.executor import Resolved
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.trace import replay, trace_of
 
@@ -193,3 +198,62 @@ def test_a_form_that_cannot_be_used_is_refused_by_its_field(fields: dict, wrong:
     with pytest.raises(InvalidRequestError) as refused:
         make_orchestrator().submit(replace(BEAM, **fields))
     assert [violation.field for violation in refused.value.violations] == [wrong]
+
+
+def checked_elsewhere(make_orchestrator: Make, **fields: object) -> Resolved:
+    """A request that another process has checked."""
+    elsewhere = make_orchestrator()
+    return pickle.loads(pickle.dumps(elsewhere.check(replace(BEAM, **FEW, **fields))))
+
+
+def test_what_another_process_has_checked_is_compiled_off_the_engines_thread_while_others_go_on(
+    make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
+):
+    resolved, free = checked_elsewhere(make_orchestrator), replace(BEAM, seed=7)
+    expected = [outcome(run(make_orchestrator(), request).only) for request in (replace(BEAM, **FEW), free)]
+    orchestrator, threads, may_compile = make_orchestrator(), [], threading.Event()
+    compile_ = GrammarCompiler._compile
+
+    def slow(self: GrammarCompiler, grammar: Grammar) -> object:
+        threads.append(threading.current_thread())
+        assert may_compile.wait(60)
+        return compile_(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", slow)
+    bound, other = orchestrator.submit(resolved), orchestrator.submit(free)
+    ended = []
+    while not ended:
+        ended += orchestrator.step()
+    assert [result.search_id for result in ended] == [other]
+    may_compile.set()
+    while orchestrator.busy:
+        ended += orchestrator.step()
+    assert [result.search_id for result in ended] == [other, bound]
+    assert [outcome(result) for result in reversed(ended)] == expected
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_a_search_whose_grammar_is_being_compiled_is_cancelled_at_once_and_one_that_cannot_be_fails_alone(
+    make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
+):
+    resolved = checked_elsewhere(make_orchestrator)
+    orchestrator, may_compile = make_orchestrator(), threading.Event()
+
+    def refused(self: GrammarCompiler, grammar: Grammar) -> object:
+        may_compile.wait(60)
+        raise GrammarError("is too complex")
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", refused)
+    cancelled = orchestrator.submit(resolved)
+    assert not orchestrator.step()
+    orchestrator.cancel(cancelled)
+    (result,) = orchestrator.step()
+    assert result.stop_reason is StopReason.CANCELLED
+    orchestrator.submit(resolved)
+    may_compile.set()
+    ended = []
+    while orchestrator.busy:
+        ended += orchestrator.step()
+    assert [(result.stop_reason, result.error) for result in ended] == [(StopReason.FAILED, "is too complex")]
+    orchestrator.engine.check_drained()
