@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.chat.system_prompt import render_with_system
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
@@ -21,7 +22,12 @@ _SOLUTION = "the steps of the solution"  # a placeholder that locates the templa
 
 
 class AskedFamily(PrmFamily):
-    """A family that asks questions; see the module. `info` must be set before it is created."""
+    """A family that asks questions; see the module. `info` must be set before it is created.
+
+    Attributes:
+        questions: the questions.
+        probes: the tokens of each, from the end of the assistant's turn on.
+    """
 
     def __init__(self, model: Model, questions: Sequence[str]) -> None:
         """Find the text that the chat template puts before the steps and after them.
@@ -30,6 +36,7 @@ class AskedFamily(PrmFamily):
             CheckpointError: there is no chat template, or it does not render a chat of three turns.
         """
         self.model = model
+        self.questions = tuple(questions)
         probes: list[tuple[int, ...]] = []
         for question in questions:
             before, after = self._around("2", question)
@@ -38,13 +45,14 @@ class AskedFamily(PrmFamily):
                     f"the chat template of this model leaves out a turn of three; {self.info.name} needs them"
                 )
             probes.append(tuple(model.tokenizer.encode(after)))
-        self._question, self._probe_ids, self.other_probes = questions[0], probes[0], tuple(probes[1:])
+        self.probes = tuple(probes)
+        self._probe_ids, self.other_probes = probes[0], self.probes[1:]
         self.max_probe_tokens = max(map(len, probes))
         self.max_special_tokens = 1 + self.max_probe_tokens
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem's turn, and the opening of the assistant's."""
-        return self.model.tokenizer.encode(self._around(problem, self._question)[0])
+        return self.model.tokenizer.encode(self._around(problem, self.questions[0])[0])
 
     def read(self, path: StepPath) -> ScoreInput:
         """The step with its blank line, the first question as a probe, and the place of the answer."""
@@ -57,6 +65,24 @@ class AskedFamily(PrmFamily):
         answer = "".join(stripped_step(step) + "\n\n" for step in path.steps)
         ids = [*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer), *self._probe_ids]
         return ScoreInput(tuple(ids), (len(ids) - 1,), num_probe_tokens=len(self._probe_ids), full_path=True)
+
+    def follows(self, system_prompt: str) -> bool:
+        """Return whether the questions may follow a generator's own path, whose prompt has this system prompt.
+
+        They may if the chat template's text of all turns is that prompt, the solution and a question as it is fed.
+        """
+        switches = {"enable_thinking": False, "thinking": False}
+        problem = {"role": "user", "content": "2"}
+        try:
+            prompt = render_with_system(self.model.tokenizer, system_prompt, [problem], **switches)
+            for question in self.questions:
+                turns = {"role": "assistant", "content": _SOLUTION}, {"role": "user", "content": question}
+                chat = render_with_system(self.model.tokenizer, system_prompt, [problem, *turns], **switches)
+                if chat != f"{prompt}{_SOLUTION}{self._around('2', question)[1]}":
+                    return False
+        except CheckpointError:
+            return False
+        return True
 
     def _around(self, problem: str, question: str) -> tuple[str, str]:
         """The chat before the assistant's turn and after it, up to the place of the model's answer."""

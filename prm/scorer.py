@@ -100,6 +100,7 @@ class ScoredSearch:
         seed: the request's seed.
         limits: bounds on the verifier's tokens; None for those of the model alone.
         budget: the verifier tokens that a node's step may still use.
+        sampled: whether the steps are sampled by the engine's generator; else they are given texts.
     """
 
     engine: Engine
@@ -111,6 +112,7 @@ class ScoredSearch:
     seed: int = 0
     limits: PathLimits | None = None
     budget: Callable[[Any], int] = lambda node: UNLIMITED
+    sampled: bool = False
 
 
 class ScoreSession:
@@ -192,8 +194,11 @@ class Scorer(ABC):
         reads_tokens: whether its scores may differ between steps of equal text that were sampled as other tokens; then
             only siblings that are the same tokens are merged.
         reads_probes: whether it reads the probes of paths; then each step that is not complete is probed first.
+        path_probes: lengths of what it feeds behind each step of a search, on forks of the generator's own sequence;
+            such a scorer opens no other sequences in searches.
         digests: digests of the weights or code that its scores depend on, by role, besides those of engine models.
-        rescored: role whose KV the full-rescore check uses, for one more path of a search; empty without a check.
+        rescored: role whose KV the full-rescore check uses, for one more path of a search; empty without a check. Those
+            with `path_probes` use the generator's in searches.
     """
 
     name: str
@@ -201,6 +206,7 @@ class Scorer(ABC):
     reads_texts: bool = True
     reads_tokens: bool = False
     reads_probes: bool = False
+    path_probes: tuple[int, ...] = ()
     digests: Mapping[str, str] = MappingProxyType({})
     rescored: str = ""
 

@@ -18,6 +18,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.options import LoadFormat
 from espalier.engine.roles import VERIFIER
+from espalier.prm.asked import AskedFamily
 from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
 from espalier.prm.families import (
     eurus,
@@ -55,7 +56,7 @@ class Entry:
     info: FamilyInfo
     load: Load | None
     detect: Detect | None = None
-    of_generator: Callable[[Checkpoint, Model], PrmFamily] | None = None
+    of_generator: Callable[[Checkpoint, Model], AskedFamily] | None = None
     require_askable: Callable[[Checkpoint], None] | None = None
 
     def fits(self, architecture: str) -> bool:
@@ -180,7 +181,7 @@ def require_askable(checkpoint: Checkpoint, family: str | None = None) -> None:
     check(checkpoint)
 
 
-def verifier_of_generator(checkpoint: Checkpoint, generator: Model, family: str | None = None) -> PrmFamily:
+def verifier_of_generator(checkpoint: Checkpoint, generator: Model, family: str | None = None) -> AskedFamily:
     """A generator that is asked about its own steps, on the same weights, with a KV of its own.
 
     Args:

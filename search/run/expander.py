@@ -138,7 +138,8 @@ class TreeExpander:
         self._merges_texts = resolved.request.merge_duplicates and not (self._scorer and self._scorer.reads_tokens)
         self._unscored: dict[Node, bool] = {}  # nodes that are to be scored once probed, by `in_place` of `want`
         self._on_complete = on_complete
-        self._budget = Budget(resolved.request, meter, resolved.verifier_limits is not None)
+        verifies = resolved.verifier_limits is not None or bool(self._scorer and self._scorer.path_probes)
+        self._budget = Budget(resolved.request, meter, verifies)
         self._gate = make_gate(resolved.request, self._scorer is not None) if stops_early(resolved.request) else None
         unsure = resolved.request.stop_unsure if "stop_unsure" not in unused_fields(resolved.request) else ""
         self._bar = ConfidenceBar(read_unsure_rule(unsure)) if unsure else None
@@ -182,6 +183,7 @@ class TreeExpander:
                     request.seed,
                     resolved.verifier_limits,
                     self._budget.verifier_left,
+                    sampled=True,
                 )
             )
         self.root.verifier_tokens = self._session.prompt_tokens

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.config import DecoderConfig
     from espalier.engine.models.model import Head, Model
+    from espalier.prm.asked import AskedFamily
     from espalier.prm.scorer import Scorer
     from espalier.prm.scorers.function import ScoreFunction
     from espalier.prm.verifier import Verifier
@@ -349,7 +350,9 @@ def _load(
         models[GENERATOR] = replace(load_generator(trunk, dtype, device), other_heads=other_heads)
     family, scorer = None, scorer_of(own_scorer) if own_scorer else None
     if trunk and settings.verifier == SELF:
-        family = verifier_of_generator(trunk, models[GENERATOR], settings.verifier_family)
+        asked = verifier_of_generator(trunk, models[GENERATOR], settings.verifier_family)
+        models[GENERATOR], scorer = _asked_itself(asked, models[GENERATOR], trunk, settings)
+        models[VERIFIER] = asked.model
     elif settings.verifier and not names_checkpoint(settings.verifier):
         by_name = {**SCORERS, PROBE: ProbeScorer()}
         scorer = load_own(settings.verifier) if names_function(settings.verifier) else by_name[settings.verifier]
@@ -369,6 +372,25 @@ def _load(
         )
     engine = _make_engine(settings, models, device, dtype)
     return engine, trunk and _make_generator(settings, engine, trunk), scorer
+
+
+def _asked_itself(
+    family: AskedFamily, generator: Model, checkpoint: Checkpoint, settings: RuntimeSettings
+) -> tuple[Model, Verifier]:
+    """The generator, and the scorer that asks it about its steps: on its own paths, where their layout allows.
+
+    Paths with thoughts are read apart: a question about a step would stand within the thought.
+    """
+    from espalier.engine.models.chat.system_prompt import system_prompt_of
+    from espalier.prm.scorers.own_path import HEAD, OwnPathVerifier
+    from espalier.prm.verifier import Verifier
+    from espalier.search.thoughts.marks import find_marks
+
+    system_prompt = system_prompt_of(checkpoint) if settings.system_prompt is None else settings.system_prompt
+    if find_marks(generator.tokenizer, settings.thought_marks) or not family.follows(system_prompt):
+        return generator, Verifier(family, settings.verify_incremental)
+    heads = {**generator.other_heads, HEAD: family.model.head}
+    return replace(generator, other_heads=heads), OwnPathVerifier(family, settings.verify_incremental)
 
 
 def _load_draft(checkpoint: Checkpoint, generator: Model, dtype: torch.dtype, device: torch.device) -> Model:

@@ -109,9 +109,10 @@ class Resolver:
             model = self._generator.model
             probes = plan_probes(every, model.tokenizer, thoughts, model.config.max_positions)
         grammar, probe_grammar = self._grammars_of(effective, probed=probes is not None)
-        limits = PathLimits(len(prompt), path_tokens, step_tokens, probes.max_tokens if probes else 0)
+        behind = (*([probes.max_tokens] if probes else []), *(scorer.path_probes if scorer else ()))
+        limits = PathLimits(len(prompt), path_tokens, step_tokens, max(behind, default=0), max(1, len(behind)))
         verifier_prompt, verifier_limits = (), None
-        if scorer:
+        if scorer and not scorer.path_probes:
             tokenizer = self._generator.model.tokenizer
             verifier_prompt = scorer.prompt(request.problem_text)
             steps = min(effective.max_steps or max(DEFAULT_MAX_STEPS, path_tokens // _STEP_TOKENS), path_tokens)
@@ -321,6 +322,8 @@ class Resolver:
         """
         estimates = memory_estimate(request)
         rescored = self._scorer.rescored if self._scorer else ""
+        if rescored and self._scorer and self._scorer.path_probes:
+            rescored = GENERATOR
         of_verifier = self._blocks_of(VERIFIER, estimates, verifier, rescored) if verifier else {}
         while True:
             blocks = self._blocks_of(GENERATOR, estimates, generator, rescored) | of_verifier
