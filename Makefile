@@ -66,9 +66,10 @@ $(TOOLS)/lm_eval/.installed: TOOL_PACKAGES := 'lm_eval[api]==0.4.13' accelerate
 $(TOOLS)/inspect_ai/.installed: TOOL_PACKAGES := inspect_ai==0.3.285
 $(TOOLS)/its_hub/.installed: TOOL_PACKAGES := 'its_hub[iaas,lm]==1.2.0' openai
 $(TOOLS)/kubernetes/.installed: TOOL_PACKAGES := kubernetes-validate==1.37.0
+$(TOOLS)/trl/.installed: TOOL_PACKAGES := trl==1.16.0
 $(TOOLS)/triton/.installed: TOOL_PACKAGES := 'tritonclient[grpc,http]==2.73.0' 'protobuf<7'
 
-test-tools: $(foreach tool,lm_eval inspect_ai its_hub triton kubernetes,$(TOOLS)/$(tool)/.installed)  ## tools of others that call the server, such as lm_eval, or check its files
+test-tools: $(foreach tool,lm_eval inspect_ai its_hub trl triton kubernetes,$(TOOLS)/$(tool)/.installed)  ## tools of others that call the server, such as lm_eval, or check its files
 	$(BIN)/python -m pytest -m tools $(HANGS)
 
 lint: $(VENV)/.tests  ## style, types, layers

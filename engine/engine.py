@@ -443,6 +443,31 @@ class Engine:
         self._in_flight = [batch for batch in self._in_flight if batch[0] != role]
         self.schedulers[role].drop_all_kv()
 
+    def replace_model(self, role: str, model: Model) -> None:
+        """Go on with other weights of a role's model, from the next step on.
+
+        Steps in flight end by the old ones. Sequences keep their tokens, and no KV of the old weights is left, live or
+        cached: it is computed again by the new ones, so that a step never mixes both. Drafts need no word of it, as
+        they are verified.
+
+        Args:
+            role: of a model that no other role shares weights with.
+            model: of the same configuration, with the tokenizer of the old one.
+
+        Raises:
+            MisuseError: it is none. The old model stays, as it does where the new one cannot be made ready.
+        """
+        old = self._runners[role].model
+        if model.config != old.config or model.tokenizer is not old.tokenizer:
+            raise MisuseError(f"the {role}'s weights can be replaced by others of the same configuration alone")
+        self._settle()
+        layouts = _layouts(model, self.settings.block_size, self.kv_pool.slab_bytes)
+        runner = ModelRunner(role, model, layouts, self.kv_pool)
+        self._runners[role].close()
+        self._runners[role] = runner
+        # Hashes of prefixes keep the digest of the first weights: blocks of others are all gone.
+        self.schedulers[role].replace_model(model)
+
     def footprint(self, sequences: Sequence[KVSequence]) -> Footprint:
         """The blocks that `sequences` hold together.
 

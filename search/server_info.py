@@ -1,4 +1,4 @@
-"""State of an executor and of a server, as `GetServerInfo` reports it."""
+"""State of an executor and of a server, as `GetServerInfo` reports it, and of a reload that is done."""
 
 from dataclasses import dataclass, field
 
@@ -58,3 +58,18 @@ class ServerInfo:
     max_searches: int
     max_queue: int
     model_names: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """A reload that is done: what is asked from now on is answered by the new weights alone.
+
+    Attributes:
+        digest: of the checkpoint that the generator has now.
+        digest_before: of the one that it had.
+        seconds: that it took.
+    """
+
+    digest: str
+    digest_before: str
+    seconds: float

@@ -157,6 +157,17 @@ def edit_tensors(file: Path, changes: Mapping[str, torch.Tensor | None]) -> None
     save_file({k: v.contiguous() for k, v in merged.items() if v is not None}, file, metadata={"format": "pt"})
 
 
+def disturb(folder: Path, seed: int = 1, share: float = 0.3) -> Path:
+    """Change all weights of a checkpoint, each by about a share of its tensor's usual size, as training on does."""
+    file, generator = folder / "model.safetensors", torch.Generator().manual_seed(seed)
+    changed = dict[str, torch.Tensor | None]()
+    for name, tensor in sorted(load_file(file).items()):
+        noise = torch.randn(tensor.shape, generator=generator)
+        changed[name] = (tensor.float() + share * tensor.float().std(correction=0) * noise).to(tensor.dtype)
+    edit_tensors(file, changed)
+    return folder
+
+
 def randomize(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     """Every parameter random, biases and norms too: a test against zeros and ones would miss a swapped pair."""
     torch.manual_seed(seed)

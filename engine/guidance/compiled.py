@@ -50,7 +50,8 @@ class GrammarCompiler:
 
     def __init__(self, model: Model) -> None:
         """Compile for `model`; nothing is imported or made before the first grammar."""
-        self._model = model
+        # Not the model itself, whose weights may be replaced.
+        self._text, self._vocab_size, self._ends = model.tokenizer, model.config.vocab_size, model.eos_token_ids
         self._lock = threading.Lock()
         self._tokenizer: Any = None
         self._prepared: OrderedDict[Grammar, list[Matcher]] = OrderedDict()
@@ -59,7 +60,7 @@ class GrammarCompiler:
     @property
     def mask_bytes(self) -> int:
         """Bytes of the bits that a matcher writes."""
-        return (self._model.config.vocab_size + 7) // 8
+        return (self._vocab_size + 7) // 8
 
     def compile(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of a text; takes seconds at most, and is nothing for the engine's thread.
@@ -102,7 +103,7 @@ class GrammarCompiler:
             GrammarError: see `compile`.
         """
         matcher = self._compile(grammar)
-        ids = self._model.tokenizer.encode(text)
+        ids = self._text.encode(text)
         return matcher.library.try_consume_tokens(ids) == len(ids) and matcher.library.is_accepting()
 
     def _try(self, grammar: Grammar) -> None:
@@ -136,11 +137,11 @@ class GrammarCompiler:
         if self._tokenizer is None:
             from llguidance import LLTokenizer, TokenizerWrapper
 
-            vocabulary = self._model.config.vocab_size
-            ends = [i for i in self._model.eos_token_ids if i < vocabulary]
+            vocabulary = self._vocab_size
+            ends = [i for i in self._ends if i < vocabulary]
             if not ends:
                 raise GrammarError(_NO_END)
-            wrapped = TokenizerWrapper(_Vocabulary(self._model.tokenizer, vocabulary, ends[0]))
+            wrapped = TokenizerWrapper(_Vocabulary(self._text, vocabulary, ends[0]))
             bits = np.zeros(8 * ((vocabulary + 7) // 8), dtype=bool)
             bits[ends] = True
             self._tokenizer = LLTokenizer(wrapped, vocabulary, ends), np.packbits(bits, bitorder="little")

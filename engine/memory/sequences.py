@@ -217,8 +217,12 @@ class SequenceTable:
         self._stops.pop(row, None)
         self._preempted.add(row)
 
-    def drop_all(self) -> None:
-        """Free all KV and forget its hashes, for a step failed and what its blocks hold is not certain."""
+    def drop_all(self, cached: bool = False) -> None:
+        """Free all KV and forget its hashes, for a step failed and what its blocks hold is not certain.
+
+        Args:
+            cached: whether blocks that no sequence refers to are not to be used again either.
+        """
         for group, pool in enumerate(self.pools):
             for sequence in (sequence for owned in self._of_owner.values() for sequence in owned):
                 for block in self.block_table(sequence, group).tolist():
@@ -227,7 +231,7 @@ class SequenceTable:
         for sequence in (sequence for owned in self._of_owner.values() for sequence in owned):
             self._drop(sequence.row)
         for pool in self.pools:  # what the step wrote may be behind a window already, and in no block table any more
-            while pool.window is not None and pool.reclaim_idle_slab():
+            while (cached or pool.window is not None) and pool.reclaim_idle_slab():
                 pass
 
     def match_prefix(self, row: int, most: int) -> bool:

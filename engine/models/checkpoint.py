@@ -17,13 +17,12 @@ from espalier.engine.models.adapter import Adapter
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.families import GENERATOR_CLASSES, family_of, impl_of, parse_decoder_config
 from espalier.engine.models.load_cache import LoadCache, code_state
-from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
+from espalier.engine.models.options import GGUF, LoadFormat, ModelImpl, Quantization
 from espalier.engine.models.stored.base import StoredFormat
 from espalier.engine.models.stored.formats import stored_format
 from espalier.engine.models.stored.packed import PackedWeights
 from espalier.engine.models.text_files import parse_object, read_text, require
 from espalier.engine.models.weights import (
-    GGUF,
     TensorInfo,
     WeightFile,
     open_weight_file,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.adapter import adapter_files, base_of, is_adapter
-from espalier.engine.models.options import LoadFormat
-from espalier.engine.models.weights import GGUF, SMALL_FILES, named_files, parts_of, weight_lists
+from espalier.engine.models.options import GGUF, LoadFormat
+from espalier.engine.models.weights import SMALL_FILES, named_files, parts_of, weight_lists
 
 _ENTRY_POINTS = "espalier.checkpoints"
 _HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(:(?P<gguf>[\w.-]+))?(@(?P<revision>[\w./-]+))?")

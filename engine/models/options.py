@@ -2,6 +2,9 @@
 
 from enum import StrEnum
 
+GGUF = ".gguf"
+"""Suffix of GGUF files; one holds tensors and all that small files say."""
+
 
 class LoadFormat(StrEnum):
     """Formats of weight files."""

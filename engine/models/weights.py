@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.options import LoadFormat
+from espalier.engine.models.options import GGUF, LoadFormat
 from espalier.engine.models.text_files import parse_object, read_text
 
 
@@ -167,8 +167,6 @@ def _damaged(path: Path, reason: object) -> CheckpointError:
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 """Patterns of configuration, tokenizer, chat template and indices of weight files."""
 _INDEX = ".index.json"
-GGUF = ".gguf"
-"""Suffix of GGUF files; one holds tensors and all that small files say."""
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _STEMS = {LoadFormat.SAFETENSORS: "model.safetensors", LoadFormat.BIN: "pytorch_model.bin"}
 

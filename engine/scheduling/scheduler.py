@@ -247,6 +247,16 @@ class Scheduler:
         for item in self._waiting:
             item.values.clear()
 
+    def replace_model(self, model: Model) -> None:
+        """Go on with other weights, by which all KV is computed again; no step may be in flight.
+
+        Args:
+            model: of the same shape, with the same tokenizer and tokens that end a generation.
+        """
+        self.drop_all_kv()
+        self.table.drop_all(cached=True)
+        self._model = model
+
     def schedule(self, max_tokens: int) -> StepPlan | None:
         """The next step, of at most `max_tokens` tokens; None when there is nothing to run.
 

@@ -23,10 +23,8 @@ from espalier.engine.errors import FatalError
 from espalier.experiments.executors import process_worker
 from espalier.experiments.executors.devices import Place, places_of
 from espalier.experiments.executors.process_worker import Channel, CheckReply, CheckRequest
-from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Report, Stepped
-from espalier.search.run.executor import AnyRequest
+from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Question, Report, Stepped
 from espalier.search.run.load import RuntimeSettings
-from espalier.search.tokenization import TokenizationRequest
 
 log = logging.getLogger("espalier.executors")
 
@@ -72,7 +70,7 @@ class ProcessTransport:
             with suppress(OSError):  # it has ended, which `poll` tells
                 process.send(order)
 
-    def check(self, worker: int, request: AnyRequest | TokenizationRequest, seconds: float) -> Any:
+    def check(self, worker: int, request: Question, seconds: float) -> Any:
         """Have a worker resolve a request."""
         if (process := self._keepers[worker].process) is None:
             raise NoAnswerError(f"worker {worker} has ended")
@@ -197,7 +195,7 @@ class _Process:
         """End the process at once; `receive` comes to its end."""
         self._popen.kill()
 
-    def check(self, request: AnyRequest | TokenizationRequest, seconds: float) -> Any:
+    def check(self, request: Question, seconds: float) -> Any:
         """See `Transport.check`."""
         number, answer = next(self._numbers), Future[Any]()
         self._answers[number] = answer

@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.executors.transport import Cancel, Report, Run, Tell
+from espalier.experiments.executors.transport import Cancel, PrepareReload, Question, Reload, Report, Run, Tell
 from espalier.experiments.executors.worker import Worker
-from espalier.search.run.executor import AnyRequest, Resolved
-from espalier.search.tokenization import Tokenization, TokenizationRequest
+from espalier.search.run.executor import Resolved
+from espalier.search.tokenization import Tokenization
 
 _END_SECONDS = 5.0
 """Seconds to finish a step and to end the processes that compare answers, once the executor has gone."""
@@ -32,15 +32,15 @@ class CheckRequest:
     """A request to check, and the number that the answer will carry."""
 
     number: int
-    request: AnyRequest | TokenizationRequest
+    request: Question
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReply:
-    """The request as it was resolved, or the error that was raised for it."""
+    """The request as it was resolved, or the digest of what was prepared, or the error that was raised for it."""
 
     number: int
-    resolved: Resolved | Tokenization | None = None
+    resolved: Resolved | Tokenization | str | None = None
     error: Exception | None = None
 
 
@@ -94,14 +94,12 @@ def _listen(channel: Channel, worker: Worker) -> None:
     try:
         while message := channel.receive():
             match message:
-                case Run() | Cancel() | Tell():
+                case Run() | Cancel() | Tell() | Reload():
                     worker.tell(message)
-                case CheckRequest(number, request):
-                    try:
-                        answer = CheckReply(number, worker.check(request))
-                    except EspalierError as error:
-                        answer = CheckReply(number, error=error)
-                    _send(channel, answer)
+                case CheckRequest(_, PrepareReload()):  # takes as long as loading does
+                    threading.Thread(target=_answer, args=(channel, worker, message), daemon=True).start()
+                case CheckRequest():
+                    _answer(channel, worker, message)
         if worker.loaded:
             worker.stop()
             time.sleep(_END_SECONDS)
@@ -109,6 +107,14 @@ def _listen(channel: Channel, worker: Worker) -> None:
         log.exception("a message could not be read")
     finally:
         os._exit(1)
+
+
+def _answer(channel: Channel, worker: Worker, asked: CheckRequest) -> None:
+    try:
+        answer = CheckReply(asked.number, worker.check(asked.request))
+    except EspalierError as error:
+        answer = CheckReply(asked.number, error=error)
+    _send(channel, answer)
 
 
 def _send(channel: Channel, message: Report | CheckReply) -> None:

@@ -12,10 +12,8 @@ from typing import Any
 from espalier.engine.errors import EspalierError, FatalError, first_line
 from espalier.experiments.executors.ray_worker import RayWorker
 from espalier.experiments.executors.settings import ExecutorSettings
-from espalier.experiments.executors.transport import Lost, NoAnswerError, Order, Report
-from espalier.search.run.executor import AnyRequest
+from espalier.experiments.executors.transport import Lost, NoAnswerError, Order, Question, Report
 from espalier.search.run.load import RuntimeSettings
-from espalier.search.tokenization import TokenizationRequest
 
 _CONNECT_SECONDS = 10.0
 _PATHS = ("generator", "verifier", "verifier_family", "verifier_reference", "cache_dir", "load_cache")
@@ -57,7 +55,7 @@ class RayTransport:
         self._calls[self._actors[worker].tell.remote(self._sent[worker], order)] = worker, "tell"
         self._sent[worker] += 1
 
-    def check(self, worker: int, request: AnyRequest | TokenizationRequest, seconds: float) -> Any:
+    def check(self, worker: int, request: Question, seconds: float) -> Any:
         """Have a worker resolve a request."""
         try:
             return self._ray.get(self._actors[worker].check.remote(request), timeout=seconds)

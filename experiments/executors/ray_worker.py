@@ -5,11 +5,11 @@ import os
 import threading
 from collections.abc import AsyncIterator
 
-from espalier.experiments.executors.transport import Loaded, Lost, Order, Report
+from espalier.experiments.executors.transport import Loaded, Lost, Order, PrepareReload, Question, Report
 from espalier.experiments.executors.worker import Worker
-from espalier.search.run.executor import AnyRequest, Resolved
+from espalier.search.run.executor import Resolved
 from espalier.search.run.load import RuntimeSettings
-from espalier.search.tokenization import Tokenization, TokenizationRequest
+from espalier.search.tokenization import Tokenization
 
 
 class RayWorker:
@@ -64,8 +64,10 @@ class RayWorker:
             self._next += 1
             self._worker.tell(due)
 
-    async def check(self, request: AnyRequest | TokenizationRequest) -> Resolved | Tokenization:
+    async def check(self, request: Question) -> Resolved | Tokenization | str:
         """Resolve a request; see `Worker.check`."""
+        if isinstance(request, PrepareReload):  # takes as long as loading does
+            return await asyncio.to_thread(self._worker.check, request)
         return self._worker.check(request)
 
     def _send(self, report: Report) -> None:

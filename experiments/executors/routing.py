@@ -137,6 +137,7 @@ class WorkerState:
     Attributes:
         number: its number.
         up: whether it can be given searches.
+        folder: whose weights it has in the generator's place, as it last said; empty for those of its start.
         running: the searches that it was given and that have not ended.
         recent: what its prefix cache may hold.
         heard: time of its last report, or of its first search after none.
@@ -146,6 +147,7 @@ class WorkerState:
 
     number: int
     up: bool = False
+    folder: str = ""
     running: dict[str, Search] = field(default_factory=dict)
     recent: RecentProblems = field(default_factory=RecentProblems)
     heard: float = 0.0

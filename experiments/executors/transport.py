@@ -43,12 +43,28 @@ class Tell:
     turn: SessionTurn
 
 
-Order = Run | Cancel | Tell
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Order to go on with the weights of a folder, once they are loaded; answered by a `Loaded` with its name."""
+
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareReload:
+    """Request to load the weights of a folder, beside those that go on, for `Reload`; None lets go of such."""
+
+    folder: str | None
+
+
+Question = AnyRequest | TokenizationRequest | PrepareReload
+"""Asked of a worker, which answers whatever it runs meanwhile."""
+Order = Run | Cancel | Tell | Reload
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The worker can search from now on, and runs nothing yet.
+    """The worker can search from now on, and runs nothing yet; or it goes on with the weights of `folder`.
 
     Version and models must be the same for all workers, for results not to depend on the worker.
     """
@@ -59,6 +75,7 @@ class Loaded:
     hardware: dict[str, Any]
     defaults: RequestDefaults
     held: Occupancy
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +118,8 @@ class Transport(Protocol):
         """
         ...
 
-    def check(self, worker: int, request: AnyRequest | TokenizationRequest, seconds: float) -> Any:
-        """Have a worker resolve a request; may be called on any thread.
+    def check(self, worker: int, request: Question, seconds: float) -> Any:
+        """Have a worker resolve a request, or prepare a reload; may be called on any thread.
 
         Raises:
             NoAnswerError: it did not answer within `seconds`.

@@ -16,6 +16,9 @@ from espalier.experiments.executors.transport import (
     Lost,
     NoAnswerError,
     Order,
+    PrepareReload,
+    Question,
+    Reload,
     Report,
     Run,
     Stepped,
@@ -23,7 +26,7 @@ from espalier.experiments.executors.transport import (
 )
 from espalier.experiments.runs.provenance import hardware
 from espalier.search.result import Finished, SearchResult
-from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, Resolved
+from espalier.search.run.executor import AnyEvent, Rejected, Resolved
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.run.failure import reason_of
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
@@ -75,9 +78,7 @@ class Worker:
         try:
             orchestrator = load_orchestrator(self._runtime)
             self._orchestrator = orchestrator
-            models, kv_memory = orchestrator.describe_models(), orchestrator.kv_memory_bytes
-            held, defaults = orchestrator.occupancy(), orchestrator.defaults
-            self._send(Loaded(__version__, models, kv_memory, hardware(), defaults, held))
+            self._send(_loaded(orchestrator))
             self._loop.run(orchestrator, self._report)
             orchestrator.close()
         except Exception as error:
@@ -94,6 +95,8 @@ class Worker:
                 self._loop.call(lambda orchestrator: orchestrator.cancel(name))
             case Tell(name, turn):
                 self._loop.call(lambda orchestrator: orchestrator.tell(name, turn))
+            case Reload(folder):
+                self._loop.call(partial(self._reload, folder=folder))
 
     def forget(self) -> None:
         """Drop all searches, for an executor that has taken this worker for lost."""
@@ -103,8 +106,8 @@ class Worker:
         """Make `run` return after the current step, without any further result."""
         self._loop.stop()
 
-    def check(self, request: AnyRequest | TokenizationRequest) -> Resolved | Tokenization:
-        """Resolve a request.
+    def check(self, request: Question) -> Resolved | Tokenization | str:
+        """Resolve a request, or prepare a reload; see `Executor.prepare_reload`.
 
         Raises:
             NoAnswerError: nothing is loaded yet.
@@ -115,6 +118,11 @@ class Worker:
         try:
             if isinstance(request, TokenizationRequest):
                 return self._orchestrator.tokenize(request)
+            if isinstance(request, PrepareReload):
+                if request.folder is not None:
+                    return self._orchestrator.prepare_reload(request.folder)
+                self._orchestrator.cancel_reload()
+                return ""
             return self._orchestrator.check(request)
         except Exception as error:
             raise _public(error) from None
@@ -150,10 +158,20 @@ class Worker:
         except Exception as error:
             self._events.append(Rejected(name, _public(error)))
 
+    def _reload(self, orchestrator: Orchestrator, folder: str) -> None:
+        orchestrator.reload(folder)
+        self._send(_loaded(orchestrator, folder))
+
     def _forget(self, orchestrator: Orchestrator) -> None:
         orchestrator.drop(list(self._running))
         self._running.clear()
         self._events.clear()
+
+
+def _loaded(orchestrator: Orchestrator, folder: str = "") -> Loaded:
+    models, kv_memory = orchestrator.describe_models(), orchestrator.kv_memory_bytes
+    held, defaults = orchestrator.occupancy(), orchestrator.defaults
+    return Loaded(__version__, models, kv_memory, hardware(), defaults, held, folder)
 
 
 def _public(error: Exception) -> EspalierError:

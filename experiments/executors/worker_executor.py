@@ -10,18 +10,23 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from espalier.engine.errors import FatalError, first_line
+from espalier.engine.errors import CheckpointError, EspalierError, FatalError, first_line
 from espalier.engine.interrupts import interrupts_held
+from espalier.engine.roles import GENERATOR
 from espalier.engine.stats import total
-from espalier.experiments.executors.routing import Search, WorkerState, choose_worker
+from espalier.experiments.executors.routing import RecentProblems, Search, WorkerState, choose_worker
 from espalier.experiments.executors.transport import (
     Cancel,
     Loaded,
     Lost,
     NoAnswerError,
+    PrepareReload,
+    Reload,
     Report,
     Run,
     Stepped,
@@ -50,6 +55,8 @@ _MAX_ASKED = 2
 """Workers that are asked about a request before it is checked without them."""
 _SILENT_SECONDS = 120.0
 """Seconds without a report after which a worker with searches hangs; its first steps may have to compile kernels."""
+_LOAD_SECONDS = 1800.0
+"""Seconds that a worker has to load weights that are to take the generator's place."""
 _LOST_SECONDS = 300.0
 """Seconds without any worker after which no search can continue."""
 
@@ -85,6 +92,8 @@ class WorkerExecutor:
         self._waiting: list[Search] = []  # those that no worker runs, in order
         self._finished: list[AnyResult] = []
         self._none_since: float | None = None
+        self._folder = ""  # whose weights are to be in the generator's place; empty for those of the start
+        self._prepared = "", ""  # folder and digest of what all workers have loaded beside
         self._workers = [WorkerState(number) for number in range(transport.workers)]
         self.equivalence = make_equivalence(runtime.answer_equivalence, runtime.grader_memory)
         try:
@@ -145,6 +154,55 @@ class WorkerExecutor:
             return self._ask(request)
         except NoAnswerError as why:
             raise NotReadyError(f"{why}; try again later") from None
+
+    def prepare_reload(self, folder: str) -> str:
+        """Have all workers load weights beside those that go on; if one cannot, all let go of them."""
+        workers = [worker.number for worker in self._workers]
+        try:
+            with ThreadPoolExecutor(len(workers)) as pool:
+                asked = PrepareReload(folder)
+                found = list(pool.map(lambda number: self._transport.check(number, asked, _LOAD_SECONDS), workers))
+            if len(set(found)) > 1:
+                raise CheckpointError(f"{folder} is not the same for all workers: their digests differ")
+        except NoAnswerError as why:
+            self.cancel_reload()
+            raise NotReadyError(f"{why}; try again later") from None
+        except BaseException:
+            self.cancel_reload()
+            raise
+        self._prepared = folder, found[0]
+        return found[0]
+
+    def cancel_reload(self) -> None:
+        """Have all workers let go of what they have loaded beside."""
+        for worker in self._workers:
+            with suppress(EspalierError):  # it is lost, and so is what it held
+                self._transport.check(worker.number, PrepareReload(None), _ANSWER_SECONDS)
+
+    def reload(self, folder: str) -> None:
+        """Have each worker go on with other weights between two of its steps; waits until all do, or are lost.
+
+        One that comes back later is given them before its first search.
+        """
+        if self._prepared[0] != folder:
+            self.prepare_reload(folder)
+        self._folder, digest = self._prepared
+        self._prepared = "", ""
+        self._description = replace(self._description, models={**self._description.models, GENERATOR: digest})
+        waited_for = [worker for worker in self._workers if worker.up]
+        for worker in waited_for:
+            worker.folder, worker.recent, worker.heard = "", RecentProblems(), time.monotonic()
+            self._transport.send(worker.number, Reload(folder))
+        late = time.monotonic() + _SILENT_SECONDS
+        while True:
+            self._hear(self._transport.poll(_WAIT_SECONDS))
+            if not (left := [worker.number for worker in waited_for if worker.up and worker.folder != folder]):
+                return
+            if time.monotonic() > late:
+                late += _SILENT_SECONDS
+                for number in left:
+                    log.warning("worker %d does not take the weights of %s, and is ended", number, folder)
+                    self._transport.restart(number)
 
     def _ask(self, request: AnyRequest | TokenizationRequest) -> Any:
         why = NoAnswerError("all workers are lost")
@@ -282,11 +340,14 @@ class WorkerExecutor:
             worker = self._workers[number]
             worker.heard = time.monotonic()
             match report:
+                case Loaded(folder=folder) if folder != self._folder and not worker.up:
+                    self._transport.send(number, Reload(self._folder))  # it has the weights of its start
                 case Loaded() if why := self._differs(number, report):
+                    worker.up = False
                     log.warning("worker %d did not come back: %s", number, why)
                 case Loaded():
-                    log.warning("worker %d is back", number)
-                    worker.up, worker.held = True, report.held
+                    log.info("worker %d goes on" if worker.up else "worker %d is back", number)
+                    worker.up, worker.held, worker.folder = True, report.held, report.folder
                 case Stepped():
                     worker.held = report.held
                     for event in report.events:

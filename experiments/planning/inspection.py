@@ -15,10 +15,10 @@ from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.families import GENERATOR_CLASSES
 from espalier.engine.models.hub import HubSettings, locate_with_adapter
 from espalier.engine.models.model import Model, load_generator
-from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
+from espalier.engine.models.options import GGUF, LoadFormat, ModelImpl, Quantization
 from espalier.engine.models.quantization import chosen_quantization, layer_bytes
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.engine.models.weights import GGUF, named_files, weight_lists
+from espalier.engine.models.weights import named_files, weight_lists
 from espalier.engine.models.zoo.description import TransformersConfig
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.base import PrmFamily, StepPath, special_tokens_in

@@ -23,12 +23,13 @@ from espalier.search.rollout import RolloutRequest, RolloutResult
 from espalier.search.schema import from_values
 from espalier.search.score_session import ScoreSessionRequest
 from espalier.search.scores import ScoreRequest, ScoreResult, make_score_request
-from espalier.search.server_info import ServerInfo
+from espalier.search.server_info import Reloaded, ServerInfo
 from espalier.search.service.access.calls import REQUEST_ID, request_id_of
 from espalier.search.service.grpc_api.convert import (
     SESSION_OPEN,
     event_from_wire,
     info_from_wire,
+    reloaded_from_wire,
     request_to_wire,
     result_from_wire,
     rollout_from_wire,
@@ -375,6 +376,20 @@ class AsyncSearchClient:
         """Return what the server serves, and what it holds now; raises `ServiceError` as `solve` does."""
         message = pb.GetServerInfoRequest()
         return await _only(self._responses(self._stub.GetServerInfo, message, info_from_wire, timeout))
+
+    async def reload(self, path: str, timeout: float | None = TIMEOUT) -> Reloaded:
+        """Have the server's generator go on with other weights; searches meanwhile go on.
+
+        Args:
+            path: of the checkpoint, below the server's `--reload-folder`.
+            timeout: as of `solve`. The server goes on when it ends.
+
+        Raises:
+            InvalidRequestError: there is no such checkpoint, or it differs from the generator in more than its weights.
+            ServiceError: the call failed for any other reason.
+        """
+        message = pb.ReloadRequest(path=path)
+        return await _only(self._responses(self._stub.Reload, message, reloaded_from_wire, timeout))
 
     async def health(self, timeout: float | None = HEALTH_TIMEOUT) -> bool:
         """Return whether the server accepts searches: it does not while it loads or drains. Asks once.

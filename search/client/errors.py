@@ -56,7 +56,7 @@ def _text(code: grpc.StatusCode, details: str, endpoint: str, from_server: bool)
             return f"no result from {endpoint} within the timeout; allow more time or ask for a smaller search"
         case grpc.StatusCode.CANCELLED:
             return "the search was cancelled"
-        case grpc.StatusCode.UNIMPLEMENTED:
+        case grpc.StatusCode.UNIMPLEMENTED if not from_server:
             return f"the server at {endpoint} does not offer espalier.v1; is it an Espalier server?"
     return details or f"the call failed with {code.name}"
 

@@ -103,6 +103,7 @@ class SearchClient:
         return ScoreSession(usable.run(partial(_make_session, args, kwargs)), usable.run)
 
     server_info = _blocking(AsyncSearchClient.server_info)
+    reload = _blocking(AsyncSearchClient.reload)
     health = _blocking(AsyncSearchClient.health)
 
 

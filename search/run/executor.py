@@ -307,6 +307,33 @@ class Executor(Protocol):
         """
         ...
 
+    def prepare_reload(self, folder: str) -> str:
+        """Load the weights that `reload` is to take, beside those that go on; may be called on any thread.
+
+        Args:
+            folder: of a checkpoint that differs from the generator's in its weights alone.
+
+        Returns:
+            The digest of the checkpoint.
+
+        Raises:
+            CheckpointError: it cannot be loaded, or differs in more; nothing has changed then.
+            NoAnswerError: a worker does not answer.
+        """
+        ...
+
+    def reload(self, folder: str) -> None:
+        """Go on with a checkpoint's weights for the generator's, between two steps; it is loaded unless it was before.
+
+        What runs goes on where it is: its tokens stay, and are read again by the new weights. What was kept of prompts
+        is dropped.
+        """
+        ...
+
+    def cancel_reload(self) -> None:
+        """Let go of what `prepare_reload` has loaded; may be called on any thread."""
+        ...
+
     def tell(self, search_id: str, turn: SessionTurn) -> None:
         """Go on with a session of scores. Unknown and finished ids are ignored."""
         ...

@@ -139,12 +139,7 @@ class Generator:
             ) from None
         except RequestTooLargeError:
             pass  # each request will say so
-        sampling = {
-            "temperature": _configured(defaults, "temperature", 0.8, 0, 10),
-            "top_k": max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0),  # -1 is another word for all
-            "top_p": max(_configured(defaults, "top_p", 1, 0, 1), _MIN_TOP_P),
-            "min_p": _configured(defaults, "min_p", 0, 0, 1),
-        }
+        sampling = sampling_defaults(defaults)
         by_mode: dict[ThinkingMode, Parameters] = {}
         if self.marks and self._has_switch:
             by_mode = {mode: sampling_for(sampling, self._rendered("2", (), mode)[2]) for mode in ThinkingMode}
@@ -312,6 +307,20 @@ class Generator:
         if len(ids) + for_tokens > (limit := self.model.config.max_positions):
             raise RequestTooLargeError(f"the prompt has {len(ids)} tokens and the generator's context is {limit}")
         return ids
+
+
+def sampling_defaults(defaults: dict[str, Any]) -> dict[str, Any]:
+    """Values of `generation_config.json` for the parameters of sampling that requests leave open, or those without.
+
+    Raises:
+        CheckpointError: one of them is not a number or is out of range.
+    """
+    return {
+        "temperature": _configured(defaults, "temperature", 0.8, 0, 10),
+        "top_k": max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0),  # -1 is another word for all
+        "top_p": max(_configured(defaults, "top_p", 1, 0, 1), _MIN_TOP_P),
+        "min_p": _configured(defaults, "min_p", 0, 0, 1),
+    }
 
 
 def _configured(defaults: dict[str, Any], name: str, default: float, minimum: float, maximum: float) -> float:

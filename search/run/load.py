@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
@@ -441,6 +442,7 @@ def load_orchestrator(
     """
     engine, generator, scorer = _load(settings, on_bytes, own_scorer=own_scorer)
     from espalier.search.run.orchestrator import Orchestrator
+    from espalier.search.run.reload import load_weights
     from espalier.search.voting.equivalence import make_equivalence
 
     assert generator
@@ -452,6 +454,9 @@ def load_orchestrator(
         equivalence=make_equivalence(settings.answer_equivalence, settings.grader_memory),
         model_names=model_names(settings),
         expected_tokens=settings.expected_tokens,
+        load_weights=partial(
+            load_weights, engine, generator, partial(_open_in_its_place, settings), settings.system_prompt is None
+        ),
     )
 
 
@@ -549,6 +554,15 @@ def load_verifier_alone(
     engine, _, scorer = _load(replace(settings, generator=""), on_bytes)
     assert isinstance(scorer, Verifier)
     return engine, scorer
+
+
+def _open_in_its_place(settings: RuntimeSettings, folder: str) -> Checkpoint:
+    """Open a checkpoint as the generator's was, without any that goes with it."""
+    alone = replace(settings, generator=folder, verifier="", verifier_reference="", draft="", load_cache="none")
+    opened = _open_checkpoints(alone, None)
+    if _device(settings.device).type == "cpu":
+        _require_memory(opened, settings)
+    return opened[GENERATOR]
 
 
 def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None) -> dict[str, Checkpoint]:

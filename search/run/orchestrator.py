@@ -12,10 +12,12 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import FatalError, PartialFailureError
+from espalier.engine.errors import FatalError, MisuseError, PartialFailureError
 from espalier.engine.guidance.grammar import Grammar
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.interrupts import interrupts_held
+from espalier.engine.models.model import Model
+from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
@@ -37,10 +39,10 @@ from espalier.search.run.executor import (
 from espalier.search.run.generator import Generator
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.rollout import RunningRollout
-from espalier.search.run.running import AnyRunning, Submission
+from espalier.search.run.running import AnyRunning, Submission, digests
 from espalier.search.run.score_session import RunningScoreSession
 from espalier.search.run.scores import RunningScores
-from espalier.search.run.search import RunningSearch, digests
+from espalier.search.run.search import RunningSearch
 from espalier.search.run.search_queue import SearchQueue
 from espalier.search.score_session import ScoreSessionRequest, SessionTurn
 from espalier.search.scores import ScoreRequest
@@ -84,6 +86,7 @@ class Orchestrator:
         equivalence: Equivalence | None = None,
         model_names: Mapping[str, str] = MappingProxyType({}),
         expected_tokens: int | None = None,
+        load_weights: Callable[[str], Model] | None = None,
     ) -> None:
         """Create an idle orchestrator.
 
@@ -96,6 +99,7 @@ class Orchestrator:
             equivalence: compares answers in votes, closed with the orchestrator; None for exact match.
             model_names: names of the models by role, for people.
             expected_tokens: tokens of a usual path, for which memory is reserved; None for the path's limit.
+            load_weights: loads a folder whose weights are to take the generator's place; None where none can.
         """
         self.model_names = model_names
         self.kv_memory_bytes = engine.settings.kv_memory_bytes
@@ -108,6 +112,8 @@ class Orchestrator:
         self.max_running = max_running
         self._clock = clock
         self.equivalence = equivalence
+        self._load_weights = load_weights
+        self._loaded_beside: tuple[str, Model] | None = None  # by `prepare_reload`, with its folder
         self._searches: dict[str, AnyRunning] = {}  # all unfinished searches, in order of arrival
         self._arrivals = itertools.count()
         self._queue = SearchQueue(clock)
@@ -175,6 +181,30 @@ class Orchestrator:
         request.validate()
         assert self._generator, "a server has a generator"
         return self._generator.tokenize(request)
+
+    def prepare_reload(self, folder: str) -> str:
+        """See `Executor.prepare_reload`."""
+        if self._load_weights is None:
+            raise MisuseError("this orchestrator's weights were not loaded from a checkpoint, and cannot be reloaded")
+        self._loaded_beside = None  # first, so that no third copy is held
+        model = self._load_weights(folder)
+        self._loaded_beside = folder, model
+        return model.digest
+
+    def reload(self, folder: str) -> None:
+        """See `Executor.reload`."""
+        if self._loaded_beside is None or self._loaded_beside[0] != folder:
+            self.prepare_reload(folder)
+        assert self._loaded_beside
+        (_, model), self._loaded_beside = self._loaded_beside, None
+        before = self.engine.model(GENERATOR).digest
+        self.engine.replace_model(GENERATOR, model)
+        for search in self._searches.values():
+            search.note_reload(before)
+
+    def cancel_reload(self) -> None:
+        """See `Executor.cancel_reload`."""
+        self._loaded_beside = None
 
     def submit(
         self,

@@ -10,8 +10,7 @@ from espalier.search.result import Finished, StopReason
 from espalier.search.rollout import RolloutResult
 from espalier.search.run.executor import ResolvedRollout
 from espalier.search.run.rollout_tree import RolloutTree
-from espalier.search.run.running import Running, Submission
-from espalier.search.run.search import digests
+from espalier.search.run.running import Running, Submission, digests
 
 
 class RunningRollout(Running[ResolvedRollout, RolloutResult]):
@@ -19,6 +18,7 @@ class RunningRollout(Running[ResolvedRollout, RolloutResult]):
 
     def __init__(self, resolved: ResolvedRollout, submission: Submission) -> None:
         super().__init__(resolved, submission)
+        self.digests = digests(submission.engine, None)
         self.meter.prompt_tokens = len(resolved.prompt)
         self._tree: RolloutTree | None = None
 
@@ -62,7 +62,7 @@ class RunningRollout(Running[ResolvedRollout, RolloutResult]):
             stop_reason=reason,
             usage=self.meter.close(),
             configuration=self.resolved.request,
-            digests=digests(self._engine, None),
+            digests=self.digests,
             error=error,
         )
         self._on_event(Finished(self.search_id, self.result))

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from espalier.engine.engine import Engine
 from espalier.engine.guidance.grammar import Grammar
 from espalier.engine.guidance.matcher import Matcher
+from espalier.engine.roles import DRAFT, GENERATOR
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
@@ -22,6 +23,9 @@ from espalier.search.run.failure import reason_of
 from espalier.search.run.usage import UsageMeter
 
 log = logging.getLogger("espalier.search")
+
+GENERATOR_BEFORE = "generator_before"
+"""Role, among digests, of the weights that a search had begun with when others took their place."""
 
 R = TypeVar("R", bound=Resolved)
 T = TypeVar("T", bound=AnyResult)
@@ -48,6 +52,12 @@ class Submission:
     clock: Callable[[], float] = time.monotonic
 
 
+def digests(engine: Engine, scorer: Scorer | None) -> dict[str, str]:
+    """Digests of the weights and of the code that results depend on, by role."""
+    models = {role: model for role, model in engine.models.items() if role != DRAFT}  # which changes no result
+    return {role: model.digest for role, model in models.items()} | dict(scorer.digests if scorer else {})
+
+
 class Running(ABC, Generic[R, T]):
     """A search, a completion or a request for scores; finished engine work is passed to `handle`.
 
@@ -56,6 +66,7 @@ class Running(ABC, Generic[R, T]):
         resolved: the resolved request.
         options: options of the submission.
         meter: its usage so far.
+        digests: see `digests`; after a reload within it also of `GENERATOR_BEFORE`.
         result: None until it is finished.
         reservation: its reserved KV memory while it may run.
         suspended: whether it was suspended for another one while running.
@@ -73,6 +84,7 @@ class Running(ABC, Generic[R, T]):
         self.options = options = submission.options
         self.meter = UsageMeter(clock=submission.clock, waited=options.waited)
         self._engine, self._on_event = submission.engine, submission.on_event
+        self.digests = digests(submission.engine, submission.scorer)
         self.result: T | None = None
         self.reservation: Reservation | None = None
         self.suspended = False
@@ -123,6 +135,14 @@ class Running(ABC, Generic[R, T]):
     @abstractmethod
     def handle(self, done: Done) -> None:
         """Process one piece of finished engine work; results for what has failed are ignored."""
+
+    def note_reload(self, before: str) -> None:
+        """Take note that other weights have taken the place of the generator's, those with the digest `before`."""
+        if self.tree_complete:
+            return
+        self.digests[GENERATOR] = self._engine.model(GENERATOR).digest
+        if self.meter.started is not None:
+            self.digests.setdefault(GENERATOR_BEFORE, before)
 
     def report_growth(self) -> None:
         """Report how far it has come between two rounds, if the submission asked for it."""

@@ -9,7 +9,6 @@ from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepSco
 from espalier.search.result import Finished, StopReason
 from espalier.search.run.executor import ResolvedScores
 from espalier.search.run.running import Running, Submission
-from espalier.search.run.search import digests
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.tree import Node, aggregate
 
@@ -107,7 +106,7 @@ class RunningScoring(Running[ResolvedScores, ScoreResult]):
             usage=self.meter.close(),
             configuration=self.resolved.request,
             scorer=self._scorer.identity,
-            digests=digests(self._engine, self._scorer),
+            digests=self.digests,
             error=error,
         )
         self._on_event(Finished(self.search_id, self.result))

@@ -4,10 +4,8 @@ import logging
 import math
 from dataclasses import replace
 
-from espalier.engine.engine import Engine, Footprint
-from espalier.engine.roles import DRAFT
+from espalier.engine.engine import Footprint
 from espalier.engine.work import Done
-from espalier.prm.scorer import Scorer
 from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand
 from espalier.search.form import answer_in
@@ -48,12 +46,6 @@ _PARTIAL_SHARE = 0.05
 """Maximum share of the time that such looks take, however large the tree."""
 
 
-def digests(engine: Engine, scorer: Scorer | None) -> dict[str, str]:
-    """Digests of the weights and of the code that results depend on, by role."""
-    models = {role: model for role, model in engine.models.items() if role != DRAFT}  # which changes no result
-    return {role: model.digest for role, model in models.items()} | dict(scorer.digests if scorer else {})
-
-
 class RunningSearch(Running[ResolvedRequest, SearchResult]):
     """One search, from its submission to its result.
 
@@ -70,7 +62,6 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         self.meter.prompt_tokens = resolved.generator_limits.prompt_tokens
         self.request = resolved.request
         self.candidates: tuple[Candidate, ...] | None = None
-        self._digests = digests(engine, scorer)
         self._tree = TreeExpander(
             self.search_id, resolved, salt, engine, scorer, self.meter, self._on_complete, self.matchers
         )
@@ -267,7 +258,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
             nodes=tuple(node.record() for node in self._tree.nodes),
             usage=self.meter.close(),
             configuration=self.request,
-            digests=self._digests,
+            digests=self.digests,
             grader=outcome.grader,
             rounds=tuple(self._rounds),
             error=self._error,

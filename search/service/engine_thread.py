@@ -33,7 +33,7 @@ from espalier.search.run.executor import (
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.score_session import SessionTurn
 from espalier.search.server_info import Occupancy
-from espalier.search.service.errors import NotReadyError
+from espalier.search.service.errors import BusyError, NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 
@@ -116,7 +116,8 @@ class EngineThread:
     Attributes:
         loaded: done when searches can be submitted; carries the exception if loading failed.
         max_running: searches that the orchestrator runs at once; 0 until it is loaded.
-        models: what results depend on besides the request; empty until it is loaded, as the names are.
+        models: what results depend on besides the request; empty until it is loaded, as the names are. Another mapping
+            after a reload.
         model_names: names of the models by role.
         kv_memory_bytes: size of the KV pool; 0 until it is loaded.
         over: done when no search is served any more, because the engine was stopped or died.
@@ -139,6 +140,7 @@ class EngineThread:
         self._told: dict[Search, AnyEvent | Rejected | None] = {}
         self._report: asyncio.Future[Occupancy] | None = None  # the one asked for last
         self.last_report: Occupancy | None = None
+        self._reloading: asyncio.Future[str] | None = None  # the reload in progress
         self._stop_asked = False  # used on the event loop only
         self.loaded: asyncio.Future[None] = self._loop.create_future()
         self.over: asyncio.Future[None] = self._loop.create_future()
@@ -268,6 +270,52 @@ class EngineThread:
             self._report.add_done_callback(asyncio.Future.exception)  # read, as nobody may be waiting any more
         return self._report
 
+    async def reload(self, folder: str) -> str:
+        """Have the executor go on with other weights; see `Executor.reload`. It goes on if whoever waits stops.
+
+        They are loaded on a thread of their own, while searches go on, and taken between two steps.
+
+        Returns:
+            The digest of the checkpoint.
+
+        Raises:
+            BusyError: another reload has not ended.
+            CheckpointError: see `Executor.prepare_reload`.
+            NotReadyError: the engine is loading, stopping or dead.
+        """
+        executor = self._reachable()
+        if self._reloading is not None:
+            raise BusyError("weights are being reloaded already; try again later")
+        reloading = self._reloading = self._loop.create_future()
+        reloading.add_done_callback(asyncio.Future.exception)  # read, as nobody may be waiting any more
+
+        def end(digest: str, error: Exception | None) -> None:
+            self._reloading = None
+            if not reloading.done():
+                reloading.set_exception(error) if error else reloading.set_result(digest)
+
+        def take(executor: Executor, digest: str) -> None:
+            try:
+                executor.reload(folder)
+                self.models = executor.describe_models()
+                self._post(end, digest, None)
+            except Exception as error:
+                self._post(end, "", error)
+                if isinstance(error, FatalError):
+                    raise
+
+        def prepare() -> None:
+            try:
+                digest = executor.prepare_reload(folder)
+            except Exception as error:
+                self._post(end, "", error)
+            else:
+                self._executor_loop.call(partial(take, digest=digest))
+
+        # A daemon, as the one that loads at first.
+        threading.Thread(target=prepare, name="espalier-reload", daemon=True).start()
+        return await asyncio.shield(reloading)
+
     def tell(self, session: Search, turn: SessionTurn) -> None:
         """Go on with a session of scores; does nothing if it has ended."""
 
@@ -313,6 +361,8 @@ class EngineThread:
             search.fail(NotReadyError(text))
         if self._report is not None and not self._report.done():
             self._report.set_exception(NotReadyError(text))
+        if self._reloading is not None and not self._reloading.done():
+            self._reloading.set_exception(NotReadyError(text))
 
     def _deliver_report(self, report: Occupancy) -> None:
         self.last_report = report

@@ -56,6 +56,10 @@ class UnauthenticatedError(EspalierError):
     """A call has no login where one is needed, or an unknown one."""
 
 
+class NotAllowedError(EspalierError):
+    """The caller may not do that."""
+
+
 class NotReadyError(EspalierError):
     """The server cannot search: it is loading, shutting down, or its engine has died."""
 
@@ -110,6 +114,7 @@ _CODES: tuple[tuple[type[EspalierError], str, float | None], ...] = (
     (UnreadableMessageError, "INVALID_ARGUMENT", None),
     (MessageTooLargeError, "INVALID_ARGUMENT", None),
     (UnauthenticatedError, "UNAUTHENTICATED", None),
+    (NotAllowedError, "PERMISSION_DENIED", None),
     (UnknownModelError, "NOT_FOUND", None),
     (NotOfferedError, "UNIMPLEMENTED", None),
     (BusyError, "RESOURCE_EXHAUSTED", 5.0),

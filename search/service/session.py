@@ -17,19 +17,28 @@ from typing import Any, TypeVar
 
 from espalier import __version__
 from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
+from espalier.engine.roles import GENERATOR
 from espalier.search.completion import ChatPrompt
 from espalier.search.request import MAX_PRIORITY, SubmitOptions
 from espalier.search.result import Event, Finished, StepDone, StopReason
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved
 from espalier.search.score_session import MAX_TURN_STEPS, OpenNodes, SessionTurn, StepsScored
-from espalier.search.server_info import ServerInfo
+from espalier.search.server_info import Reloaded, ServerInfo
 from espalier.search.service.access.callers import Caller, Quotas, Salts
 from espalier.search.service.access.calls import Call
 from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
-from espalier.search.service.errors import BusyError, NotReadyError, SearchFailedError, SearchTimeoutError
+from espalier.search.service.errors import (
+    BusyError,
+    NotAllowedError,
+    NotOfferedError,
+    NotReadyError,
+    SearchFailedError,
+    SearchTimeoutError,
+)
 from espalier.search.service.event_buffer import fitted
 from espalier.search.service.observability.observer import Observer
+from espalier.search.service.reload import reload_from
 from espalier.search.service.settings import ServerSettings
 from espalier.search.service.turns import ThreadedWork
 from espalier.search.tokenization import Tokenization, TokenizationRequest
@@ -180,6 +189,37 @@ class Session:
             BusyError: it is large, too much waits, and this caller asks for most.
         """
         return reading() if size <= _SMALL_BYTES else await self._checking.run(call.account, size, reading)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the generator's weights; empty until the engine has loaded."""
+        return self._engine_thread.models.get(GENERATOR, "")
+
+    async def reload(self, call: Call, path: str) -> Reloaded:
+        """Have the generator go on with other weights.
+
+        Args:
+            call: who asks, identified.
+            path: of a checkpoint, below `--reload-folder`.
+
+        Raises:
+            NotOfferedError, NotAllowedError: the server has no such folder, or not for this caller.
+            InvalidRequestError: there is no such checkpoint, or it differs from the generator in more than its weights.
+            BusyError, QuotaError: not now.
+            NotReadyError: the server is loading, stopping or dead.
+        """
+        caller, root = call.caller, self._settings.reload_folder
+        assert caller is not None
+        if root is None:
+            raise NotOfferedError("weights are reloaded from below --reload-folder, and there is none")
+        if caller.login and not caller.may_reload:
+            raise NotAllowedError(
+                f"{caller.name} may not reload weights: its table in --callers lacks may_reload = true"
+            )
+        if self._draining:
+            raise NotReadyError(STOPPING)
+        with self._quotas.call(caller):
+            return await reload_from(root, path, self._engine_thread)
 
     async def tokenize(self, call: Call, request: TokenizationRequest) -> Tokenization:
         """Have the generator's tokenizer look at a prompt, on a thread, when it is the caller's turn.

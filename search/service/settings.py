@@ -101,6 +101,12 @@ class ServerSettings:
             "host can tell by time and usage what was asked before."
         ),
     ] = False
+    reload_folder: Annotated[
+        Path | None,
+        Option(
+            "Folder with checkpoints from which callers may have the generator's weights reloaded; default: nobody may."
+        ),
+    ] = None
     queue_seconds: Annotated[float, Interval(ge=0), Option("Maximum seconds a call may wait.")] = 60.0
     search_seconds: Annotated[
         float, Interval(gt=0), Option("Maximum seconds a search may run; it then ends with the best answer so far.")

@@ -1,6 +1,7 @@
 """Workers that do what a test says: it takes their orders from `orders`, and makes their reports."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from espalier.engine.errors import FatalError
@@ -11,6 +12,8 @@ from espalier.experiments.executors.transport import (
     Lost,
     NoAnswerError,
     Order,
+    PrepareReload,
+    Reload,
     Report,
     Run,
     Stepped,
@@ -34,6 +37,9 @@ class FakeWorkers:
         orders: all orders, with the worker of each.
         answers: an answer, an exception or None for silence, by worker; the default is the request itself.
         asked: the worker that each request was to be checked by.
+        prepared: what workers were asked to load beside, with the worker of each.
+        digests: the answer to that, or an exception, by worker.
+        on_reload: called with each order to take such weights, and its worker.
         restarted: the workers that were to be ended.
     """
 
@@ -44,6 +50,9 @@ class FakeWorkers:
         self.answers: dict[int, Any] = {}
         self.asked: list[int] = []
         self.restarted: list[int] = []
+        self.prepared: list[tuple[int, PrepareReload]] = []
+        self.digests: list[Any] = []
+        self.on_reload: Callable[[int, Reload], object] = lambda worker, order: None
         self.closed = False
         self._reports: deque[tuple[int, Report]] = deque()
         for worker in range(count if loads else 0):
@@ -55,10 +64,16 @@ class FakeWorkers:
         self.orders.append((worker, order))
         if isinstance(order, Run):
             self.running[worker][order.search_id] = order
+        if isinstance(order, Reload):
+            self.on_reload(worker, order)
 
-    def check(self, worker: int, request: SearchRequest, seconds: float) -> Any:
-        self.asked.append(worker)
-        answer = self.answers.get(worker, request)
+    def check(self, worker: int, request: Any, seconds: float) -> Any:
+        if isinstance(request, PrepareReload):
+            self.prepared.append((worker, request))
+            answer = self.digests[worker] if request.folder else ""
+        else:
+            self.asked.append(worker)
+            answer = self.answers.get(worker, request)
         if isinstance(answer, Exception):
             raise answer
         return answer

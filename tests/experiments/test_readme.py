@@ -16,6 +16,7 @@ from readme_files import ROOT, anchors, blocks, commands, links, pages, text_of,
 
 from espalier.experiments.bench.__main__ import app as bench
 from espalier.experiments.cli.main import app as espalier_app
+from espalier.experiments.demo import generator_path
 from espalier.experiments.demo.taught import not_taught
 
 MAX_LINES = 230
@@ -108,14 +109,18 @@ def test_a_command_with_an_unknown_option_is_found() -> None:
 
 
 @pytest.fixture(scope="module")
-def at_server() -> Iterator[Callable[[str], str]]:
-    """Puts the addresses of a server of the bundled pair, started by the first page's command, into a page's text."""
+def at_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Puts the addresses of a server of the bundled pair, started by the first page's command, into a page's text.
+
+    It may reload its generator's weights from `step-100`, which are the same.
+    """
+    weights = tmp_path_factory.mktemp("weights")
+    shutil.copytree(generator_path(), weights / "step-100")
+    environment = {**os.environ, "ESPALIER_THREADS": "1", "ESPALIER_RELOAD_FOLDER": str(weights)}
     (serve,) = (command for command in SERVED if " serve " in command)
     free = words(serve.replace("50051", "0").replace("8080", "0"))
     command = [sys.executable, "-m", "espalier.experiments.cli.main", *free[1:]]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "ESPALIER_THREADS": "1"}
-    ) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None
         grpc, http = re.findall(r"127\.0\.0\.1:\d+", server.stdout.readline())
         yield lambda text: text.replace(GRPC, grpc).replace(HTTP, http)
@@ -159,6 +164,8 @@ def test_every_call_of_the_server_from_a_shell_is_answered(
     assert ran.returncode == 0, ran.stderr
     if "/v1/completions" in call:
         assert [choice["index"] for choice in json.loads(ran.stdout)["choices"]] == [0, 1, 2, 3]
+    elif "/v1/reload" in call:
+        assert json.loads(ran.stdout).keys() == {"digest", "digest_before", "seconds"}
     elif "/v1/score" in call:
         right, wrong = (entry["score"] for entry in json.loads(ran.stdout)["data"])
         assert right > wrong

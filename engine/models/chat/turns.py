@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 from espalier.engine.errors import CheckpointError, TemplateLimitError
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.options import GGUF
 from espalier.engine.models.text_files import require
 from espalier.engine.models.tokenizer import END_NAMES, TextTokenizer
-from espalier.engine.models.weights import GGUF
 
 _ID = "eos_token_id"
 _END_FIELDS = ("eos_token", "eot_token", "eom_token")

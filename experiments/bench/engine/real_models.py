@@ -20,9 +20,8 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
 from espalier.engine.models.load_cache import LoadCache
 from espalier.engine.models.model import Model, load_generator
-from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
+from espalier.engine.models.options import GGUF, LoadFormat, ModelImpl, Quantization
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.engine.models.weights import GGUF
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 from espalier.experiments.bench.report import Show, nothing_shown

@@ -21,7 +21,7 @@ def token(
         bool, typer.Option("--replace", help="Give an existing caller a new token and these limits.")
     ] = False,
     *,
-    limits: Annotated[CallerEntry, Only("max_searches", "tokens_per_minute", "max_priority")],
+    limits: Annotated[CallerEntry, Only("max_searches", "tokens_per_minute", "max_priority", "may_reload")],
 ) -> None:
     """Add a caller to the callers file, and print a new token for it.
 

@@ -231,6 +231,22 @@ class GetServerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReloadRequest(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class ReloadResponse(_message.Message):
+    __slots__ = ("digest", "digest_before", "duration")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    digest_before: str
+    duration: _duration_pb2.Duration
+    def __init__(self, digest: _Optional[str] = ..., digest_before: _Optional[str] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
 class GetServerInfoResponse(_message.Message):
     __slots__ = ("version", "models", "kv_memory_bytes", "kv_blocks", "running_searches", "waiting_searches", "admitted_calls", "waiting_calls", "max_searches", "max_queue", "model_names")
     class ModelsEntry(_message.Message):

@@ -66,6 +66,11 @@ class SearchServiceStub(object):
                 request_serializer=espalier_dot_v1_dot_search__pb2.RolloutRequest.SerializeToString,
                 response_deserializer=espalier_dot_v1_dot_search__pb2.RolloutResponse.FromString,
                 _registered_method=True)
+        self.Reload = channel.unary_unary(
+                '/espalier.v1.SearchService/Reload',
+                request_serializer=espalier_dot_v1_dot_search__pb2.ReloadRequest.SerializeToString,
+                response_deserializer=espalier_dot_v1_dot_search__pb2.ReloadResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/espalier.v1.SearchService/GetServerInfo',
                 request_serializer=espalier_dot_v1_dot_search__pb2.GetServerInfoRequest.SerializeToString,
@@ -122,6 +127,16 @@ class SearchServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reload(self, request, context):
+        """Has the generator go on with the weights of another checkpoint, from below a folder that the server was given for
+        that. They are loaded while searches go on, and taken between two steps: what runs then goes on where it is, its
+        tokens read again by the new weights. Cached prompts are dropped. INVALID_ARGUMENT for a checkpoint that differs in
+        more than its weights, PERMISSION_DENIED for callers who may not, UNIMPLEMENTED without such a folder.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """What the server serves, and what it holds at this moment: an idle server holds no live block.
         """
@@ -156,6 +171,11 @@ def add_SearchServiceServicer_to_server(servicer, server):
                     servicer.Rollout,
                     request_deserializer=espalier_dot_v1_dot_search__pb2.RolloutRequest.FromString,
                     response_serializer=espalier_dot_v1_dot_search__pb2.RolloutResponse.SerializeToString,
+            ),
+            'Reload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reload,
+                    request_deserializer=espalier_dot_v1_dot_search__pb2.ReloadRequest.FromString,
+                    response_serializer=espalier_dot_v1_dot_search__pb2.ReloadResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -305,6 +325,33 @@ class SearchService(object):
             '/espalier.v1.SearchService/Rollout',
             espalier_dot_v1_dot_search__pb2.RolloutRequest.SerializeToString,
             espalier_dot_v1_dot_search__pb2.RolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/espalier.v1.SearchService/Reload',
+            espalier_dot_v1_dot_search__pb2.ReloadRequest.SerializeToString,
+            espalier_dot_v1_dot_search__pb2.ReloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

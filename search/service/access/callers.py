@@ -7,6 +7,7 @@ The callers file is TOML, with one table for each caller; `espalier token NAME` 
     max_searches = 4               # running and waiting at once; default: no limit of her own
     tokens_per_minute = 100000     # sampled by the generator and read by the verifier; default: no limit
     max_priority = 10              # default: the server's --max-priority
+    may_reload = true              # may have weights reloaded from --reload-folder; default: no
 
 It is read again when it changes; whoever has no table any more is locked out, also with a certificate. Tokens are
 random, so a plain hash of them cannot be reversed.
@@ -56,6 +57,7 @@ class Caller:
         max_searches: calls that it may have in progress; None for no limit.
         tokens_per_minute: tokens that its searches may sample and score; None for no limit.
         max_priority: highest priority that it may ask for; None for the server's.
+        may_reload: whether it may have weights reloaded, if it is a login.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Caller:
     max_searches: int | None = None
     tokens_per_minute: int | None = None
     max_priority: int | None = None
+    may_reload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class CallerEntry:
     max_priority: Annotated[
         int | None, Interval(ge=-MAX_PRIORITY, le=MAX_PRIORITY), Option("Highest priority it may ask for.")
     ] = None
+    may_reload: Annotated[bool, Option("It may have weights reloaded from the server's --reload-folder.")] = False
 
 
 def _host_of(address: str) -> str:
@@ -155,7 +159,7 @@ def _of_certificate(name: str, entries: Mapping[str, CallerEntry] | None) -> Cal
 
 
 def _caller(name: str, entry: CallerEntry) -> Caller:
-    return Caller(name, True, entry.max_searches, entry.tokens_per_minute, entry.max_priority)
+    return Caller(name, True, entry.max_searches, entry.tokens_per_minute, entry.max_priority, entry.may_reload)
 
 
 def read_callers(file: Path) -> dict[str, CallerEntry]:

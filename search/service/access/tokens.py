@@ -57,7 +57,7 @@ def add_caller(file: Path, name: str, limits: CallerEntry, replace_existing: boo
             if name in document and not replace_existing:
                 raise CallersFileError(f"--callers {file}: {name} exists; give another name, or --replace")
             entry = replace(limits, token_sha256=sha256(token.encode()).hexdigest())
-            document[name] = {key: value for key, value in asdict(entry).items() if value is not None}
+            document[name] = {key: value for key, value in asdict(entry).items() if value not in (None, False)}
             _write(file, tomlkit.dumps(document))
     except OSError as error:
         raise CallersFileError(f"--callers {file}: cannot be written: {error}") from error

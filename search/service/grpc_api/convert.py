@@ -37,7 +37,7 @@ from espalier.search.rollout import Labels, RolloutRequest, RolloutResult, Rollo
 from espalier.search.schema import MAX_ITEMS
 from espalier.search.score_session import NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
-from espalier.search.server_info import KvBlocks, Occupancy, ServerInfo
+from espalier.search.server_info import KvBlocks, Occupancy, Reloaded, ServerInfo
 from espalier.search.tree import Probe
 from espalier.v1 import search_pb2 as pb
 
@@ -61,6 +61,7 @@ _DATACLASSES: dict[str, type] = {
     "ScoreSolutionResponse": ScoreResult,
     "SolutionScores": SolutionScores,
     "SearchNode": NodeRecord,
+    "ReloadResponse": Reloaded,
 }
 """Dataclasses by the name of their message."""
 _ENUMS: dict[str, type[StrEnum]] = {
@@ -73,6 +74,7 @@ _PIECE_BYTES = 128 * 1024
 _RENAMED = {
     "queue_duration": "queue_seconds",
     "first_step_duration": "first_step_seconds",
+    "duration": "seconds",
     "search_duration": "seconds",
 }
 
@@ -282,6 +284,16 @@ def info_from_wire(message: pb.GetServerInfoResponse) -> ServerInfo:
     blocks = {role: _from_message(each) for role, each in message.kv_blocks.items()}
     held = Occupancy(message.running_searches, message.waiting_searches, blocks)
     return ServerInfo(occupancy=held, **_values(message, ServerInfo))
+
+
+def reloaded_to_wire(reloaded: Reloaded) -> pb.ReloadResponse:
+    """Convert a reload that is done to a message."""
+    return _to_message(reloaded, pb.ReloadResponse)
+
+
+def reloaded_from_wire(message: pb.ReloadResponse) -> Reloaded:
+    """Convert a message to a reload that is done."""
+    return _from_message(message)
 
 
 # ---- any message

@@ -13,6 +13,7 @@ from espalier.search.service.grpc_api.convert import (
     SESSION_OPEN,
     event_to_wire,
     info_to_wire,
+    reloaded_to_wire,
     request_from_wire,
     rollout_to_wire,
     scores_to_wire,
@@ -81,6 +82,10 @@ class SolveServicer(SearchServiceServicer):
             end = await finished(events)
             for message in rollout_to_wire(end.result):
                 await context.write(message)
+
+    async def Reload(self, request: pb.ReloadRequest, context: Any) -> pb.ReloadResponse:  # noqa: N802 (the contract's)
+        """Have the generator go on with other weights."""
+        return reloaded_to_wire(await self._session.reload(CALL.get(), request.path))
 
     async def GetServerInfo(  # noqa: N802 (the contract's name)
         self, request: pb.GetServerInfoRequest, context: Any

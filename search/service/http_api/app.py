@@ -20,6 +20,7 @@ from espalier.search.service.http_api.calls import CallMiddleware
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
 from espalier.search.service.http_api.openai.tokens import TokenEndpoints
 from espalier.search.service.http_api.openapi import openapi_document
+from espalier.search.service.http_api.reload import ReloadEndpoint
 from espalier.search.service.http_api.scores import ScoreEndpoints
 from espalier.search.service.http_api.searches import SearchEndpoints
 from espalier.search.service.http_api.status import HttpError, json_response
@@ -32,7 +33,7 @@ from espalier.search.service.settings import ServerSettings
 
 _KSERVE = "/v2"
 _GAUGES = "/gauges"
-_HEALTH = ("/healthz", "/readyz", f"{_KSERVE}/health/live", f"{_KSERVE}/health/ready")
+_HEALTH = ("/healthz", "/readyz", "/health", f"{_KSERVE}/health/live", f"{_KSERVE}/health/ready")
 """Paths that need no login and are not logged: load balancers call them all the time."""
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 Render = Callable[[str], tuple[bytes, str]]
@@ -78,6 +79,7 @@ def make_app(
     routes = [
         Route("/healthz", healthz),
         Route("/readyz", readyz),
+        Route("/health", readyz),  # by the name that clients of vLLM wait for
         Route("/v1/models", openai.list_models),
         Route("/v1/models/{model:path}", openai.retrieve_model),
         Route("/v1/chat/completions", openai.create_chat_completion, methods=["POST"]),
@@ -93,6 +95,7 @@ def make_app(
         Route("/openapi.json", openapi),
         Route("/v1/searches", searches.create_search, methods=["POST"]),
         Route("/v1/server", server_info),
+        Route("/v1/reload", ReloadEndpoint(session).reload, methods=["POST"]),
         *_inference_routes(inference),
         _metrics_route(render_metrics),
     ]

@@ -15,6 +15,7 @@ from espalier.search.service.http_api.openai.chat_request import ChatBody
 from espalier.search.service.http_api.openai.completion_request import CompletionBody
 from espalier.search.service.http_api.openai.responses import ResponsesBody
 from espalier.search.service.http_api.openai.tokens import DetokenizeBody, TokenizeBody
+from espalier.search.service.http_api.reload import ReloadBody
 from espalier.search.service.http_api.scores import ScoreBody
 from espalier.search.service.kserve.endpoints import GenerateBody, InferBody
 
@@ -23,6 +24,7 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionBody,
     "/v1/responses": ResponsesBody,
     **dict.fromkeys(("/v1/score", "/score", "/classify", "/pooling"), ScoreBody),
+    "/v1/reload": ReloadBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "infer": InferBody,

@@ -1,6 +1,7 @@
 """Searches on workers that are processes of this machine."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,15 +18,17 @@ from killed_runs import finish, results
 from killed_runs import started as started_command
 from process_tree import alive, descendants, stop, wait_until
 from server_thread import ServerThread  # pyright: ignore[reportMissingImports] - on pytest's path
+from tiny_models import disturb  # pyright: ignore[reportMissingImports] - on pytest's path
 
 from espalier.engine.errors import EspalierError, RequestTooLargeError
+from espalier.experiments.demo import generator_path
 from espalier.experiments.executors import process_transport, worker_executor
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.search.client import SearchClient
 from espalier.search.result import StopReason
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.service.settings import ServerSettings
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
@@ -109,6 +112,27 @@ def test_a_killed_worker_loses_nothing_and_another_takes_its_place(workers, prob
     workers.wait_for(2)
     assert killed[0] not in workers.transport.process_ids
     assert run(workers.executor, problems[:8], grader).items() <= local.items()
+
+
+def test_processes_go_on_with_other_weights_also_one_that_is_started_again(workers, problems, grader, tmp_path):
+    original, changed = (shutil.copytree(generator_path(), tmp_path / name) for name in ("original", "changed"))
+    fresh = load_orchestrator(replace(RUNTIME, generator=str(disturb(changed, share=0.02)), verifier="demo-verifier"))
+    few, executor = problems[1:7], workers.executor  # without one of which the bundled generator warns by its name
+    try:
+        expected = run(fresh, few, grader)
+        digest = executor.prepare_reload(str(changed))
+        executor.reload(str(changed))
+        assert executor.describe_models() == fresh.describe_models()
+        assert executor.describe_models()["generator"] == digest
+        assert run(executor, few, grader) == expected
+        workers.kill(0)
+        assert run(executor, few, grader) == expected
+        workers.wait_for(2)
+        assert run(executor, few, grader) == expected
+    finally:
+        fresh.close()
+        executor.reload(str(original))
+        executor._folder = ""
 
 
 def test_what_can_never_fit_is_said_before_it_is_submitted(workers):

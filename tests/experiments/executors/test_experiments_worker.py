@@ -24,6 +24,8 @@ from espalier.experiments.executors.transport import (
     Lost,
     NoAnswerError,
     Order,
+    PrepareReload,
+    Reload,
     Report,
     Run,
     Stepped,
@@ -284,3 +286,24 @@ def test_a_ray_worker_carries_orders_out_by_their_numbers_however_they_arrive(or
     asyncio.run(serve_two())
     assert not orchestrator.busy
     worker._worker.stop()
+
+
+def test_a_worker_loads_other_weights_beside_and_tells_once_it_goes_on_with_them(
+    running, orchestrator, load_model: Callable, monkeypatch: pytest.MonkeyPatch
+):
+    other = replace(load_model("qwen2-untied"), digest="other", tokenizer=load_model("talker").tokenizer)
+    monkeypatch.setattr(orchestrator, "_load_weights", {"new": other}.__getitem__)
+    running.run("long", LONG)
+    assert running.worker.check(PrepareReload("new")) == "other"
+    running.worker.tell(Reload("new"))
+    while not isinstance(report := running.next(), Loaded):
+        pass
+    assert (report.folder, report.models["generator"]) == ("new", "other")
+    result = running.result("long")
+    assert result.stop_reason is StopReason.FINISHED
+    assert result.digests["generator"] == "other"
+    assert running.worker.check(PrepareReload("new")) == "other"
+    assert running.worker.check(PrepareReload(None)) == ""
+    assert orchestrator._loaded_beside is None
+    with pytest.raises(EspalierError):
+        running.worker.check(PrepareReload("missing"))

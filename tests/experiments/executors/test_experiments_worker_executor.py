@@ -16,7 +16,8 @@ from espalier.engine.errors import (
     RequestTooLargeError,
     Violation,
 )
-from espalier.experiments.executors.transport import Lost, Run, Tell
+from espalier.experiments.executors import worker_executor
+from espalier.experiments.executors.transport import Loaded, Lost, Reload, Run, Tell
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, Started, StepDone, StopReason
@@ -24,6 +25,7 @@ from espalier.search.run.executor import Rejected, request_of
 from espalier.search.run.load import RuntimeSettings
 from espalier.search.score_session import NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
 from espalier.search.server_info import KvBlocks
+from espalier.search.service.errors import NotReadyError
 
 RUNTIME = RuntimeSettings(max_running=4, answer_equivalence=AnswerEquivalence.EXACT_MATCH)
 MOST = 5  # max_running and an eighth more, at least one
@@ -524,3 +526,107 @@ def test_a_session_of_a_lost_worker_is_told_again_what_it_was_told_and_repeats_n
         NodeScore(3, 0.75),
     ]
     executor.tell("unknown", turns[0])
+
+
+# ---- other weights for the generator
+
+
+def reloaded(folder: str = "new", generator: str = "ef") -> Loaded:
+    return replace(LOADED, models={**LOADED.models, "generator": generator}, folder=folder)
+
+
+def prepared(workers: FakeWorkers, *digests: Any) -> WorkerExecutor:
+    """An executor whose workers answer so when they are to load weights beside those that go on."""
+    executor = executor_on(workers)
+    workers.digests = list(digests)
+    return executor
+
+
+def test_all_workers_load_other_weights_first_and_then_take_them():
+    workers = FakeWorkers(2)
+    executor = prepared(workers, "ef", "ef")
+    assert executor.prepare_reload("new") == "ef"
+    assert sorted((worker, asked.folder) for worker, asked in workers.prepared) == [(0, "new"), (1, "new")]
+    assert executor.describe_models()["generator"] == "ab"
+    workers.on_reload = lambda worker, order: workers.load(worker, reloaded(order.folder))
+    executor.reload("new")
+    assert [order for _, order in workers.orders] == [Reload("new"), Reload("new")]
+    assert executor.describe_models()["generator"] == "ef"
+    submit(executor, 4)
+    assert len(results_of(executor, workers)) == 4
+
+
+@pytest.mark.parametrize("answer", [CheckpointError("new has other shapes"), SILENT, "another digest"], ids=str)
+def test_if_one_worker_cannot_have_them_all_let_go_of_them(answer: Any):
+    workers = FakeWorkers(2)
+    executor = prepared(workers, "ef", answer)
+    with pytest.raises(NotReadyError if answer is SILENT else CheckpointError):
+        executor.prepare_reload("new")
+    assert [worker for worker, asked in workers.prepared if asked.folder is None] == [0, 1]
+    assert not workers.orders
+    assert executor.describe_models()["generator"] == "ab"
+
+
+def test_searches_go_on_while_weights_are_taken_and_no_result_is_lost():
+    workers = FakeWorkers(2)
+    executor = prepared(workers, "ef", "ef")
+    names = submit(executor, 6)
+    executor.step()
+
+    def take(worker: int, order: Reload) -> None:
+        for name in list(workers.running[worker]):
+            workers.finish(worker, name)
+        workers.load(worker, reloaded(order.folder))
+
+    workers.on_reload = take
+    executor.reload("new")
+    assert results_of(executor, workers).keys() == set(names)
+
+
+def test_a_worker_that_is_lost_meanwhile_is_not_waited_for_and_gets_them_when_it_comes_back():
+    workers = FakeWorkers(2)
+    executor = prepared(workers, "ef", "ef")
+    names = submit(executor, 6)
+    executor.step()
+    executor.prepare_reload("new")
+    workers.on_reload = lambda worker, order: (
+        workers.lose(worker) if worker else workers.load(worker, reloaded(order.folder))
+    )
+    executor.reload("new")
+    workers.orders.clear()
+    workers.load(1)  # by the weights of its start
+    executor.step()
+    assert (1, Reload("new")) in workers.orders
+    assert not workers.running[1], "no search before it has the new ones"
+    assert not executor._workers[1].up
+    workers.load(1, reloaded())
+    executor.step()
+    assert executor._workers[1].up
+    assert results_of(executor, workers).keys() == set(names)
+
+
+def test_a_worker_that_comes_back_with_yet_other_weights_gets_no_search(caplog):
+    workers = FakeWorkers(2)
+    executor = prepared(workers, "ef", "ef")
+    workers.on_reload = lambda worker, order: workers.load(worker, reloaded(order.folder))
+    executor.reload("new")
+    workers.lose(1)
+    workers.load(1)
+    executor.step()
+    workers.load(1, reloaded(generator="99"))  # the folder was changed
+    executor.step()
+    assert not executor._workers[1].up
+    assert "worker 1 did not come back: workers 0 and 1 differ" in caplog.text
+    submit(executor, 6)
+    executor.step()
+    assert (len(workers.running[0]), len(workers.running[1])) == (MOST, 0)
+
+
+def test_a_worker_that_does_not_take_them_in_time_is_ended(monkeypatch: pytest.MonkeyPatch):
+    workers = FakeWorkers(2)
+    executor = prepared(workers, "ef", "ef")
+    monkeypatch.setattr(worker_executor, "_SILENT_SECONDS", 0.0)
+    workers.on_reload = lambda worker, order: None if worker else workers.load(worker, reloaded(order.folder))
+    monkeypatch.setattr(workers, "restart", workers.lose)
+    executor.reload("new")
+    assert [worker.up for worker in executor._workers] == [True, False]

@@ -7,6 +7,8 @@ bug      submitting raises an unexpected error           pool     submitting rai
 lost     the engine step raises DeviceError       budget   ends by its budget, with the answer 42
 stuck    the engine step lasts until `release` is set
 grow     as solve, with a report within each round
+
+Weights are reloaded from any folder: `bad` is refused, `bug` and `slow` raise or take until `release` is set.
 """
 
 import itertools
@@ -17,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from espalier.engine.errors import DeviceError, PoolTooSmallError
+from espalier.engine.errors import CheckpointError, DeviceError, PoolTooSmallError
 from espalier.engine.stats import RoleStats
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import (
@@ -98,6 +100,9 @@ class ScriptedOrchestrator:
         self.late = False
         self.stats: dict[str, RoleStats] = {}
         self.thread: threading.Thread | None = None
+        self.models = DIGESTS
+        self.reloaded: list[str] = []
+        self.preparing = threading.Event()
         self._numbers = itertools.count()
         self._live: dict[str, Running] = {}
 
@@ -127,7 +132,25 @@ class ScriptedOrchestrator:
         return NAMES
 
     def describe_models(self) -> dict[str, str]:
-        return DIGESTS
+        return dict(self.models)
+
+    def prepare_reload(self, folder: str) -> str:
+        name = folder.rpartition("/")[2]
+        self.preparing.set()
+        if name == "bad":
+            raise CheckpointError(f"{folder} differs from the generator in more than its weights: its tokenizer")
+        if name == "bug":
+            raise RuntimeError(SECRET)
+        if name == "slow":
+            assert self.release.wait(10)
+        return "ef" * 32
+
+    def reload(self, folder: str) -> None:
+        self._own_thread()
+        if folder.endswith("die"):
+            raise DeviceError("generator", "cuda:0", RuntimeError("CUDA error: device lost"))
+        self.models = {**self.models, "generator": "ef" * 32}
+        self.reloaded.append(folder)
 
     def occupancy(self) -> Occupancy:
         return Occupancy(self.running, 0, {"generator": KvBlocks(self.running, 3, 7)}, self.stats)

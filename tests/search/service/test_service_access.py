@@ -162,6 +162,7 @@ def test_everything_but_health_needs_a_login(metadata: tuple, guarded: ServerThr
             lambda: stub.SolveProblem(ask(), metadata=metadata, timeout=PATIENCE),
             lambda: stub.SolveProblemStream(pb.SolveProblemStreamRequest(), metadata=metadata, timeout=PATIENCE),
             lambda: stub.GetServerInfo(pb.GetServerInfoRequest(), metadata=metadata, timeout=PATIENCE),
+            lambda: stub.Reload(pb.ReloadRequest(path="new"), metadata=metadata, timeout=PATIENCE),
             lambda: reflect(iter([reflected]), metadata=metadata, timeout=PATIENCE),
         ):
             code, text = refusal(call)

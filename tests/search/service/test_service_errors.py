@@ -16,6 +16,7 @@ from espalier.engine.errors import (
 from espalier.search.service.errors import (
     BusyError,
     MessageTooLargeError,
+    NotAllowedError,
     NotReadyError,
     QuotaError,
     SearchTimeoutError,
@@ -48,6 +49,7 @@ def details(status, kind: type[Message]) -> list:
         (PoolExhaustedError("no block"), code_pb2.RESOURCE_EXHAUSTED, True),
         (QuotaError("too much", 2.5), code_pb2.RESOURCE_EXHAUSTED, True),
         (UnauthenticatedError("who?"), code_pb2.UNAUTHENTICATED, False),
+        (NotAllowedError("not you"), code_pb2.PERMISSION_DENIED, False),
         (MessageTooLargeError("too large"), code_pb2.INVALID_ARGUMENT, False),
         (NotReadyError("loading"), code_pb2.UNAVAILABLE, True),
         (SearchTimeoutError("slow"), code_pb2.DEADLINE_EXCEEDED, False),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -9,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,7 +20,9 @@ from exposition import scrape
 from raw_client import NO_PROXY
 from raw_http import RawConnection, post
 from server_thread import ServerThread
+from tiny_models import disturb
 
+from espalier.experiments.demo import generator_path
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.kserve import inference_pb2 as kserve
@@ -372,9 +376,19 @@ def orchestrator() -> Iterator[Any]:
         yield load_orchestrator(RuntimeSettings(kv_memory=2**30, max_running=8))
 
 
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of the bundled generator, and one with slightly other weights."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name in ("original", "changed"):
+        shutil.copytree(generator_path(), folder / name)
+    disturb(folder / "changed", share=0.001)
+    return folder
+
+
 @pytest.fixture
-def server(orchestrator: Any, start: Callable[..., ServerThread]) -> ServerThread:
-    running = start(lambda: orchestrator, max_searches=8, http_port=0)
+def server(orchestrator: Any, checkpoints: Path, start: Callable[..., ServerThread]) -> ServerThread:
+    running = start(lambda: orchestrator, max_searches=8, http_port=0, reload_folder=checkpoints)
     running.wait_loaded()
     return running
 
@@ -514,3 +528,27 @@ def test_no_call_is_lost_with_a_worker_that_is_killed(start, pool):
             (endpoint, "OK") for endpoint in ENDPOINTS.values()
         }
     wait_until(lambda: nothing_left(server))
+
+
+def test_no_call_is_lost_when_weights_are_reloaded(server: ServerThread, pool, orchestrator):
+    """Callers at all endpoints at once; half of the reloads lead back."""
+    before = orchestrator.describe_models()["generator"]
+    with ExitStack() as opened:
+        client = opened.enter_context(SearchClient(server.address))
+        made = [endpoint(server) for endpoint in ENDPOINTS.values() for _ in range(CALLERS // len(ENDPOINTS))]
+        for each in made:
+            opened.callback(each.close)
+        request = {**LARGE, "temperature": 0.3, "beam_width": 24}
+        together = [(type(each), pool.submit(each.ask, request)) for each in made]
+        wait_until(lambda: all_in(server, 8))
+        begun = sum(not each.done() for _, each in together)
+        digests = [client.reload(name).digest for name in ("changed", "original") * 2]
+        assert begun > 8, "calls were in flight"
+        assert not all(each.done() for _, each in together)
+        assert {(endpoint, each.result(LONG)) for endpoint, each in together} == {
+            (endpoint, "OK") for endpoint in ENDPOINTS.values()
+        }
+    assert digests[1::2] == [before] * 2
+    assert len({*digests}) == 2
+    wait_until(lambda: nothing_left(server))
+    orchestrator.engine.check_drained()

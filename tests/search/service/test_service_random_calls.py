@@ -66,8 +66,9 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    limits = ("--search-seconds", "0.02", "--kv-memory", "128M", "--max-searches", "4")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = str(tmp_path_factory.mktemp("weights"))
+    limits = ("--search-seconds", "0.02", "--kv-memory", "128M", "--max-searches", "4", "--reload-folder", folder)
     with serving("--http-port", "0", *limits) as process:
         served = Served(process)
         for i in range(500):  # until every page of the KV pool was written once
@@ -252,6 +253,7 @@ def test_messages_for_inference(served: Served):
         "ScoreSolution",
         "ScoreSteps",
         "GetServerInfo",
+        "Reload",
         "Nothing",
         *_INFERENCE.methods_by_name,
     ],

@@ -140,7 +140,8 @@ def budget_of(header: str | None) -> dict[str, Any]:
 def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
     """Read the body of a chat completion: a search, or plain sampling if the model's name says so.
 
-    A last message of the assistant that is to be continued is never searched either.
+    A last message of the assistant that is to be continued is never searched either, nor is what is asked for by its
+    tokens' ids.
 
     Raises:
         UnknownModelError: there is no such model.
@@ -148,7 +149,7 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
     """
     chat = validated(ChatBody, body)
     values = names.search_fields(chat.model)
-    if names.is_plain(chat.model) or (chat.continue_final_message and not values):
+    if names.is_plain(chat.model) or ((chat.continue_final_message or chat.return_token_ids) and not values):
         return _read_plain(chat, body)
     places = dict.fromkeys(values, "model") | {"problem": "messages", "history": "messages"}
     set_parameters(body, _PARAMETERS, values, places)

@@ -37,11 +37,13 @@ class OpenAiEndpoints:
 
     async def list_models(self, request: Request) -> Response:
         """List the served pair and its searches."""
-        return json_response({"object": "list", "data": self._names.listed()})
+        data = [{**model, "digest": self._session.digest} for model in self._names.listed()]
+        return json_response({"object": "list", "data": data})
 
     async def retrieve_model(self, request: Request) -> Response:
         """Describe one of them."""
-        return json_response(self._names.model(request.path_params["model"]))
+        model = self._names.model(request.path_params["model"])
+        return json_response({**model, "digest": self._session.digest})
 
     async def create_chat_completion(self, request: Request) -> Response | ASGIApp:
         """Answer the last message of a conversation, by a search or by plain sampling."""

@@ -191,6 +191,25 @@ def test_a_plain_chat_is_an_answer_without_a_search(client: openai.OpenAI) -> No
         assert "".join(delta.content or "" for delta in deltas) == choice.message.content
 
 
+def test_a_chat_that_asks_for_token_ids_is_plain_and_has_them(post: Callable[..., Any]) -> None:
+    """What TRL reads of conversations."""
+    answer = post(CHAT, sent_by("trl_chat_rollout"))
+    assert answer["espalier"]["algorithm"] == "plain"
+    prompt = post("/tokenize", {"messages": MESSAGES})["tokens"]
+    assert answer["prompt_token_ids"] == prompt
+    assert len(answer["choices"]) == 4
+    assert len({tuple(choice["token_ids"]) for choice in answer["choices"]}) > 1
+    for choice in answer["choices"]:
+        read = choice["logprobs"]["content"]
+        assert [place["token"] for place in read] == [f"token_id:{i}" for i in choice["token_ids"]]
+        assert all(place["logprob"] < 0 for place in read)
+
+
+def test_who_waits_for_a_server_of_vllm_finds_this_one(post: Callable[..., Any]) -> None:
+    assert post("/health") == {"ready": True}
+    assert post("/v1/models")["data"][0]["id"] == "espalier"
+
+
 def test_a_plain_chat_tells_log_probabilities(client: openai.OpenAI) -> None:
     asked = {"model": "espalier@plain", "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
     (choice,) = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2).choices

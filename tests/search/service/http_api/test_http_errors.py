@@ -91,7 +91,7 @@ def error_of(response: httpx2.Response) -> dict[str, Any]:
         ({"extra_body": {"top_k": 3}}, "extra_body"),
         ({"ignore_eos": True}, "ignore_eos"),
         ({"min_tokens": 5}, "min_tokens"),
-        ({"return_token_ids": True}, "return_token_ids"),
+        ({"model": "espalier@beam", "return_token_ids": True}, "return_token_ids"),
         ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"model": "espalier@beam", "continue_final_message": True}, "continue_final_message"),
