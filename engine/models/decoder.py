@@ -17,6 +17,13 @@ from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, Unsu
 from espalier.kernels.layout import LayerKV
 
 log = logging.getLogger("espalier.engine")
+MIN_INT8_WEIGHTS = 200_000_000
+"""Weights of a model's layers from which `auto` is int8.
+
+Measured (experiments/bench/README.md, int8 or not): models of 0.1 billion decode 1.1 to 1.7 times as fast in int8 at a
+batch of 16, and lose most by rounding; one of 0.36 billion more than twice as fast, with the same text. The limit is
+halfway between, by ratio, and no figure of a machine, so that results depend on none.
+"""
 _EMBEDDING, _NORM, _BYTES = "embedding", "norm", "weight bytes"
 """Names of what is kept beside the layers."""
 
@@ -68,6 +75,21 @@ class Decoder:
     def release(self, layer_kvs: list[LayerKV]) -> None:
         """Let go of what `warm_up` prepared for these blocks."""
         self.layers.release(layer_kvs)
+
+
+def chosen_quantization(config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> Quantization:
+    """The format that `Quantization.AUTO` stands for: int8 where that pays, else none.
+
+    It pays for layers of `MIN_INT8_WEIGHTS` or more, in float32 on a CPU that multiplies bytes (AVX-512 VNNI).
+
+    Args:
+        config: the decoder.
+        dtype: dtype that it would run in.
+        device: device that it would run on.
+    """
+    if torch.device(device).type != "cpu" or config.layer_weights < MIN_INT8_WEIGHTS:
+        return Quantization.NONE
+    return Quantization.INT8 if choose_backend(device, dtype).keeps_int8 else Quantization.NONE
 
 
 def choose_backend_for(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Backend:

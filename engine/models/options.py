@@ -31,7 +31,7 @@ class Quantization(StrEnum):
     """Formats of the weights of a decoder's matrix products; embeddings, norms, verifiers' heads stay."""
 
     AUTO = "auto"
-    """int8 for large models on a CPU that multiplies bytes, else none; see `quantization.chosen_quantization`."""
+    """int8 for large models on a CPU that multiplies bytes, else none; see `decoder.chosen_quantization`."""
     NONE = "none"
     INT8 = "int8"
     """A byte each, with a scale for every output; on a CPU with AVX-512 VNNI activations are rounded to bytes, too."""

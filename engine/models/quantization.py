@@ -18,19 +18,11 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.options import Quantization
-from espalier.kernels.backend import Backend, choose_backend
+from espalier.kernels.backend import Backend
 from espalier.kernels.linear import QuantizedPacker
 
 GROUP = 64
 """Inputs that share a scale and a zero in int4."""
-
-MIN_INT8_WEIGHTS = 200_000_000
-"""Weights of a model's layers from which `auto` is int8.
-
-Measured (experiments/bench/README.md, int8 or not): models of 0.1 billion decode 1.1 to 1.7 times as fast in int8 at a
-batch of 16, and lose most by rounding; one of 0.36 billion more than twice as fast, with the same text. The limit is
-halfway between, by ratio, and no figure of a machine, so that results depend on none.
-"""
 
 _ELEMENTS = 2**16
 """Values that are rounded at a time: so few that they stay in a core's cache."""
@@ -49,7 +41,9 @@ def make_quantizer(
     Raises:
         CheckpointError: when torchao is missing, or has no product for this dtype and device.
     """
-    assert quantization is not Quantization.AUTO, "chosen when a checkpoint is opened, see `chosen_quantization`"
+    assert quantization is not Quantization.AUTO, (
+        "chosen at opening, by `decoder.chosen_quantization`"
+    )
     if quantization is Quantization.NONE:
         return lambda weight, _: weight
     packer = backend.quantized_packer()
@@ -74,21 +68,6 @@ def make_quantizer(
             )
         )
     return _quantize_int4
-
-
-def chosen_quantization(config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> Quantization:
-    """The format that `Quantization.AUTO` stands for: int8 where that pays, else none.
-
-    It pays for layers of `MIN_INT8_WEIGHTS` or more, in float32 on a CPU that multiplies bytes (AVX-512 VNNI).
-
-    Args:
-        config: the decoder.
-        dtype: dtype that it would run in.
-        device: device that it would run on.
-    """
-    if torch.device(device).type != "cpu" or config.layer_weights < MIN_INT8_WEIGHTS:
-        return Quantization.NONE
-    return Quantization.INT8 if choose_backend(device, dtype).keeps_int8 else Quantization.NONE
 
 
 def refined_outputs(outputs: Sequence[int]) -> int:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 
 from espalier.engine.errors import EspalierError
+from espalier.engine.models.decoder import chosen_quantization
 from espalier.engine.models.hub import HubSettings
 from espalier.engine.models.options import Quantization
-from espalier.engine.models.quantization import chosen_quantization
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.experiments.planning.inspection import inspect_checkpoint, verifier_checkpoint
 from espalier.experiments.planning.known_models import MODELS, ModelShape

@@ -12,11 +12,12 @@ from espalier.engine.models.chat.system_prompt import system_prompt_of
 from espalier.engine.models.chat.turns import TurnEnd, turn_ends
 from espalier.engine.models.checkpoint import Outline
 from espalier.engine.models.config import DecoderConfig
+from espalier.engine.models.decoder import chosen_quantization
 from espalier.engine.models.families import GENERATOR_CLASSES
 from espalier.engine.models.hub import HubSettings, locate_with_adapter
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import GGUF, LoadFormat, ModelImpl, Quantization
-from espalier.engine.models.quantization import chosen_quantization, layer_bytes
+from espalier.engine.models.quantization import layer_bytes
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.weights import named_files, weight_lists
 from espalier.engine.models.zoo.description import TransformersConfig

@@ -13,10 +13,10 @@ from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.guidance.compiled import GrammarCompiler
 from espalier.engine.guidance.grammar import Grammar
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.decoder import chosen_quantization
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
-from espalier.engine.models.quantization import chosen_quantization
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.experiments.bench.report import Show, nothing_shown

@@ -17,10 +17,11 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.memory.host_memory import model_bytes
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import DecoderConfig
+from espalier.engine.models.decoder import chosen_quantization
 from espalier.engine.models.families import parse_decoder_config
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
-from espalier.engine.models.quantization import chosen_quantization, linear_bytes, make_quantizer, stored_bytes
+from espalier.engine.models.quantization import linear_bytes, make_quantizer, stored_bytes
 from espalier.engine.work import Generate, Generated, Sampling
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.cpu import HAS_VNNI

@@ -15,7 +15,7 @@ from rich.console import Console
 from weight_formats import FORMATS, rewrite
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models import quantization
+from espalier.engine.models import decoder
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
 from espalier.engine.models.options import LoadFormat, Quantization
@@ -195,7 +195,7 @@ def test_nothing_is_shown_where_nobody_watches_or_little_is_loaded():
 @pytest.fixture
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the bundled generator, of some million weights in its layers, count as large."""
-    monkeypatch.setattr(quantization, "MIN_INT8_WEIGHTS", 1_000_000)
+    monkeypatch.setattr(decoder, "MIN_INT8_WEIGHTS", 1_000_000)
 
 
 def test_the_bundled_pair_is_not_large(caplog: pytest.LogCaptureFixture):
@@ -262,7 +262,7 @@ def test_auto_chooses_for_each_model_by_itself(small_is_large: None, monkeypatch
     weights = {}
     for role in ("generator", "verifier"):
         weights[role] = Checkpoint(locate(f"demo-{role}")).decoder_config.layer_weights
-    monkeypatch.setattr(quantization, "MIN_INT8_WEIGHTS", max(weights.values()))
+    monkeypatch.setattr(decoder, "MIN_INT8_WEIGHTS", max(weights.values()))
     chosen = with_quantizations(RuntimeSettings())
     large = max(weights, key=lambda role: weights[role])
     found = {role: getattr(chosen, f"{role}_quantization") for role in weights}
