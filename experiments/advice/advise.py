@@ -1,9 +1,10 @@
 """Samples paths of a benchmark's problems once, or takes those of a run folder, and forecasts searches from them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from espalier.engine.errors import EspalierError
@@ -15,7 +16,8 @@ from espalier.experiments.report.trees import trees_in
 from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.grid import distinct
-from espalier.search.algorithms import needs_verifier
+from espalier.experiments.runs.record import Sample
+from espalier.search.algorithms import algorithm_of, needs_verifier
 from espalier.search.common_fields import AlgorithmName, EarlyStop
 from espalier.search.request import SearchRequest
 
@@ -115,6 +117,32 @@ def record_paths(
     return list(trees.values()), costs_of([trees[s.key] for s in fresh], [s.usage for s in fresh], stepped, wall)
 
 
+def run_single_paths(
+    evaluation: Evaluation, requests: Sequence[SearchRequest], out: Path, command: dict[str, Any]
+) -> dict[SearchRequest, dict[str, Sample]]:
+    """Run those of the searches that are one path of the likeliest tokens: they cost little, and samples tell nothing.
+
+    Args:
+        evaluation: see `record_paths`.
+        requests: the searches to choose from.
+        out: folder of the advice; gets one for each search that is run.
+        command: see `RunFolder`.
+
+    Returns:
+        Their samples by problem, by the request with every default filled in.
+    """
+    fill = evaluation.executor.defaults.fill
+    found: dict[SearchRequest, dict[str, Sample]] = {}
+    for request in distinct(requests, fill):
+        effective = fill(request)
+        if effective.temperature == 0 and algorithm_of(effective).candidates(effective) == 1:
+            folder = RunFolder(out / str(request.algorithm), evaluation.configuration(request), command)
+            evaluation.run(request, folder)
+            samples = folder.samples_of(evaluation.asked or evaluation.problems)
+            found[effective] = {sample.unique_id: sample for sample in samples if not sample.refused}
+    return {request: samples for request, samples in found.items() if samples}
+
+
 def advise(
     trees: Sequence[RecordedTree],
     costs: Costs,
@@ -122,6 +150,7 @@ def advise(
     fill: Callable[[SearchRequest], SearchRequest],
     target: float | None = None,
     budget: Budget | None = None,
+    run: Mapping[SearchRequest, Mapping[str, Sample]] = MappingProxyType({}),
 ) -> Report:
     """Forecast searches, and choose one.
 
@@ -132,12 +161,16 @@ def advise(
         fill: fills in a request's defaults.
         target: see `recommend`.
         budget: see `recommend`.
+        run: samples of searches that were run; see `run_single_paths`.
     """
     forecaster = Forecaster(trees, costs)
     found: dict[bool, list[Forecast]] = {True: [], False: []}
     skipped: dict[str, str] = {}
     for request in map(fill, distinct(requests, fill)):
         name = str(request.algorithm)
+        if request in run:
+            found[needs_verifier(request)].append(forecaster.of_run(request, run[request]))
+            continue
         if not forecaster.can(request):
             skipped[name] = "the verifier scores whole answers only"
             continue

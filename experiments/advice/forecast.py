@@ -11,10 +11,11 @@ import numpy as np
 
 from espalier.engine.roles import GENERATOR
 from espalier.experiments.advice.modelled_search import SearchModel
-from espalier.experiments.advice.recorded import RecordedStep, RecordedTree
+from espalier.experiments.advice.recorded import OwnTokens, RecordedStep, RecordedTree
 from espalier.experiments.advice.step_states import fit_step_states
 from espalier.experiments.prm_evaluation.metrics import auc_within
 from espalier.experiments.runs.grid import settings_of
+from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import pass_at_k
 from espalier.search.algorithms import algorithm_of, answers_suffice, has_independent_paths, needs_verifier, vote_of
 from espalier.search.common_fields import Aggregation, Vote
@@ -28,14 +29,15 @@ _DRAWS = 40
 _MODELS = 10
 """Models, each with states and rates of its own, for each modelled search."""
 _RESAMPLES = 2000
-_MODEL_ERROR = 0.035
-"""Root mean square error of modelled searches beside runs of the bundled pair, rounded up."""
+_MODEL_ERROR = 0.055
+"""Root mean square error of modelled step-by-step searches beside runs of the bundled pair, rounded up."""
 _RIGHT = "right"
 
 
 class Basis(StrEnum):
     """The origin of an accuracy."""
 
+    RUN = "run"  # it was run
     RECORDED = "recorded"  # votes over draws of the recorded paths
     PREDICTED = "predicted"  # searches on modelled trees
 
@@ -47,8 +49,8 @@ class Costs:
     Attributes:
         generator_seconds: of one computed token.
         verifier_seconds: of one token that the verifier reads.
-        sampled: tokens that the generator computes for each of a tree's steps; below 1 where siblings share first ones.
-        read: tokens that the verifier reads for each of these.
+        sampled: tokens that the generator computes for each of a tree's steps, see `OwnTokens`.
+        read: tokens that the verifier reads for each of the steps' tokens.
         read_of_prompt: the same for each of the generator's prompt.
     """
 
@@ -105,10 +107,14 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class _Outcomes:
-    """Outcomes of each problem's repetitions, `[P, R]`, and mean tokens of the steps of each problem, `[P]`."""
+    """Outcomes of each problem's repetitions, `[P, R]`, and mean tokens of the steps of each problem, `[P]`.
+
+    Of the latter, those that siblings begin with alike count once in `own_tokens`.
+    """
 
     right: np.ndarray
     tokens: np.ndarray
+    own_tokens: np.ndarray
 
 
 class Forecaster:
@@ -122,7 +128,8 @@ class Forecaster:
         self._costs = costs
         self._seed = seed
         self._prompt_tokens = float(np.mean([tree.prompt_tokens for tree in trees]))
-        self._models = [SearchModel(trees, seed + i) for i in range(_MODELS)]
+        self._own_tokens = OwnTokens(trees)
+        self._models = [SearchModel(trees, seed + i, self._own_tokens) for i in range(_MODELS)]
         self._found: dict[tuple[str, SearchRequest], _Outcomes] = {}
 
     @property
@@ -153,7 +160,7 @@ class Forecaster:
     def _made(self, request: SearchRequest, basis: Basis, found: _Outcomes, shift: float = 0.0) -> Forecast:
         low, high = _interval(found.right, self._seed)
         costs, prompt, steps = self._costs, self._prompt_tokens, float(found.tokens.mean())
-        generator = prompt + costs.sampled * steps
+        generator = prompt + costs.sampled * float(found.own_tokens.mean())
         verifier = costs.read_of_prompt * prompt + costs.read * steps if needs_verifier(request) else 0.0
         seconds = generator * costs.generator_seconds + verifier * costs.verifier_seconds
         of_problems = found.right.mean(1)
@@ -175,6 +182,19 @@ class Forecaster:
             of_problems,
         )
 
+    def of_run(self, request: SearchRequest, samples: Mapping[str, Sample]) -> Forecast:
+        """A search that was run on the recorded problems, by their ids; a problem without a sample is not solved."""
+        right = np.array([[float(s.correct) if (s := samples.get(t.problem_id)) else 0.0] for t in self.trees])
+        low, high = _interval(right, self._seed)
+        generator, verifier = (
+            float(np.mean([sample.usage[name] for sample in samples.values()]))
+            for name in ("generator_tokens", "verifier_tokens")
+        )
+        seconds = generator * self._costs.generator_seconds + verifier * self._costs.verifier_seconds
+        settings, candidates = settings_of(request), algorithm_of(request).candidates(request)
+        figures = float(right.mean()), low, high, generator, verifier, seconds
+        return Forecast(settings, candidates, Basis.RUN, *figures, right.mean(1))
+
     def _recorded(self, request: SearchRequest) -> _Outcomes:
         return self._once("recorded", request, self._vote_over_paths)
 
@@ -189,14 +209,22 @@ class Forecaster:
     def _search_models(self, request: SearchRequest) -> _Outcomes:
         outcomes = [[model.search(i, request) for model in self._models] for i in range(len(self.trees))]
         right = np.array([[each.right for each in row] for row in outcomes], float)
-        return _Outcomes(right, np.array([[each.tokens for each in row] for row in outcomes]).mean(1))
+        tokens, own_tokens = (
+            np.array([[getattr(each, name) for each in row] for row in outcomes]).mean(1)
+            for name in ("tokens", "own_tokens")
+        )
+        return _Outcomes(right, tokens, own_tokens)
 
     def _vote_over_paths(self, request: SearchRequest) -> _Outcomes:
         draws = [_draws_of(tree, request.beam_width, f"{self._seed} {i}") for i, tree in enumerate(self.trees)]
         vote = vote_of(request)
         right = [[_solved(paths, vote, request.aggregation) for paths in row] for row in draws]
-        tokens = [[_tokens(paths) for paths in row] for row in draws]
-        return _Outcomes(np.array(right, float), np.array(tokens).mean(1))
+        drawn = [[_steps(paths) for paths in row] for row in draws]
+        tokens = [[sum(step.tokens for step in steps) for steps in row] for row in drawn]
+        own_tokens = [[self._own_tokens.of_all(steps) for steps in row] for row in drawn]
+        return _Outcomes(
+            np.array(right, float), *(np.array([np.mean(row) for row in of]) for of in (tokens, own_tokens))
+        )
 
     def pass_at(self) -> dict[int, float]:
         """The probability that any of k paths is right, for k of 1, 2, 4 and so on, and of all."""
@@ -275,8 +303,9 @@ def _solved(paths: Sequence[RecordedStep], vote: Vote, how: Aggregation) -> bool
     return best is not None and best.answer == _RIGHT
 
 
-def _tokens(paths: Sequence[RecordedStep]) -> int:
-    return sum(step.tokens for step in {step for end in paths for step in end.lineage()})
+def _steps(paths: Sequence[RecordedStep]) -> list[RecordedStep]:
+    """The distinct steps of some paths of a tree."""
+    return list(dict.fromkeys(step for end in paths for step in end.lineage()))
 
 
 def _sibling_pairs(tree: RecordedTree, how: Aggregation) -> Iterator[tuple[float, float]]:
@@ -305,6 +334,8 @@ def costs_of(
     """
     prompts = np.array([tree.prompt_tokens for tree in trees], float)
     steps = np.array([sum(step.tokens for step in tree.steps) for tree in trees], float)
+    own = OwnTokens(trees)
+    own_tokens = sum(own.of_all(tree.steps) for tree in trees)
     generator, verifier = (
         np.array([u[name] for u in usages], float) for name in ("generator_tokens", "verifier_tokens")
     )
@@ -316,7 +347,7 @@ def costs_of(
     return Costs(
         generator_seconds=float(wall * share / generator.sum()),
         verifier_seconds=float(wall * (1 - share) / max(1.0, verifier.sum())),
-        sampled=float((generator - prompts).sum() / max(1.0, steps.sum())),
+        sampled=float((generator - prompts).sum() / max(1.0, own_tokens)),
         read=float(of_steps),
         read_of_prompt=float(of_prompt),
     )

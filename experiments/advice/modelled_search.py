@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.advice.recorded import RecordedStep, RecordedTree
+from espalier.experiments.advice.recorded import OwnTokens, RecordedStep, RecordedTree
 from espalier.search.algorithms import make_algorithm, vote_of
 from espalier.search.algorithms.base import Expand
 from espalier.search.request import SearchRequest
@@ -47,11 +47,17 @@ class UnpredictableSearchError(EspalierError):
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """The outcome of one modelled search; tokens of distinct steps, below the prompt."""
+    """The outcome of one modelled search.
+
+    Attributes:
+        right: whether its answer is right.
+        tokens: of its distinct steps.
+        own_tokens: the same, those that siblings begin with alike counted once; see `OwnTokens`.
+    """
 
     right: bool
     tokens: int
-    steps: int
+    own_tokens: float
 
 
 def _near(steps: Sequence[RecordedStep], like: RecordedStep, draw: random.Random) -> RecordedStep:
@@ -84,11 +90,16 @@ def _likelihood(k: int, n: int) -> np.ndarray:
 
 
 class SearchModel:
-    """Draws trees like the recorded ones, with the states of all steps drawn once."""
+    """Draws trees like the recorded ones, with the states of all steps drawn once.
 
-    def __init__(self, trees: Sequence[RecordedTree], seed: int) -> None:
+    Attributes:
+        own_tokens: what a step costs beside its siblings.
+    """
+
+    def __init__(self, trees: Sequence[RecordedTree], seed: int, own_tokens: OwnTokens | None = None) -> None:
         """Draw the states of the steps of `trees`, whose `stays_right` is set."""
         self._trees = trees
+        self.own_tokens = own_tokens or OwnTokens(trees)
         self._seed = seed
         self._draw = random.Random(f"{seed} states")
         self._right: dict[RecordedStep, bool] = {}
@@ -207,6 +218,7 @@ class _ModelledSearch:
         self._root = Node(0, None, ())
         self._step: dict[Node, RecordedStep] = {self._root: model.root(problem)}
         self._new: set[Node] = set()  # nodes of paths with a text that was not recorded
+        self._own_tokens = 0.0
 
     def run(self) -> Modelled:
         algorithm = make_algorithm(self._request, self._root)
@@ -218,7 +230,7 @@ class _ModelledSearch:
         return Modelled(
             best is not None and best.answer == _RIGHT,
             sum(node.num_tokens for node in self._step),
-            len(self._step) - 1,
+            self._own_tokens,
         )
 
     def _expand(self, expand: Expand) -> list[Node]:
@@ -249,6 +261,7 @@ class _ModelledSearch:
                 verifier_tokens=child.tokens, score=child.score, termination=child.end, draws=(index,),
             )  # fmt: skip
             self._step[node] = child
+            self._own_tokens += self._model.own_tokens.of(child, len(nodes))
             nodes.append(node)
             if is_new or parent in self._new:
                 self._new.add(node)

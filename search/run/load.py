@@ -18,7 +18,7 @@ from espalier.engine.errors import CheckpointError, InvalidRequestError, Violati
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.prm.scorers import PROBE, SELF, names_checkpoint, names_function
-from espalier.search.algorithms.advised import read_advice
+from espalier.search.algorithms.advised import AdvisedSearch, read_advice
 from espalier.search.request import AnswerEquivalence
 from espalier.search.schema import Option, parse_size, violations
 
@@ -321,6 +321,7 @@ def _load(
         own_scorer: see `load_orchestrator`.
     """
     check_settings(settings)
+    advised = None if settings.advice is None else read_advice(settings.advice)  # whose faults come before any weight
     from espalier.engine.models.model import load_generator
     from espalier.prm.families import identify, load_verifier, require_askable, verifier_of_generator
     from espalier.prm.scorers.confidence import SCORERS
@@ -372,7 +373,7 @@ def _load(
             "scores with; leave the flag out"
         )
     engine = _make_engine(settings, models, device, dtype)
-    return engine, trunk and _make_generator(settings, engine, trunk), scorer
+    return engine, trunk and _make_generator(settings, engine, trunk, advised), scorer
 
 
 def _asked_itself(
@@ -513,7 +514,9 @@ def _make_engine(
     return engine
 
 
-def _make_generator(settings: RuntimeSettings, engine: Engine, checkpoint: Checkpoint) -> Generator:
+def _make_generator(
+    settings: RuntimeSettings, engine: Engine, checkpoint: Checkpoint, advised: tuple[AdvisedSearch, ...] | None
+) -> Generator:
     from espalier.engine.models.chat.system_prompt import system_prompt_of
     from espalier.search.run.generator import Generator
 
@@ -524,8 +527,8 @@ def _make_generator(settings: RuntimeSettings, engine: Engine, checkpoint: Check
     # A bundled generator warns of problems that it was not made for.
     advice: list[Advice] = [each.load() for each in entry_points(group="espalier.advice", name=settings.generator)]
     made = Generator(engine, system_prompt, defaults, *advice[:1], thought_marks=settings.thought_marks)
-    if settings.advice is not None:
-        made.defaults = replace(made.defaults, advised=read_advice(settings.advice))
+    if advised is not None:
+        made.defaults = replace(made.defaults, advised=advised)
     return made
 
 
@@ -594,7 +597,7 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
 
 
 def _chosen_quantization(checkpoint: Checkpoint, settings: RuntimeSettings) -> Quantization:
-    from espalier.engine.models.quantization import chosen_quantization
+    from espalier.engine.models.decoder import chosen_quantization
     from espalier.prm.scorers.trunk_head import is_trunk_head
 
     if is_trunk_head(checkpoint):

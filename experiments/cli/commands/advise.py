@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from espalier.experiments.advice.advise import Report
     from espalier.search.run.executor import Executor
 
-_USUAL = {"algorithm": ["majority", "best-of-n", "beam", "dvts"], "beam_width": [1, 4, 16], "expansion": [4]}
+_USUAL = {"algorithm": ["greedy", "majority", "best-of-n", "beam", "dvts"], "beam_width": [1, 4, 16], "expansion": [4]}
 """The searches to choose from, where these fields are not given."""
 
 
@@ -50,7 +50,7 @@ def advise_command(
     where: ExecutorSettings,
 ) -> None:
     """Sample paths once, and advise what search to spend on: accuracy and cost of many, most of which are not run."""
-    from espalier.experiments.advice.advise import ADVICE, advise, record_paths, sampling_request
+    from espalier.experiments.advice.advise import ADVICE, advise, record_paths, run_single_paths, sampling_request
     from espalier.experiments.advice.recommend import read_budget
     from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.runs.evaluate import Evaluation
@@ -76,7 +76,8 @@ def advise_command(
             executor, problems, checker, benchmark, asked, keep_trees=True, on_sample=on_sample
         )  # fmt: skip
         trees, costs = record_paths(evaluation, sampled, out, command, lambda: _step_seconds(executor))
-        report = advise(trees, costs, requests, executor.defaults.fill, target, limits)
+        run = run_single_paths(evaluation, requests, out, command)
+        report = advise(trees, costs, requests, executor.defaults.fill, target, limits, run)
     found = {"command": command, "benchmark": benchmark} | report.to_dict()
     write_whole(out / ADVICE, found)
     if as_json:

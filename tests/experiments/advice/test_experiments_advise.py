@@ -4,7 +4,21 @@ import json
 
 import pytest
 
-SMALL = ("advise", "--limit", 4, "--paths", 4, "-a", "majority,best-of-n,beam", "-N", "1,2", "-M", 2, "--threads", 1)
+SMALL = (
+    "advise",
+    "--limit",
+    4,
+    "--paths",
+    4,
+    "-a",
+    "greedy,majority,best-of-n,beam",
+    "-N",
+    "1,2",
+    "-M",
+    2,
+    "--threads",
+    1,
+)
 
 
 def test_paths_are_sampled_once_and_the_file_is_what_auto_takes(espalier, tmp_path):
@@ -19,16 +33,28 @@ def test_paths_are_sampled_once_and_the_file_is_what_auto_takes(espalier, tmp_pa
     assert again == json.loads((tmp_path / "out/advice.json").read_text())
     assert (again["problems"], again["paths"]) == (4, 4)
     found = {(row["search"]["algorithm"], row["search"].get("beam_width")): row for row in again["searches"]}
-    assert found.keys() == {(name, n) for name in ("majority", "best-of-n", "beam") for n in (1, 2)}
+    assert found.keys() == {(name, n) for name in ("majority", "best-of-n", "beam") for n in (1, 2)} | {
+        ("greedy", None)
+    }
+    greedy = [json.loads(line) for line in (tmp_path / "out/greedy/samples.jsonl").read_text().splitlines()]
+    assert found["greedy", None]["basis"] == "run"
+    assert found["greedy", None]["accuracy"] == sum(sample["correct"] for sample in greedy) / 4
+    computed = sum(sample["usage"]["generator_tokens"] for sample in greedy) / 4
+    assert found["greedy", None]["generator_tokens"] == round(computed)
     assert found["majority", 2]["verifier_tokens"] == 0 < found["best-of-n", 2]["verifier_tokens"]
-    best = max(again["searches"], key=lambda row: row["accuracy"])
-    for row in again["searches"]:
-        row["accuracy"] = 0.99 if row is best else 0.1
-    (tmp_path / "advice.json").write_text(json.dumps(again))
+
+
+def test_auto_runs_the_best_search_of_a_file(espalier, tmp_path):
+    searches = [({"algorithm": "majority", "beam_width": 4}, 0.7), ({"algorithm": "majority", "beam_width": 2}, 0.9)]
+    rows = [
+        {"search": search, "candidates": 4, "accuracy": accuracy, "generator_tokens": 100, "verifier_tokens": 0}
+        for search, accuracy in searches
+    ]
+    (tmp_path / "advice.json").write_text(json.dumps({"format": 1, "searches": rows}))
     options = ("--algorithm", "auto", "-N", 4, "-M", 4, "--advice", tmp_path / "advice.json", "--limit", 1)
     assert espalier("eval", *options, "--threads", 1, "--out", tmp_path / "auto").code == 0
     run = json.loads((tmp_path / "auto/config.json").read_text())
-    assert (run["algorithm"], run["beam_width"]) == (best["search"]["algorithm"], best["search"]["beam_width"])
+    assert (run["algorithm"], run["beam_width"]) == ("majority", 2)
 
 
 @pytest.mark.parametrize(

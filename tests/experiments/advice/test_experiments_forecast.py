@@ -8,7 +8,7 @@ import pytest
 from espalier.experiments.advice import forecast
 from espalier.experiments.advice.forecast import Basis, Costs, Forecaster
 from espalier.experiments.advice.modelled_search import SearchModel, UnpredictableSearchError
-from espalier.experiments.advice.recorded import RecordedStep, RecordedTree
+from espalier.experiments.advice.recorded import OwnTokens, RecordedStep, RecordedTree
 from espalier.experiments.advice.step_states import fit_step_states
 from espalier.search.algorithms import make_algorithm, vote_of, with_defaults
 from espalier.search.common_fields import Aggregation
@@ -156,6 +156,30 @@ def test_recorded_siblings_are_drawn_again_and_equal_ones_are_merged():
     trees = [RecordedTree((root, only), 3)]
     fit_step_states(trees)
     assert SearchModel(trees, 0).search(0, request("best-of-n", 16)).tokens == 7  # one path, 16 times
+
+
+def test_tokens_that_siblings_begin_with_alike_count_once():
+    root = RecordedStep(None, count=3)
+    texts = ("So 12", "So 13", "So 13, it is", "No")
+    root.children += [RecordedStep(root, 0.9, 10, 1, EOS, "gold", True, text=text) for text in texts]
+    own = OwnTokens([RecordedTree((root, *root.children), 3)])
+    shares = [own.of(root.children[0], before) / 10 for before in range(6)]
+    assert shares == pytest.approx([1.0, 1 / 5, 1 / 5, 1 / 5, 1 / 5, 1 / 5]), "more siblings never share less"
+    assert own.of_all(root.children[:2]) == pytest.approx(12)
+    assert own.of_all(root.children[:1]) == 10
+
+
+def test_searches_with_many_siblings_compute_fewer_tokens_than_paths_apart():
+    world = World(12)
+    trees = [world.tree(i, 8) for i in range(12)]
+    for tree in trees:
+        for number, step in enumerate(tree.steps[1:]):
+            step.text = f"12345678{number:02}"  # nine of ten characters are those of a sibling before
+    forecaster = Forecaster(trees, COSTS)
+    beam, paths = forecaster.forecast(request("beam", 2, 4)), forecaster.forecast(request("majority", 8))
+    assert paths.generator_tokens == pytest.approx(20 + 10 + 7 * 1 + 8 * 10 * (DEPTH - 1), rel=0.01)
+    steps = beam.verifier_tokens - 20
+    assert beam.generator_tokens - 20 < 0.5 * steps
 
 
 def test_greedy_steps_are_not_forecast():
