@@ -41,9 +41,7 @@ def make_quantizer(
     Raises:
         CheckpointError: when torchao is missing, or has no product for this dtype and device.
     """
-    assert quantization is not Quantization.AUTO, (
-        "chosen at opening, by `decoder.chosen_quantization`"
-    )
+    assert quantization is not Quantization.AUTO, "chosen at opening, by `decoder.chosen_quantization`"
     if quantization is Quantization.NONE:
         return lambda weight, _: weight
     packer = backend.quantized_packer()
