@@ -38,18 +38,21 @@ def filter_logits(
     return logits.scatter(1, order, torch.where(keep, ordered, FILTERED))
 
 
-def mask_tokens(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+def mask_tokens(logits: torch.Tensor, allowed: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Logits with `FILTERED` for every token that is not allowed in its row.
 
     Args:
         logits: float32 `[B, vocabulary]`.
         allowed: uint8 `[B, ceil(vocabulary / 8)]`, on the same device: a bit for each token, the lowest one first.
+        out: written to and returned, float32 `[B, vocabulary]`; None for new memory.
 
     Returns:
         float32 `[B, vocabulary]`.
     """
     bits = (allowed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=allowed.device)) & 1
-    return logits.masked_fill(bits.view(len(logits), -1)[:, : logits.shape[1]] == 0, FILTERED)
+    return torch.where(
+        bits.view(len(logits), -1)[:, : logits.shape[1]] != 0, logits, logits.new_full((), FILTERED), out=out
+    )
 
 
 def draw_tokens(

@@ -126,6 +126,7 @@ class SamplingBatch:
         """
         self._filter_logits, self._draw_tokens = backend.filter_logits, backend.draw_tokens
         self._mask_tokens = backend.mask_tokens
+        self._masked: torch.Tensor | None = None
         self._to_device = backend.to_device
         self._keys = np.array([s.key for s in samplings], dtype=np.uint64)
         groups = _Groups(samplings, rows)
@@ -182,7 +183,8 @@ class SamplingBatch:
         unmasked = logits  # log-probabilities are those of all tokens
         if allowed is not None:
             allowed = allowed if self._rows is None else allowed[self._rows]
-            logits = self._mask_tokens(logits, self._to_device(allowed, logits.device))
+            # Into the same memory each time: to touch new pages takes a CPU as long as to mask.
+            self._masked = logits = self._mask_tokens(logits, self._to_device(allowed, logits.device), self._masked)
         if self._banned:
             logits = logits.clone() if logits is unmasked else logits
             logits[self._banned] = FILTERED

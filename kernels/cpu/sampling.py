@@ -24,7 +24,7 @@ _NOTHING = 1e-30
 """Share of the most likely token's probability below which a token is never drawn; filtered ones are far below it."""
 
 
-_LEAST = np.float32(LEAST_TEMPERATURE)
+_LEAST, _FILTERED = np.float32(LEAST_TEMPERATURE), np.float32(FILTERED)
 _BINS_PER_NAT, _BINS = 64, 2048
 """Bins of log-probability below the most likely token; the last holds all the rest, from 32 nats on."""
 
@@ -34,15 +34,19 @@ def _mask(counters: np.ndarray, logits: np.ndarray, vocabulary: int, allowed: np
     """Mask each row; `allowed` has a whole number of bytes for each."""
     width = (vocabulary + 7) // 8
     for row in phase_items(counters, 0, len(allowed) // width):
-        for b in range(width):
+        for b in range(vocabulary // 8):  # without a branch, for eight at a time
             bits, first = allowed[row * width + b], row * vocabulary + 8 * b
-            for i in range(min(8, vocabulary - 8 * b)):
-                out[first + i] = logits[first + i] if (bits >> i) & 1 else FILTERED
+            for i in range(8):
+                logit = logits[first + i]
+                out[first + i] = logit if bits & (1 << i) else _FILTERED
+        for i in range(8 * (vocabulary // 8), vocabulary):
+            logit = logits[row * vocabulary + i]
+            out[row * vocabulary + i] = logit if allowed[row * width + i // 8] & (1 << i % 8) else _FILTERED
 
 
-def mask_tokens_cpu(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+def mask_tokens_cpu(logits: torch.Tensor, allowed: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """`kernels.sampling.mask_tokens` on CPU; same arguments and result."""
-    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    out = torch.empty_like(logits, memory_format=torch.contiguous_format) if out is None else out
     args = logits.contiguous().view(-1).numpy(), logits.shape[1], allowed.contiguous().view(-1).numpy()
     parallel_run(_mask, 1, *args, out.view(-1).numpy(), seconds=logits.numel() / _MASK_SPEED)
     return out

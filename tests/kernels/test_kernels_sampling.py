@@ -173,3 +173,6 @@ def test_a_mask_leaves_the_tokens_whose_bits_are_set(vocabulary: int, mask):
     before = logits.clone()
     assert torch.equal(mask(logits, bits), torch.where(allowed, logits, FILTERED))
     assert torch.equal(logits, before)
+    memory = torch.full_like(logits, 5.0)
+    assert mask(logits, bits, memory) is memory
+    assert torch.equal(memory, torch.where(allowed, logits, FILTERED))
