@@ -9,6 +9,7 @@ import torch
 
 from espalier.engine.errors import DeviceError, MisuseError
 from espalier.engine.execution.sampling import Sampler
+from espalier.engine.guidance.masks import MaskThread
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.model import Model
@@ -49,6 +50,7 @@ class ModelRunner:
         self._layer_kvs = [layer_kv for _, layer_kv in sorted(views, key=lambda view: view[0])]
         self._closed = False
         self._sampler: tuple[DecodeRows, Sampler] | None = None
+        self._masks = MaskThread()
         self._drawn = _NOTHING  # by the step that was launched last
         self._warm_up(draws=role != VERIFIER)
 
@@ -94,6 +96,7 @@ class ModelRunner:
     def close(self) -> None:
         """Let go of the KV pool, and of what steps on it were recorded as; nothing can be launched afterwards."""
         self.model.decoder.release(self._layer_kvs)
+        self._masks.close()
         self._layer_kvs, self._sampler, self._drawn, self._closed = [], None, _NOTHING, True
 
     def _begin_states(self, layout: StateLayout, table: SequenceTable, plan: StepPlan) -> StateBatch:
@@ -155,7 +158,7 @@ class ModelRunner:
         if draws.batch_rows is not None:
             hidden = hidden[self._to_device(draws.batch_rows)]
         # Masks are made while a GPU still computes the hidden states.
-        allowed = decode.allowed_tokens(self.model.config.vocab_size)
+        allowed = decode.allowed_tokens(self.model.config.vocab_size, self._masks)
         drawn = self._sampler[1].draw(self.model.head, hidden, draws.step_positions, allowed)
         if not decode.heads:
             return [*drawn]

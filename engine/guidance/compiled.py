@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from espalier.engine.guidance.grammar import Grammar, GrammarError
+from espalier.engine.guidance.masks import MAX_SECONDS
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
@@ -27,8 +28,6 @@ LIMITS = {
 }
 """Limits of one matcher, see llguidance's `LLParserLimits`: a step takes 20 ms at most of almost any grammar, and a
 compiled grammar some 40 MB."""
-_MAX_STEP_SECONDS = 0.5
-"""CPU time of one call after which a grammar is given up: other searches wait for it."""
 _TRIAL = Path(__file__).with_name("trial.py")
 _MAX_COMPILE_SECONDS = 2.0
 _MAX_COMPILE_BYTES = 2**32
@@ -39,7 +38,7 @@ _MAX_TRIED = 1024
 _MAX_PREPARED = 64
 _MAX_REASON = 400
 _NO_END = "needs an end-of-sequence token, and the generator has none"
-_TOO_SLOW = f"the grammar takes more than {_MAX_STEP_SECONDS:g} s for one token; make it simpler"
+_TOO_SLOW = f"the grammar takes more than {MAX_SECONDS:g} s for one token; make it simpler"
 
 
 class GrammarCompiler:
@@ -197,24 +196,24 @@ class _LibraryMatcher:
 
     def allow(self, bits: np.ndarray) -> None:
         if not self._failure.error and not self.library.is_error():
-            start = time.thread_time()
-            found = np.frombuffer(self.library.compute_bitmask(), dtype=np.uint8)
-            self._took(start)
-            bits[:] = found[: len(bits)]
-        if self._failure.error or self.library.is_error():
-            bits[:] = self._ends
+            bits[:] = np.frombuffer(self.library.compute_bitmask(), dtype=np.uint8)[: len(bits)]
+            return
+        bits[:] = self._ends
 
     def advance(self, token_id: int) -> None:
+        if self._failure.error:
+            return
         start = time.thread_time()
         self.library.consume_token(token_id)
-        self._took(start)
+        if time.thread_time() - start > MAX_SECONDS:
+            self.give_up()
+
+    def give_up(self) -> None:
+        self._failure.error = _TOO_SLOW
 
     def copy(self) -> "_LibraryMatcher":
-        return _LibraryMatcher(self.library.deep_copy(), self._ends, self._failure)
-
-    def _took(self, start: float) -> None:
-        if time.thread_time() - start > _MAX_STEP_SECONDS:
-            self._failure.error = _TOO_SLOW
+        library = self.library if self._failure.error else self.library.deep_copy()
+        return _LibraryMatcher(library, self._ends, self._failure)
 
 
 def _reason(error: str) -> str:

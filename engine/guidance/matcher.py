@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Matcher(Protocol):
-    """A state of one path: the tokens that may come next. Used on the engine's thread only.
+    """A state of one path: the tokens that may come next. Used by one thread at a time, see `masks`.
 
     A matcher that cannot go on has an `error` from then on, and allows an end-of-sequence token at most; the branch
     ends with `StopCause.ERROR`.
@@ -23,6 +23,10 @@ class Matcher(Protocol):
 
     def advance(self, token_id: int) -> None:
         """Take the token that was drawn."""
+        ...
+
+    def give_up(self) -> None:
+        """Have an error from now on, without a look at what another thread may still compute in it."""
         ...
 
     def copy(self) -> "Matcher":

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from espalier.engine.guidance.masks import MaskThread
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Generate, Sampling, Score, Work
@@ -114,13 +115,12 @@ class DecodeRows:
         """The sampling of every draw."""
         return [b.work.samplings[i] for b in self.branches for i in b.indices]
 
-    def allowed_tokens(self, vocabulary: int) -> np.ndarray | None:
+    def allowed_tokens(self, vocabulary: int, masks: MaskThread) -> np.ndarray | None:
         """The tokens that each branch may draw, uint8 `[branches, ceil(vocabulary / 8)]`; None for any of all."""
         if not self.matchers:
             return None
         allowed = np.full((len(self.branches), (vocabulary + 7) // 8), 255, dtype=np.uint8)
-        for i, matcher in self.matchers.items():
-            matcher.allow(allowed[i])
+        masks.fill(self.matchers, allowed)
         return allowed
 
     def find_rows(self) -> None:

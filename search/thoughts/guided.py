@@ -79,6 +79,10 @@ class AfterThought:
             self.answer.advance(token_id)
         self.begun = True
 
+    def give_up(self) -> None:
+        """See `Matcher`."""
+        self.answer.give_up()
+
     def copy(self) -> "AfterThought":
         """See `Matcher`."""
         return replace(self, answer=self.answer.copy())

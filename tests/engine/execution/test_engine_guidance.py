@@ -1,6 +1,8 @@
 """Draws that a matcher guides: masks, forks of its state, company, preemption, errors."""
 
 import dataclasses
+import threading
+import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -38,8 +40,28 @@ class Residues:
         assert self.permits(token_id), f"token {token_id} was not allowed behind {self.history}"
         self.history.append(token_id)
 
+    def give_up(self) -> None:
+        self.most = 0
+
     def copy(self) -> "Residues":
         return Residues(self.history, self.most)
+
+
+class Hostile(Residues):
+    """Computes for as long as it is let, but for its first tokens."""
+
+    def __init__(self, history: Iterable[int], most: int, freed: threading.Event) -> None:
+        super().__init__(history, most)
+        self.freed = freed
+
+    def allow(self, bits: np.ndarray) -> None:
+        end = time.monotonic() + 60
+        while len(self.history) > 2 and self.most and not self.freed.is_set():
+            assert time.monotonic() < end, "nobody has given it up"
+        super().allow(bits)
+
+    def copy(self) -> "Hostile":
+        return Hostile(self.history, self.most, self.freed)
 
 
 @pytest.fixture
@@ -152,3 +174,37 @@ def test_a_branch_whose_matcher_fails_ends_with_its_error_and_no_other_does(
     }
     assert {d.matcher.error for d in done if d.work.owner == "a"} == {"that is enough"}
     release(engine, *sequences, *(d.sequence for d in done))
+
+
+def test_a_matcher_that_does_not_end_is_left_behind_and_the_others_go_on(make_engine: Make, endless: Model):
+    engine, freed = make_engine(endless), threading.Event()
+    expected = [said(sampled(engine, samplings=(MANY[key],), matcher=Residues([key]))) for key in range(4)]
+    sequences = [engine.open(GENERATOR, PROMPT, owner=str(key)) for key in range(4)]
+    for key, sequence in enumerate(sequences):
+        matcher = Hostile([key], 10_000, freed) if key == 2 else Residues([key])
+        engine.submit(Generate(str(key), sequence, (MANY[key],), 8, "", matcher=matcher))
+    done = sorted(drain(engine), key=lambda one: one.work.owner)
+    assert not freed.is_set()
+    freed.set()
+    assert [said([one]) for one in done if one.work.owner != "2"] == [expected[0], expected[1], expected[3]]
+    assert (done[2].cause, len(done[2].token_ids)) == (StopCause.ERROR, 3)
+    assert done[2].token_ids[:2] == list(expected[2][0][1][:2])
+    release(engine, *sequences, *(one.sequence for one in done))
+
+
+def test_an_error_of_a_matcher_is_raised_where_the_step_is_computed(make_engine: Make, endless: Model):
+    class Broken(Residues):
+        def allow(self, bits: np.ndarray) -> None:
+            raise ZeroDivisionError
+
+        def copy(self) -> "Broken":
+            return self
+
+    engine = make_engine(endless)
+    sequence = engine.open(GENERATOR, PROMPT, owner="a")
+    engine.submit(Generate("a", sequence, MANY, 8, "", matcher=Broken()))
+    with pytest.raises(Exception) as raised:
+        drain(engine)
+    assert ZeroDivisionError in (type(raised.value), type(raised.value.__cause__))
+    engine.cancel("a")
+    release(engine, sequence)

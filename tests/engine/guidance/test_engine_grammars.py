@@ -126,12 +126,12 @@ def test_a_prepared_grammar_is_compiled_once_and_used_by_one_search_alone(
 
 
 def test_a_grammar_that_takes_too_long_fails_for_all_its_branches(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, load_model: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
 ):
     matcher = compiler.compile(regex_grammar("a+"))
-    branch, bits = matcher.copy(), np.zeros(compiler.mask_bytes, dtype=np.uint8)
-    monkeypatch.setattr(compiled, "_MAX_STEP_SECONDS", -1.0)
-    branch.allow(bits)
+    branch = matcher.copy()
+    monkeypatch.setattr(compiled, "MAX_SECONDS", -1.0)
+    branch.advance(load_model("talker").tokenizer.encode("a")[0])
     assert "takes more than" in branch.error
     assert matcher.error == branch.error
 

@@ -199,9 +199,7 @@ def test_what_followed_the_longest_match_is_found(text: list[int], last: list[in
     assert found == expected
 
 
-def drafted_by_a_model(
-    make_engine: Make, draft: str, length: int = 4, sure: float = 0.0, **options: object
-) -> Engine:
+def drafted_by_a_model(make_engine: Make, draft: str, length: int = 4, sure: float = 0.0, **options: object) -> Engine:
     """An engine whose drafts are as long as they may be, or end where the draft model is not `sure`."""
     engine = make_engine(draft=draft, draft_tokens=length, **options)
     engine.schedulers[GENERATOR].speculation._drafter._sure = math.log(sure) if sure else -math.inf

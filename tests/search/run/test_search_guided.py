@@ -160,7 +160,7 @@ def test_a_path_whose_matcher_fails_ends_with_the_error_and_never_votes(
 ):
     orchestrator = make_orchestrator()
     resolved = orchestrator.check(replace(BEAM, text_form="[ab]+"))
-    monkeypatch.setattr(compiled, "_MAX_STEP_SECONDS", -1.0)
+    monkeypatch.setattr(compiled, "MAX_SECONDS", -1.0)
     results: list[SearchResult] = []
     names = [orchestrator.submit(resolved), orchestrator.submit(BEAM)]
     while orchestrator.busy:

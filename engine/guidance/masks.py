@@ -1,0 +1,91 @@
+"""The allowed tokens of a step's branches, computed on a thread that is left behind where a matcher takes too long."""
+
+import math
+import threading
+import time
+from collections.abc import Mapping
+from queue import SimpleQueue
+
+import numpy as np
+
+from espalier.engine.guidance.matcher import Matcher
+
+MAX_SECONDS = 0.2
+"""CPU time that a matcher may take for one token: all searches wait for it."""
+_LOOK_SECONDS = 0.05
+
+
+class _Fill:
+    """The matchers of one step, and how far the thread is with them."""
+
+    def __init__(self, matchers: Mapping[int, Matcher], width: int) -> None:
+        self.matchers = list(matchers.items())
+        self.bits = np.empty((len(self.matchers), width), dtype=np.uint8)  # left to a thread that is left behind
+        self.at: tuple[int, float] = 0, math.inf  # of a matcher, and the CPU time when it began
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+
+
+class MaskThread:
+    """A thread that asks matchers for the allowed tokens, begun with the first of them."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._fills: SimpleQueue[_Fill | None] = SimpleQueue()
+
+    def fill(self, matchers: Mapping[int, Matcher], bits: np.ndarray) -> None:
+        """Write the allowed tokens of matchers; one that takes too long is given up, and allows the end alone.
+
+        Args:
+            matchers: by the row of `bits`.
+            bits: uint8 `[rows, ceil(vocabulary / 8)]`, see `Matcher`.
+        """
+        left = dict(matchers)
+        while left:
+            fill = _Fill(left, bits.shape[1])
+            thread = self._running()
+            self._fills.put(fill)
+            while not fill.ended.wait(_LOOK_SECONDS):
+                if _cpu_seconds(thread) - fill.at[1] > MAX_SECONDS and not fill.ended.is_set():
+                    self.close()
+                    break
+            if fill.error:
+                raise fill.error
+            number = len(fill.matchers) if fill.ended.is_set() else fill.at[0]
+            for (row, _), mine in zip(fill.matchers[:number], fill.bits, strict=False):
+                bits[row] = mine
+                del left[row]
+            if number < len(fill.matchers):
+                row, matcher = fill.matchers[number]
+                matcher.give_up()
+                matcher.allow(bits[row])
+                del left[row]
+
+    def close(self) -> None:
+        """Let the thread end, once it is free."""
+        self._fills.put(None)
+        self._thread, self._fills = None, SimpleQueue()
+
+    def _running(self) -> threading.Thread:
+        if self._thread is None:
+            self._thread = threading.Thread(target=_work, args=(self._fills,), name="espalier-masks", daemon=True)
+            self._thread.start()
+        return self._thread
+
+
+def _work(fills: "SimpleQueue[_Fill | None]") -> None:
+    while fill := fills.get():
+        try:
+            for number, (_, matcher) in enumerate(fill.matchers):
+                fill.at = number, time.thread_time()
+                matcher.allow(fill.bits[number])
+        except BaseException as error:  # of the thread that waits
+            fill.error = error
+        fill.ended.set()
+
+
+def _cpu_seconds(thread: threading.Thread) -> float:
+    """Seconds that a running thread has computed; of all threads where the system does not tell them apart."""
+    if thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):
+        return time.process_time()
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
