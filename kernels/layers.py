@@ -128,9 +128,22 @@ class Layers(Protocol):
 
     Attributes:
         outer: the weights around the layers, as they were given.
+        taps: numbers of layers, ascending; the states that enter these are given beside the last; see `tap`.
     """
 
     outer: EmbeddingAndNorm
+    taps: tuple[int, ...] = ()
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Have `forward` give the states that enter these layers, too, normalised like the last ones.
+
+        Args:
+            layers: from 1 to the last layer's number; those before stay.
+
+        Raises:
+            UnsupportedShapeError: these layers give none.
+        """
+        raise UnsupportedShapeError("states between layers are not given by this backend")
 
     def __len__(self) -> int: ...
 
@@ -160,12 +173,23 @@ class Layers(Protocol):
             layer_kvs: one `KVLayout.layer_view` per layer, all of one KV pool.
 
         Returns:
-            Hidden states after the last norm, `[T, hidden]`.
+            Hidden states after the last norm, `[T, hidden]`; behind them in each row, those of `taps`.
 
         Raises:
             IndexError: for a token id outside of the vocabulary.
         """
         ...
+
+
+def checked_taps(layers: Layers, added: Sequence[int]) -> tuple[int, ...]:
+    """The taps of layers with others added, for `Layers.tap`.
+
+    Raises:
+        UnsupportedShapeError: there is no such layer.
+    """
+    if beyond := [layer for layer in added if not 0 < layer < len(layers)]:
+        raise UnsupportedShapeError(f"there is no layer {beyond[0]} of 1 to {len(layers) - 1}")
+    return tuple(sorted({*layers.taps, *added}))
 
 
 class TorchLayers(Layers):
@@ -193,6 +217,10 @@ class TorchLayers(Layers):
         """See `Layers`."""
         return self._layers[index]
 
+    def tap(self, layers: Sequence[int]) -> None:
+        """See `Layers`."""
+        self.taps = checked_taps(self, layers)
+
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
         s, outer = self._spec, self.outer
@@ -202,7 +230,10 @@ class TorchLayers(Layers):
         tables = [rotary_table(inverse, positions, factor) for inverse, factor in self._frequencies]
         hidden = embedded(token_ids, outer.embedding, s.embedding_scale)  # [T, hidden]
         attend: dict[int, Attend] = {}  # by KV group
+        tapped: list[torch.Tensor] = []
         for index, (layer, layer_kv) in enumerate(zip(self._layers, layer_kvs, strict=True)):
+            if index in self.taps:
+                tapped.append(rms_norm(hidden, outer.norm, s.norm_eps))
             group, its = layer_kv.group, batch.of(layer_kv.group)
             if group not in attend:
                 attend[group] = self._prepare_attention(layer_kv, its, s.num_heads)
@@ -216,7 +247,8 @@ class TorchLayers(Layers):
             if layer.mlp_post_norm is not None:
                 added = rms_norm(added, layer.mlp_post_norm, s.norm_eps)
             hidden = hidden + added
-        return rms_norm(hidden, outer.norm, s.norm_eps)
+        last = rms_norm(hidden, outer.norm, s.norm_eps)
+        return torch.cat([last, *tapped], dim=1) if tapped else last
 
     def _attention(
         self,

@@ -140,6 +140,34 @@ def take_layers(
     return layers
 
 
+def layer_of(folder: Checkpoint) -> int | None:
+    """The layer whose states a learned head reads as they enter it, by `config.json`; None for those after the last.
+
+    Raises:
+        CheckpointError: `layer` there is no number of one.
+    """
+    layer = folder.config.get("layer")
+    if layer is not None and not (type(layer) is int and layer > 0):
+        raise CheckpointError(f"config.json of {folder.folder}: layer must be a number from 1, is {layer!r}")
+    return layer
+
+
+def at_layer(head: Head, decoder: Decoder, layer: int | None) -> Head:
+    """A head on the states that enter a layer, or after the last for None; it is given those of all of `taps`.
+
+    Raises:
+        CheckpointError: the decoder gives no states between layers, or has fewer.
+    """
+    if layer is None:
+        return lambda states: head(decoder.last_states(states))
+    decoder.tap([layer])
+
+    def read(states: torch.Tensor) -> torch.Tensor:
+        return head(states.chunk(1 + len(decoder.taps), dim=1)[1 + decoder.taps.index(layer)].contiguous())
+
+    return read
+
+
 def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: Sequence[int]) -> Product:
     """The logits of some tokens; only the language model head's rows of these are loaded.
 

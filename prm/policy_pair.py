@@ -41,6 +41,11 @@ class PolicyPairDecoder(Decoder):
             max_positions=min(one.max_positions, other.max_positions),
         )
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """None: the states of two decoders stand side by side."""
+        return ()
+
     @torch.inference_mode()
     def forward(self, step: StepBatch, layer_kvs: list[LayerKV]) -> torch.Tensor:
         """See `Decoder.forward`; returns `[T, hidden size of the first + of the second]`."""

@@ -140,10 +140,14 @@ class ModelRunner:
         values: list[torch.Tensor] = []
         for name, reads in plan.reads.items():
             _, rows, asked = zip(*reads, strict=True)
-            read = hidden[self._to_device(np.array(rows))]  # [reads of the head, hidden]
+            read = self._states_for(name, hidden[self._to_device(np.array(rows))])  # [reads of the head, hidden]
             targets = () if asked[0] is None else (self._to_device(np.array(asked)),)
             values.append(self.model.head_named(name)(read, *targets).float())
         return values
+
+    def _states_for(self, head: str, states: torch.Tensor) -> torch.Tensor:
+        """The states that a head reads of some rows: all, or those after the last layer alone."""
+        return states if head in self.model.wide_heads else self.model.decoder.last_states(states)
 
     def _draw(self, plan: StepPlan, hidden: torch.Tensor) -> list[torch.Tensor]:
         """Token ids and log-probabilities `[draws]`: one draw for each sampling of each branch.
@@ -159,11 +163,12 @@ class ModelRunner:
             hidden = hidden[self._to_device(draws.batch_rows)]
         # Masks are made while a GPU still computes the hidden states.
         allowed = decode.allowed_tokens(self.model.config.vocab_size, self._masks)
-        drawn = self._sampler[1].draw(self.model.head, hidden, draws.step_positions, allowed)
+        drawn = self._sampler[1].draw(self.model.head, self._states_for("", hidden), draws.step_positions, allowed)
         if not decode.heads:
             return [*drawn]
         branch_of = self._to_device(decode.branch_of)
-        head_outputs = [self.model.head_named(name)(hidden) for name in decode.heads]  # [branches, k] each
+        states = ((name, self._states_for(name, hidden)) for name in decode.heads)
+        head_outputs = [self.model.head_named(name)(its) for name, its in states]  # [branches, k] each
         return [*drawn, *(values[branch_of].float() for values in head_outputs)]
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:

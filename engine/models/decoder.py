@@ -55,6 +55,26 @@ class Decoder:
         """Element type of the weights and of the KV cache."""
         return self.embedding.dtype
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose states `forward` gives behind the last ones; see `tap`."""
+        return self.layers.taps
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Have `forward` give the states that enter these layers, too; see `Layers.tap`.
+
+        Raises:
+            CheckpointError: it gives none here.
+        """
+        try:
+            self.layers.tap(layers)
+        except UnsupportedShapeError as error:
+            raise CheckpointError(f"{error}: a head on a middle layer cannot be read here") from error
+
+    def last_states(self, states: torch.Tensor) -> torch.Tensor:
+        """Those after the last layer, of rows that `forward` gave."""
+        return states.chunk(1 + len(self.taps), dim=1)[0].contiguous() if self.taps else states
+
     def forward(self, step: StepBatch, layer_kvs: list[LayerKV]) -> torch.Tensor:
         """Compute a step's tokens, writing their keys and values.
 
@@ -63,7 +83,7 @@ class Decoder:
             layer_kvs: one `KVLayout.layer_view` per layer.
 
         Returns:
-            Hidden states after the final norm, `[T, hidden]`.
+            Hidden states after the final norm, `[T, hidden]`; behind them in each row, those of `taps`.
         """
         return self.layers.forward(step, layer_kvs)
 

@@ -46,6 +46,8 @@ class Model:
         digest: of the checkpoint.
         other_heads: further heads on the same hidden states, by the name that a Score gives, so that one model and one
             KV serve both to generate and to verify.
+        wide_heads: names of heads, empty for `head`, that read the states of the decoder's `taps`, too: rows
+            `[R, (1 + taps) * hidden]`, those after the last layer first.
     """
 
     decoder: Decoder
@@ -54,6 +56,7 @@ class Model:
     eos_token_ids: tuple[int, ...]
     digest: str
     other_heads: Mapping[str, Head] = field(default_factory=dict[str, Head])
+    wide_heads: frozenset[str] = frozenset()
 
     def head_named(self, name: str) -> Head:
         """One of `other_heads`, `LOG_PROBABILITIES`, or `head` for an empty name.

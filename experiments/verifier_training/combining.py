@@ -5,6 +5,7 @@ two siblings the one that ends right more often, should have the higher score. E
 kind of pair. The sum is then calibrated by a slope and an offset (Platt, 1999), so that scores are probabilities.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,16 @@ import torch
 import torch.nn.functional as F
 
 from espalier.experiments.runs.folder import write_whole
-from espalier.experiments.verifier_training.training import best_head, parts_of, save_head
-from espalier.experiments.verifier_training.trunk_reading import Readings
+from espalier.experiments.verifier_training.features import Readings
+from espalier.experiments.verifier_training.training import at_layer, best_head, fit_head, parts_of, place_of, save_head
 from espalier.prm.base import Sampled
-from espalier.prm.families.trunk_evidence import ARCHITECTURE, FEATURES, NAME, Combination, PathEvidence
+from espalier.prm.families.trunk_evidence import ARCHITECTURE, NAME
+from espalier.prm.path_evidence import FEATURES, Combination, PathEvidence
 
 _CHOOSE = 0.2
 """Share of the problems that choose the head and fit the weights: they must not be those that taught the head."""
 _DECAY = 1e-3
+_WORTH_COMBINING = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,7 @@ def train_trunk_evidence(
     """
     teach, choose, measure = parts_of(readings, seed, choose=_CHOOSE)
     head, summary = best_head(readings, teach, choose, seed)
-    with torch.no_grad():
-        scores = head(torch.from_numpy(readings.states))[:, 0].sigmoid().numpy()
-    features = path_features(readings, scores)
+    features = path_features(readings, _scores(head, readings, summary))
     combination = _fitted(features, readings, choose)
     summary = {
         "trunk": trunk,
@@ -71,11 +72,46 @@ def train_trunk_evidence(
         "measured": _measured(features, combination, readings, measure),
     }
     config = {"architectures": [ARCHITECTURE], "model_type": NAME, "trunk": trunk}
-    config |= {"hidden_size": readings.states.shape[1], "weights": summary["weights"], "offset": summary["offset"]}
+    config |= {"hidden_size": readings.hidden, "weights": summary["weights"], "offset": summary["offset"]}
+    config |= at_layer(summary)
     save_head(head, folder)
     write_whole(folder / "config.json", config)
     write_whole(folder / "training.json", summary)
     return summary
+
+
+def train_own_evidence(
+    readings: Readings, folder: Path, trunk: dict[str, str], record: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """Train a head on the generator's own states, see `train_head`, and combine its scores along a path.
+
+    The evidence is that of `train_trunk_evidence`, as far as the generator has it of its own paths as it samples them.
+    Where it does not rank the choosing problems' solutions better by a hundredth than the head's last score does, that
+    stays the score. Arguments, returns and errors are those of `train_head`; the summary has the `weights` that are
+    taken, and `auc_solutions` and `auc_siblings` of them and of each kind of evidence.
+    """
+    head, summary = fit_head(readings, folder, trunk, record, seed)
+    _, choose, measure = parts_of(readings, seed)
+    features = path_features(readings, _scores(head, readings, summary))
+    combination = _fitted(features, readings, choose)
+    of_choosing = _measured(features, combination, readings, choose)["auc_solutions"]
+    taken = (of_choosing["score"] or 0.0) > (of_choosing["head"] or 0.0) + _WORTH_COMBINING
+    measured = _measured(features, combination, readings, measure)
+    summary["measured"] |= {name: measured[name] for name in ("auc_solutions", "auc_siblings")}
+    if taken:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        weights = {"weights": dict(zip(FEATURES, combination.weights, strict=True)), "offset": combination.offset}
+        summary |= weights
+        write_whole(folder / "config.json", config | weights)
+    write_whole(folder / "training.json", summary)
+    return summary
+
+
+def _scores(head: torch.nn.Sequential, readings: Readings, chosen: dict[str, Any]) -> np.ndarray:
+    """The head's score of each step, `[S]`."""
+    states = np.ascontiguousarray(readings.states_of(place_of(readings, chosen)))
+    with torch.no_grad():
+        return head(torch.from_numpy(states))[:, 0].sigmoid().numpy()
 
 
 def path_features(readings: Readings, scores: np.ndarray) -> np.ndarray:

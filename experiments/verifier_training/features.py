@@ -2,20 +2,26 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from espalier.engine.engine import Engine
+from espalier.engine.errors import CheckpointError
 from espalier.engine.memory.sequences import KVSequence
+from espalier.engine.models.decoder import Decoder
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score, Scored
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 
+log = logging.getLogger("espalier.training")
 HIDDEN = "hidden"
-"""The head that gives the hidden state as it is; the generator's model must have it."""
+"""The head that gives hidden states as they are; the generator's model must have it, among its `wide_heads`."""
+LAST = 0
+"""Stands for the states after the last layer among numbers of layers."""
 _PART = 50
 """Problems of one file, after which an interrupted run goes on."""
 
@@ -25,21 +31,70 @@ class Features:
     """Steps with a score in a search, that is without those that were cut off.
 
     Attributes:
-        states: float32 `[S, hidden]`: the state that a step's last token is drawn from.
+        states: float32 `[S, layers * hidden]`: the state that a step's last token is drawn from, after the last layer
+            and as it enters others; see `layers`.
         values: float32 `[S]`, labels in [0, 1].
         samples: int64 `[S]`, how many solutions have the step.
         problems: int64 `[S]`, the number of its problem.
+        layers: those whose states there are, `LAST` first.
     """
 
     states: np.ndarray
     values: np.ndarray
     samples: np.ndarray
     problems: np.ndarray
+    layers: tuple[int, ...] = field(default=(LAST,), kw_only=True)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the states of one layer."""
+        return self.states.shape[1] // len(self.layers)
+
+    def states_of(self, place: int) -> np.ndarray:
+        """The states of one of `layers`, `[S, hidden]`."""
+        return self.states[:, place * self.hidden : (place + 1) * self.hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class Readings(Features):
+    """Steps as a model reads them, those of a problem together, parents first.
+
+    Attributes:
+        parents: int64 `[S]`, row of the step before; -1 for a first step.
+        right: int64 `[S]`, of a step that ends solutions whether they are right, 1 or 0; -1 where they go on.
+        read: float64 `[S, 2]`, sum of the log-probabilities of the step's tokens under the model, and their number.
+        sampled: float64 `[S, 2]`, the same of its tokens as the generator sampled them.
+    """
+
+    parents: np.ndarray
+    right: np.ndarray
+    read: np.ndarray
+    sampled: np.ndarray
+
+    @classmethod
+    def arrays(cls) -> tuple[str, ...]:
+        """Names of the arrays."""
+        return "states", "values", "samples", "problems", "parents", "right", "read", "sampled"
+
+
+def tap_candidates(decoder: Decoder) -> tuple[int, ...]:
+    """Have a decoder give the states of layers that heads may rank better on than after the last; returns all of them.
+
+    Those half, two thirds and five sixths of the way; none where the decoder gives no states between layers.
+    """
+    count = decoder.config.num_layers
+    layers = sorted({count // 2, round(2 * count / 3), round(5 * count / 6)} - {0, count})
+    try:
+        decoder.tap(layers)
+    except CheckpointError as error:
+        log.info("heads are learned after the last layer only: %s", error)
+        return (LAST,)
+    return LAST, *decoder.taps
 
 
 def take_features(
     engine: Engine, trees: Sequence[TreeRecord], folder: Path, on_problem: Callable[[], None]
-) -> Features:
+) -> Readings:
     """Features of all trees, from the files in `folder` as far as they are there.
 
     Args:
@@ -48,45 +103,93 @@ def take_features(
         folder: gets a file for each 50 problems.
         on_problem: called for each problem that is done.
     """
+    layers = (LAST, *engine.model(GENERATOR).decoder.taps)
     folder.mkdir(parents=True, exist_ok=True)
-    parts: list[Features] = []
+    parts: list[Readings] = []
+    rows = 0
     for start in range(0, len(trees), _PART):
         some = trees[start : start + _PART]
-        file = folder / f"{start:06}-{_digest(some)}.npz"
+        file = folder / f"{start:06}-{_digest(some, layers)}.npz"
         if not file.is_file():
-            part, partial = _part(engine, some, start), folder / f"{start:06}.partial.npz"
-            np.savez(partial, states=part.states, values=part.values, samples=part.samples, problems=part.problems)
+            part, partial = _part(engine, some, start, layers), folder / f"{start:06}.partial.npz"
+            np.savez(partial, **{name: getattr(part, name) for name in Readings.arrays()})
             partial.replace(file)
-        parts.append(Features(**np.load(file)))
+        parts.append(below(Readings(**np.load(file), layers=layers), rows))
+        rows += len(parts[-1].values)
         for _ in some:
             on_problem()
-    names = ("states", "values", "samples", "problems")
-    return Features(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return joined(parts)
 
 
-def _digest(trees: Sequence[TreeRecord]) -> str:
+def below(part: Readings, rows: int) -> Readings:
+    """A part that stands below so many rows of others."""
+    part.parents[part.parents >= 0] += rows
+    return part
+
+
+def joined(parts: Sequence[Readings]) -> Readings:
+    """Parts one below the other."""
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Readings.arrays()}
+    return Readings(**arrays, layers=parts[0].layers)
+
+
+def readings_of(
+    found: Sequence[tuple[int, int, np.ndarray, tuple[float, float]]],
+    trees: Sequence[TreeRecord],
+    first: int,
+    layers: tuple[int, ...],
+    hidden: int,
+) -> Readings:
+    """The readings of some trees' steps, parents before their children.
+
+    Args:
+        found: of each step that has a score: the place of its tree in `trees`, its index, its states, and `read`.
+        trees: the trees.
+        first: number of the first one.
+        layers: see `Features`.
+        hidden: width of the states of one layer.
+    """
+    row_of: dict[tuple[int, int], int] = {}
+    rows: list[tuple[float, int, int, int, int]] = []
+    for at, index, _, _ in found:
+        tree = trees[at]
+        step = tree.steps[index]
+        above = next((row_of[at, i] for i in reversed(tree.lineage(index)[:-1]) if (at, i) in row_of), -1)
+        row_of[at, index] = len(rows)
+        rows.append((step.value, step.samples, first + at, above, -1 if step.end is None else int(bool(step.right))))
+    values, samples, problems, parents, right = (
+        (np.array(column) for column in zip(*rows, strict=True)) if rows else (np.zeros(0),) * 5
+    )
+    steps = [trees[at].steps[index] for at, index, _, _ in found]
+    sampled = [(sum(step.log_probabilities), len(step.token_ids)) for step in steps]
+    return Readings(
+        np.array([states for _, _, states, _ in found], np.float32).reshape(-1, len(layers) * hidden),
+        values.astype(np.float32),
+        samples.astype(np.int64),
+        problems.astype(np.int64),
+        parents.astype(np.int64),
+        right.astype(np.int64),
+        np.array([read for _, _, _, read in found], np.float64).reshape(-1, 2),
+        np.array(sampled, np.float64).reshape(-1, 2),
+        layers=layers,
+    )
+
+
+def _digest(trees: Sequence[TreeRecord], layers: tuple[int, ...]) -> str:
     """Digest of all that features depend on, so that those of fewer or other solutions are not taken for these."""
-    read = [[tree.problem_id, [[step.token_ids, step.value, step.samples] for step in tree.steps]] for tree in trees]
-    return hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16]
+    names = "token_ids", "value", "samples", "log_probabilities", "end", "right"
+    read = [[tree.problem_id, [[getattr(step, name) for name in names] for step in tree.steps]] for tree in trees]
+    return hashlib.sha256(json.dumps([layers, read]).encode()).hexdigest()[:16]
 
 
-def _part(engine: Engine, trees: Sequence[TreeRecord], first: int) -> Features:
-    states: list[np.ndarray] = []
-    rows: list[tuple[float, int, int]] = []
-    for number, tree in enumerate(trees, start=first):
-        for index, state in _states(engine, tree):
+def _part(engine: Engine, trees: Sequence[TreeRecord], first: int, layers: tuple[int, ...]) -> Readings:
+    found: list[tuple[int, int, np.ndarray, tuple[float, float]]] = []
+    for at, tree in enumerate(trees):
+        for index, states in _states(engine, tree):
             step = tree.steps[index]
             if step.end != "length" and step.text.strip():
-                states.append(state)
-                rows.append((step.value, step.samples, number))
-    values, samples, problems = zip(*rows, strict=True) if rows else ((), (), ())
-    hidden = engine.model(GENERATOR).config.hidden_size
-    return Features(
-        np.array(states, np.float32).reshape(-1, hidden),
-        np.array(values, np.float32),
-        np.array(samples, np.int64),
-        np.array(problems, np.int64),
-    )
+                found.append((at, index, states, (sum(step.log_probabilities), len(step.token_ids))))
+    return readings_of(found, trees, first, layers, engine.model(GENERATOR).config.hidden_size)
 
 
 def _states(engine: Engine, tree: TreeRecord) -> Iterator[tuple[int, np.ndarray]]:

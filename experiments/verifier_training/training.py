@@ -15,7 +15,7 @@ from espalier.experiments.prm_evaluation.metrics import auc, auc_within
 from espalier.experiments.prm_evaluation.show import plot_reliability
 from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.runs.statistics import calibration
-from espalier.experiments.verifier_training.features import Features
+from espalier.experiments.verifier_training.features import LAST, Features
 from espalier.prm.scorers.trunk_head import ARCHITECTURE
 
 _HELD_OUT = 0.1
@@ -26,6 +26,9 @@ _LEARNING_RATE = 1e-3
 _WEIGHT_DECAYS = (1e-3, 1e-1)
 _WORTH_A_LAYER = 0.99
 """Share of the loss of one layer below which that of two must be: a few problems choose, by chance if it is close."""
+_WORTH_A_TAP = 0.01
+"""By how much a head on a middle layer's states must rank better than one after the last: few problems choose."""
+_USES = ("train", "choose", "measure")
 _MAX_COUNTED = 32
 """A step that more solutions have counts no more than so often in a measure."""
 
@@ -43,7 +46,7 @@ class _Part:
 def train_head(
     features: Features, folder: Path, trunk: dict[str, str], record: dict[str, Any], seed: int
 ) -> dict[str, Any]:
-    """Train heads of one and two layers, and write the better one as a folder that `--verifier` takes.
+    """Train heads of one and two layers, and write the best one as a folder that `--verifier` takes; see `best_head`.
 
     Two layers are taken where their loss is lower by a hundredth or more.
 
@@ -63,27 +66,41 @@ def train_head(
     Raises:
         EspalierError: there are too few problems, or all steps have one label.
     """
-    train, choose, measure = (_part(features, problems) for problems in parts_of(features, seed))
-    head, chosen = _best_head(train, choose, seed)
+    return fit_head(features, folder, trunk, record, seed)[1]
+
+
+def fit_head(
+    features: Features, folder: Path, trunk: dict[str, str], record: dict[str, Any], seed: int
+) -> tuple[nn.Sequential, dict[str, Any]]:
+    """The same; returns the head, too."""
+    train, choose, measure = parts_of(features, seed)
+    head, chosen = best_head(features, train, choose, seed)
+    counts = {
+        name: int(np.isin(features.problems, its).sum())
+        for name, its in zip(_USES, (train, choose, measure), strict=True)
+    }
     summary = {
         "trunk": trunk,
         **record,
-        "steps": {"train": len(train.values), "choose": len(choose.values), "measure": len(measure.values)},
+        "steps": counts,
         **chosen,
-        "measured": _measure(head, measure),
+        "measured": _measure(head, _part(features, measure, place_of(features, chosen))),
     }
     save_head(head, folder)
     config = {"architectures": [ARCHITECTURE], "model_type": "trunk-head", "trunk": trunk}
-    write_whole(folder / "config.json", config | {"hidden_size": features.states.shape[1]})
+    write_whole(folder / "config.json", config | {"hidden_size": features.hidden} | at_layer(chosen))
     write_whole(folder / "training.json", summary)
     plot_reliability(summary["measured"] | {"threshold": 0.5}, folder / "reliability.svg")
-    return summary
+    return head, summary
 
 
 def best_head(
     features: Features, train: np.ndarray, choose: np.ndarray, seed: int
 ) -> tuple[nn.Sequential, dict[str, Any]]:
-    """The better of heads of one and two layers, as `train_head` trains them, and what is recorded of the choice.
+    """The best of heads of one and two layers on the states of each of the features' layers; and what was tried.
+
+    Of each layer's heads the one of the least loss, see `train_head`; of those the one that ranks the steps of the
+    choosing problems best, the one after the last layer unless another is better by a hundredth.
 
     Args:
         features: steps of all problems.
@@ -91,10 +108,34 @@ def best_head(
         choose: numbers of those that choose and calibrate.
         seed: of the initial weights and the batches.
 
+    Returns:
+        The head, and what is recorded; `layer` is the one whose states it reads as they enter it, if not the last ones.
+
     Raises:
         EspalierError: all steps have one label.
     """
-    return _best_head(_part(features, train), _part(features, choose), seed)
+    found: list[tuple[float, nn.Sequential, dict[str, Any]]] = []
+    for place, layer in enumerate(features.layers):
+        its = _part(features, choose, place)
+        head, chosen = _best_head(_part(features, train, place), its, seed)
+        rank = _measure(head, its)["auc_within_a_problem"] or 0.5
+        found.append((rank, head, chosen | ({"layer": layer} if layer != LAST else {})))
+    best = max(range(len(found)), key=lambda place: found[place][0] - (_WORTH_A_TAP if place else 0.0))
+    ranks = {
+        str(layer) if layer != LAST else "last": rank for layer, (rank, *_) in zip(features.layers, found, strict=True)
+    }
+    _, head, chosen = found[best]
+    return head, chosen | ({"auc_by_layer": ranks} if len(ranks) > 1 else {})
+
+
+def place_of(features: Features, chosen: dict[str, Any]) -> int:
+    """The place among the features' layers of the one that a head was learned on; see `best_head`."""
+    return features.layers.index(chosen.get("layer", LAST))
+
+
+def at_layer(chosen: dict[str, Any]) -> dict[str, int]:
+    """The entry of `config.json` for the layer of a head; see `prm.heads.layer_of`."""
+    return {"layer": chosen["layer"]} if "layer" in chosen else {}
 
 
 def _best_head(train: _Part, choose: _Part, seed: int) -> tuple[nn.Sequential, dict[str, Any]]:
@@ -133,9 +174,10 @@ def parts_of(features: Features, seed: int, choose: float = _HELD_OUT) -> tuple[
     return order[chooses + measures :], order[:chooses], order[chooses : chooses + measures]
 
 
-def _part(features: Features, problems: np.ndarray) -> _Part:
+def _part(features: Features, problems: np.ndarray, place: int) -> _Part:
     chosen = np.isin(features.problems, problems)
-    states, values = torch.from_numpy(features.states[chosen]), torch.from_numpy(features.values[chosen])
+    states = torch.from_numpy(np.ascontiguousarray(features.states_of(place)[chosen]))
+    values = torch.from_numpy(features.values[chosen])
     return _Part(states, values, torch.from_numpy(features.samples[chosen]).float(), features.problems[chosen])
 
 

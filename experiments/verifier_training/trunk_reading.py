@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score, Scored
-from espalier.experiments.verifier_training.features import Features
+from espalier.experiments.verifier_training.features import LAST, Readings, below, joined, readings_of
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.prm.families.likelihood import Likelihood
 from espalier.prm.families.trunk_evidence import trunk_evidence_head
@@ -26,23 +25,6 @@ _PART = 50
 """Problems of one file, after which an interrupted run goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Readings(Features):
-    """Steps as a trunk reads them, those of a problem together, parents first.
-
-    Attributes:
-        parents: int64 `[S]`, row of the step before; -1 for a first step.
-        right: int64 `[S]`, of a step that ends solutions whether they are right, 1 or 0; -1 where they go on.
-        read: float64 `[S, 2]`, sum of the log-probabilities of the step's tokens under the trunk, and their number.
-        sampled: float64 `[S, 2]`, the same of its tokens as the generator sampled them.
-    """
-
-    parents: np.ndarray
-    right: np.ndarray
-    read: np.ndarray
-    sampled: np.ndarray
-
-
 class StatesHead:
     """The head `TOKENS_AND_STATES` of a model that is loaded after it; `model` must be set before it is used."""
 
@@ -50,7 +32,7 @@ class StatesHead:
 
     def __call__(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """See `TOKENS_AND_STATES`."""
-        return trunk_evidence_head(self.model.head, lambda states: states)(hidden, targets)
+        return trunk_evidence_head(self.model.head, lambda states: states, self.model.decoder)(hidden, targets)
 
 
 def read_trees(
@@ -67,63 +49,40 @@ def read_trees(
     """
     folder.mkdir(parents=True, exist_ok=True)
     family = Likelihood(engine.model(GENERATOR), system_prompt)
+    layers = (LAST, *engine.model(GENERATOR).decoder.taps)
     parts: list[Readings] = []
     rows = 0
     for start in range(0, len(trees), _PART):
         some = trees[start : start + _PART]
-        file = folder / f"{start:06}-{_digest(family, some)}.npz"
+        file = folder / f"{start:06}-{_digest(family, some, layers)}.npz"
         if not file.is_file():
-            part, partial = _part(engine, family, some, start), folder / f"{start:06}.partial.npz"
-            np.savez(partial, **{name: getattr(part, name) for name in _names()})
+            part, partial = _part(engine, family, some, start, layers), folder / f"{start:06}.partial.npz"
+            np.savez(partial, **{name: getattr(part, name) for name in Readings.arrays()})
             partial.replace(file)
-        part = Readings(**np.load(file))
-        part.parents[part.parents >= 0] += rows
-        rows += len(part.values)
-        parts.append(part)
+        parts.append(below(Readings(**np.load(file), layers=layers), rows))
+        rows += len(parts[-1].values)
         for _ in some:
             on_problem()
-    return Readings(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _names()})
+    return joined(parts)
 
 
-def _names() -> list[str]:
-    return [field.name for field in fields(Readings)]
-
-
-def _digest(family: Likelihood, trees: Sequence[TreeRecord]) -> str:
+def _digest(family: Likelihood, trees: Sequence[TreeRecord], layers: tuple[int, ...]) -> str:
     """Digest of all that readings depend on."""
     names = "parent", "text", "log_probabilities", "value", "samples", "end", "right"
     read = [[tree.problem, [[getattr(step, name) for name in names] for step in tree.steps]] for tree in trees]
     prompt = family.prompt_ids("2")
-    return hashlib.sha256(json.dumps([family.model.digest, prompt, read]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([family.model.digest, prompt, layers, read]).encode()).hexdigest()[:16]
 
 
-def _part(engine: Engine, family: Likelihood, trees: Sequence[TreeRecord], first: int) -> Readings:
-    found: list[tuple[np.ndarray, tuple[float, float]]] = []
-    rows: list[tuple[float, int, int, int, int]] = []
-    sampled: list[tuple[float, float]] = []
-    for number, tree in enumerate(trees, start=first):
-        row_of: dict[int, int] = {}
-        for index, read, state in _steps(engine, family, tree):
-            step = tree.steps[index]
-            above = next((row_of[at] for at in reversed(tree.lineage(index)[:-1]) if at in row_of), -1)
-            row_of[index] = len(rows)
-            found.append((state, read))
-            rows.append((step.value, step.samples, number, above, -1 if step.end is None else int(bool(step.right))))
-            sampled.append((sum(step.log_probabilities), len(step.token_ids)))
-    values, samples, problems, parents, right = (
-        (np.array(column) for column in zip(*rows, strict=True)) if rows else (np.zeros(0),) * 5
-    )
-    hidden = engine.model(GENERATOR).config.hidden_size
-    return Readings(
-        np.array([state for state, _ in found], np.float32).reshape(-1, hidden),
-        values.astype(np.float32),
-        samples.astype(np.int64),
-        problems.astype(np.int64),
-        parents.astype(np.int64),
-        right.astype(np.int64),
-        np.array([read for _, read in found], np.float64).reshape(-1, 2),
-        np.array(sampled, np.float64).reshape(-1, 2),
-    )
+def _part(
+    engine: Engine, family: Likelihood, trees: Sequence[TreeRecord], first: int, layers: tuple[int, ...]
+) -> Readings:
+    found = [
+        (at, index, states, read)
+        for at, tree in enumerate(trees)
+        for index, read, states in _steps(engine, family, tree)
+    ]
+    return readings_of(found, trees, first, layers, engine.model(GENERATOR).config.hidden_size)
 
 
 def _is_read(step: StepRecord) -> bool:

@@ -56,7 +56,7 @@ from espalier.kernels.cpu.products.tiles import aligned
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import num_threads, parallel_run, phase_items
 from espalier.kernels.kept import Kept
-from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
+from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, checked_taps
 from espalier.kernels.layout import KVLayout, LayerKV
 
 _PHASES = 9
@@ -132,6 +132,8 @@ class _Step(NamedTuple):
         parts: into how many parts the panels of qkv, of the residual stream and of the MLP are cut.
         rotary: cosines and sines.
         output: float32 `[T, hidden]`, receives the hidden states.
+        taps: `[layers]`, which of `tapped` receives the states that enter a layer; -1 for none.
+        tapped: float32 `[taps, T, hidden]`.
     """
 
     tokens: Tokens
@@ -153,6 +155,8 @@ class _Step(NamedTuple):
     buffers: _Buffers
     rotary: tuple[np.ndarray, np.ndarray]
     output: np.ndarray
+    taps: np.ndarray
+    tapped: np.ndarray
 
 
 class _LastStep(threading.local):
@@ -169,7 +173,7 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
     """
     (
         tokens, outer, weights, windows, pairs, gelu, eps, flat, places, groups, scale, inner, refined, packs, parts,
-        threads, buffers, rotary, output,
+        threads, buffers, rotary, output, taps, tapped,
     ) = step  # fmt: skip
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
     hidden, branch, normed, qkv, attn_out, packed_attn_out, gated = buffers
@@ -204,6 +208,9 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
                 embed_rows(item, tokens, outer, stride, hidden, rotary)
             elif post_norms:
                 add_normed_rows(item, rows, branch, stride, norms[layer - 1, 3], eps, hidden)
+            if taps[layer] >= 0:
+                begin = taps[layer] * rows * width
+                norm_rows(item, hidden, stride, outer.norm, eps, tapped[begin : begin + rows * width])
             norm_and_store_rows(item, rows, hidden, stride, norms[layer, 0], eps, normed)
         phase += 1
 
@@ -295,6 +302,7 @@ class CpuLayers(Layers):
         self._spec = spec
         self._stacked = StackedLayers.of_kept(kept, spec) if kept else StackedLayers.load(count, load, spec)
         self._windows = np.array([spec.window(index) or UNLIMITED for index in range(count)])
+        self._places_of_taps = np.full(count, -1)
         frequencies = [(inverse.numpy(), np.full(len(inverse), f, np.float32)) for inverse, f in spec.frequencies()]
         ends = np.cumsum([0, *(len(inverse) for inverse, _ in frequencies)])
         self._pairs = np.array([ends[spec.rotary(index) :][:2] for index in range(count)])
@@ -316,6 +324,13 @@ class CpuLayers(Layers):
         """See `Layers`."""
         return self._stacked.kept()
 
+    def tap(self, layers: Sequence[int]) -> None:
+        """See `Layers`."""
+        self.taps = checked_taps(self, layers)
+        self._places_of_taps = np.full(len(self), -1)
+        self._places_of_taps[list(self.taps)] = range(len(self.taps))
+        self._last = _LastStep()
+
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
         vocabulary, width = self.outer.embedding.shape
@@ -329,9 +344,11 @@ class CpuLayers(Layers):
             for group, geometry in kv_places.geometries.items()
         )
         output = torch.empty(len(ids), width)
-        packed = self._step(Tokens(ids, step.positions.numpy()), kv_places, groups, output.view(-1).numpy())
+        tapped = torch.empty(len(self.taps), len(ids), width)
+        outputs = output.view(-1).numpy(), tapped.view(-1).numpy()
+        packed = self._step(Tokens(ids, step.positions.numpy()), kv_places, groups, *outputs)
         parallel_run(_forward, _PHASES * len(self) + 1, packed)
-        return output
+        return torch.cat([output, *tapped], dim=1) if self.taps else output
 
     def release(self, layer_kvs: Sequence[LayerKV]) -> None:
         """See `Layers`."""
@@ -348,16 +365,20 @@ class CpuLayers(Layers):
     def _group(self, batch: AttentionBatch, rows: int, geometry: Geometry) -> _Group:
         return _Group(geometry, find_spans(batch, self.tokens_per_item, geometry), _writes(batch, rows, geometry.slots))
 
-    def _step(self, tokens: Tokens, kv_places: _KVPlaces, groups: tuple[_Group, ...], output: np.ndarray) -> _Step:
+    def _step(
+        self, tokens: Tokens, kv_places: _KVPlaces, groups: tuple[_Group, ...], output: np.ndarray, tapped: np.ndarray
+    ) -> _Step:
         """A step of all but its tokens like this thread's last one, if that had as many rows on the same KV pool."""
         rows, last = len(tokens.ids), self._last.step
         if last and last.flat is kv_places.flat and len(last.tokens.ids) == rows and last.threads == num_threads():
-            return last._replace(tokens=tokens, groups=groups, output=output)
-        step = self._new_step(tokens, kv_places, groups, output)
+            return last._replace(tokens=tokens, groups=groups, output=output, tapped=tapped)
+        step = self._new_step(tokens, kv_places, groups, output, tapped)
         self._last.step = step if rows <= _KEPT_ROWS else None
         return step
 
-    def _new_step(self, tokens: Tokens, kv_places: _KVPlaces, groups: tuple[_Group, ...], output: np.ndarray) -> _Step:
+    def _new_step(
+        self, tokens: Tokens, kv_places: _KVPlaces, groups: tuple[_Group, ...], output: np.ndarray, tapped: np.ndarray
+    ) -> _Step:
         s, stacked, rows, width = self._spec, self._stacked, len(tokens.ids), self.outer.embedding.shape[1]
         pairs = self._outer.frequencies.shape[1]
         stride, inner = (-(-n // PANEL) * PANEL for n in (width, stacked.inner))
@@ -392,6 +413,8 @@ class CpuLayers(Layers):
             ),
             rotary=(np.empty((rows, pairs), np.float32), np.empty((rows, pairs), np.float32)),
             output=output,
+            taps=self._places_of_taps,
+            tapped=tapped,
         )
 
     def compilation(self) -> Compilation:
@@ -401,7 +424,7 @@ class CpuLayers(Layers):
         kv = layout.layer_view(torch.empty(layout.slab_bytes, dtype=torch.uint8), 0)
         kv_places, output = self._places_of([kv]), np.empty(self.outer.embedding.shape[1], np.float32)
         group = _Group(kv_places.geometries[kv.group], NO_SPANS, (int64s, int64s))
-        step = self._new_step(Tokens(int64s, int64s), kv_places, (group,) * len(set(self._windows)), output)
+        step = self._new_step(Tokens(int64s, int64s), kv_places, (group,) * len(set(self._windows)), output, output)
         weights, buffers, flat, floats = step.weights, step.buffers, step.flat, step.output
         head_norms, bias = weights.head_norms[0], weights.qkv_bias[0]
         return compilation(

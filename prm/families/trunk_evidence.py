@@ -1,10 +1,11 @@
 """Verifiers that `learn-verifier --trunk` makes: what another language model, read once, shows of a path, put together.
 
-The trunk reads a solution as `likelihood` does, and a small head on its last hidden states says at each step's end
-whether the step is right. Evidence of a path is then the head's score of the newest step, the mean and the least of
-its scores so far, the mean log-probability of the path's tokens under the trunk, and that minus the generator's own,
-from sampling. The score is the sigmoid of a weighted sum of these; the weights are part of the verifier. All of it is
-kept from step to step, so every token is read once.
+The trunk reads a solution as `likelihood` does, and a small head on its hidden states, those after the last layer or
+those that enter the `layer` that `config.json` names, says at each step's end whether the step is right. Evidence of a
+path is then the head's score of the newest step, the mean and the least of its scores so far, the mean log-probability
+of the path's tokens under the trunk, and that minus the generator's own, from sampling. The score is the sigmoid of a
+weighted sum of these; the weights are part of the verifier. All of it is kept from step to step, so every token is read
+once.
 
 A folder in Hugging Face layout, given to `--verifier-family` beside the trunk as `--verifier`: `config.json` with
 
@@ -20,10 +21,9 @@ model's states are Cobbe et al.'s (arXiv:2110.14168); the evidence and its combi
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,70 +31,16 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.chat.system_prompt import system_prompt_of
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Head, Model, load_generator
 from espalier.prm.base import FamilyInfo, Sampled, StepPath
 from espalier.prm.families.likelihood import TokenReader
-from espalier.prm.heads import log_probability_head, stacked_head, take_layers
+from espalier.prm.heads import at_layer, layer_of, log_probability_head, stacked_head, take_layers
+from espalier.prm.path_evidence import Combination, PathEvidence, combination_of, sigmoid
 from espalier.prm.scorers.trunk_head import trunk_of
 
 ARCHITECTURE = "TrunkEvidenceForStepScores"
 NAME = "trunk-evidence"
-FEATURES = ("head", "head_mean", "head_min", "likelihood", "likelihood_ratio")
-"""Names of a path's evidence, in the order of `PathEvidence.features`."""
-
-
-@dataclass(frozen=True, slots=True)
-class PathEvidence:
-    """The evidence for a path.
-
-    Attributes:
-        read: its tokens under the trunk.
-        sampled: its tokens as the generator sampled them.
-        last: the head's score of its newest step, in [0, 1].
-        total: sum of the head's scores of its steps.
-        lowest: the least of them.
-        steps: number of its steps.
-    """
-
-    read: Sampled
-    sampled: Sampled
-    last: float
-    total: float
-    lowest: float
-    steps: int = 1
-
-    @classmethod
-    def of_step(cls, read: Sampled, sampled: Sampled, score: float) -> "PathEvidence":
-        """Of a path of one step."""
-        return cls(read, sampled, score, score, score)
-
-    def and_then(self, step: "PathEvidence") -> "PathEvidence":
-        """This path and one step more."""
-        return PathEvidence(
-            self.read.and_then(step.read),
-            self.sampled.and_then(step.sampled),
-            step.last,
-            self.total + step.total,
-            min(self.lowest, step.lowest),
-            self.steps + step.steps,
-        )
-
-    def features(self) -> tuple[float, ...]:
-        """The values that `FEATURES` names."""
-        likelihood = self.read.mean
-        return self.last, self.total / self.steps, self.lowest, likelihood, likelihood - self.sampled.mean
-
-
-@dataclass(frozen=True, slots=True)
-class Combination:
-    """Turns evidence into a score: the sigmoid of `weights`, one for each of `FEATURES`, times it, plus `offset`."""
-
-    weights: tuple[float, ...]
-    offset: float
-
-    def score(self, features: Sequence[float]) -> float:
-        """The score in [0, 1] of a path with these features."""
-        return _sigmoid(math.fsum(w * x for w, x in zip(self.weights, features, strict=True)) + self.offset)
 
 
 class TrunkEvidence(TokenReader):
@@ -119,7 +65,7 @@ class TrunkEvidence(TokenReader):
     def evidence(self, values: np.ndarray, before: PathEvidence | None, sampled: Sampled) -> PathEvidence:
         """The path's evidence with its newest step."""
         read = Sampled(math.fsum(values[:, 0].tolist()), len(values))
-        step = PathEvidence.of_step(read, sampled, _sigmoid(float(values[-1, 1])))
+        step = PathEvidence.of_step(read, sampled, sigmoid(float(values[-1, 1])))
         return before.and_then(step) if before else step
 
     def score(self, evidence: PathEvidence) -> float:
@@ -133,12 +79,15 @@ class TrunkEvidence(TokenReader):
         return reduce(PathEvidence.and_then, (self.evidence(part, None, its) for part, its in parts))
 
 
-def trunk_evidence_head(logits: Head, scores: Head) -> Head:
-    """A target token's log-probability, and what another head gives for the same state, float32 `[R, 1 + k]`."""
+def trunk_evidence_head(logits: Head, scores: Head, decoder: Decoder) -> Head:
+    """A target token's log-probability, and what another head gives for the same token, float32 `[R, 1 + k]`.
+
+    It reads the states of all of the decoder's `taps`, as `scores` may.
+    """
     log_probability = log_probability_head(logits)
 
     def head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return torch.cat([log_probability(hidden, targets), scores(hidden).float()], dim=-1)
+        return torch.cat([log_probability(decoder.last_states(hidden), targets), scores(hidden).float()], dim=-1)
 
     return head
 
@@ -155,7 +104,7 @@ def load(learned: Path, checkpoint: Checkpoint, dtype: torch.dtype, device: torc
             f"--verifier-family {learned}: its config.json names {folder.architecture or 'no class'}, not "
             f"{ARCHITECTURE}; a folder there is one that learn-verifier --trunk made"
         )
-    trunk, combination = trunk_of(folder), _combination(folder)
+    trunk, combination = trunk_of(folder), combination_of(folder)
     if trunk["digest"] != checkpoint.digest():
         raise CheckpointError(
             f"{learned} was learned for {trunk['name'] or 'another model'} (digest {trunk['digest'][:12]}…), and "
@@ -168,21 +117,8 @@ def load(learned: Path, checkpoint: Checkpoint, dtype: torch.dtype, device: torc
         raise CheckpointError(f"{learned} holds no layers score.0, score.1, …; is it a {NAME}?")
     layers = take_layers(folder, names, model.decoder, labels=1)
     folder.require_all_taken()
-    head = trunk_evidence_head(model.head, stacked_head(layers, lambda logit: logit))
+    scores = at_layer(stacked_head(layers, lambda logit: logit), model.decoder, layer_of(folder))
+    head = trunk_evidence_head(model.head, scores, model.decoder)
     digest = hashlib.sha256((checkpoint.digest() + folder.digest()).encode()).hexdigest()
-    model = replace(model, head=head, eos_token_ids=(), digest=digest)
+    model = replace(model, head=head, eos_token_ids=(), digest=digest, wide_heads=frozenset([""]))
     return TrunkEvidence(model, system_prompt_of(checkpoint), combination)
-
-
-def _combination(folder: Checkpoint) -> Combination:
-    weights: dict[str, Any] = folder.object("weights")
-    numbers = [weights.get(name) for name in FEATURES] + [folder.config.get("offset")]
-    if set(weights) != set(FEATURES) or not all(type(number) in (int, float) for number in numbers):
-        raise CheckpointError(
-            f"config.json of {folder.folder} must have an offset and weights of {', '.join(FEATURES)}, all numbers"
-        )
-    return Combination(tuple(float(weights[name]) for name in FEATURES), float(folder.config["offset"]))
-
-
-def _sigmoid(logit: float) -> float:
-    return 1.0 / (1.0 + math.exp(-logit)) if logit >= 0 else 1.0 - 1.0 / (1.0 + math.exp(min(logit, 700.0)))

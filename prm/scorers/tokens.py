@@ -6,6 +6,7 @@ import numpy as np
 
 from espalier.engine.work import Generated
 from espalier.prm.base import ScoreInput
+from espalier.prm.full_rescore import Read
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode
 
 
@@ -45,7 +46,11 @@ class TokenSession(ScoreSession):
     def score_sampled(self, node: StepNode, done: Generated) -> float:
         """See `ScoreSession`; queues its check."""
         score = self._scorer.score(done)
+        self._check_sampled(node, done, score, self._scorer.rescored_as)
+        return score
+
+    def _check_sampled(self, node: StepNode, done: Generated, score: float, read: Read) -> None:
+        """Queue the check of a step's score; `read` makes it of the head's values."""
         if self._check:
             ids = tuple(self._engine.token_ids(done.sequence)[:-1])
-            self._check.add((ScoreInput(ids, (len(ids) - 1,)),), score, len(node.lineage()), self._scorer.rescored_as)
-        return score
+            self._check.add((ScoreInput(ids, (len(ids) - 1,)),), score, len(node.lineage()), read)

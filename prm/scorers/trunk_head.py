@@ -8,11 +8,13 @@ A folder in Hugging Face layout: `config.json` with
 and a weight file with linear layers `score.0`, `score.1`, … (weight and bias), a ReLU between them, the inner ones as
 wide as the hidden state; the last one gives the logit of "this step is right". The logit is read at the state that the
 step's last token, the end of its blank line or of the text, is drawn from: decoding computes that state in any case, so
-a score costs one row of a small product, and no token, no KV and no second model. `espalier learn-verifier` makes such
-folders. Source of the idea: Cobbe et al. (arXiv:2110.14168), whose verifier is the generator's trunk with a head.
+a score costs one row of a small product, and no token, no KV and no second model. With `"layer": 12` the head reads the
+state that enters that layer, under the last norm. With `weights` and an `offset`, as `prm.path_evidence` has them, the
+score is put together from evidence of the path: the head's probabilities of its steps, their last, mean and least, and
+the mean log-probability of its tokens as they were sampled. `espalier learn-verifier` makes such folders. Source of the
+idea: Cobbe et al. (arXiv:2110.14168), whose verifier is the generator's trunk with a head.
 """
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +25,11 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.work import Generated
-from espalier.prm.heads import stacked_head, take_layers
-from espalier.prm.scorers.tokens import TokenScorer
+from espalier.prm.base import Sampled
+from espalier.prm.heads import at_layer, layer_of, stacked_head, take_layers
+from espalier.prm.path_evidence import Combination, PathEvidence, combination_of, sigmoid
+from espalier.prm.scorer import ScoredSearch, ScoreSession, StepNode
+from espalier.prm.scorers.tokens import TokenScorer, TokenSession
 
 ARCHITECTURE = "TrunkHeadForStepScores"
 NAME = "trunk-head"
@@ -36,10 +41,15 @@ class TrunkHead(TokenScorer):
     name = NAME
     head = NAME
 
-    def __init__(self, digest: str, full_rescore: bool = False) -> None:
-        """Create a scorer; with `full_rescore`, every score is also read from the whole path and compared."""
+    def __init__(self, digest: str, full_rescore: bool = False, combination: Combination | None = None) -> None:
+        """Create a scorer; with `full_rescore`, every score is also read from the whole path and compared.
+
+        With a `combination`, a score is made of the path's evidence, else of the head's logit for the step alone.
+        """
         self.digests = {VERIFIER: digest}
         self.rescored = GENERATOR if full_rescore else ""
+        self.combination = combination
+        self.reads_tokens = combination is not None
 
     def score(self, done: Generated) -> float:
         """The probability that the head's logit stands for."""
@@ -48,10 +58,38 @@ class TrunkHead(TokenScorer):
 
     def rescored_as(self, values: np.ndarray) -> float:
         """See `TokenScorer`."""
-        logit = float(values.flat[0])
-        if logit >= 0:
-            return 1 / (1 + math.exp(-logit))
-        return 1 - 1 / (1 + math.exp(logit))
+        return sigmoid(float(values.flat[0]))
+
+    def begin(self, search: ScoredSearch) -> ScoreSession:
+        """See `Scorer`."""
+        return _EvidenceSession(self, search, self.combination) if self.combination else super().begin(search)
+
+
+class _EvidenceSession(TokenSession):
+    """The scores of one search by a trunk head that reads evidence of paths."""
+
+    def __init__(self, scorer: TrunkHead, search: ScoredSearch, combination: Combination) -> None:
+        super().__init__(scorer, search)
+        self._combination = combination
+        self._evidence: dict[StepNode, PathEvidence] = {}
+
+    def score_sampled(self, node: StepNode, done: Generated) -> float:
+        """See `ScoreSession`."""
+        above = node.parent
+        while above is not None and above not in self._evidence:  # a step without text has none
+            above = above.parent
+        before = self._evidence[above] if above is not None else None
+        sampled = Sampled(done.log_probability, len(done.token_ids))
+
+        def evidence(values: np.ndarray) -> PathEvidence:
+            step = PathEvidence.of_step(sampled, sampled, self._scorer.rescored_as(values))
+            return before.and_then(step) if before else step
+
+        assert done.values is not None
+        its = self._evidence[node] = evidence(done.values)
+        score = self._combination.score(its.features())
+        self._check_sampled(node, done, score, lambda values: self._combination.score(evidence(values).features()))
+        return score
 
 
 def is_trunk_head(checkpoint: Checkpoint) -> bool:
@@ -85,12 +123,14 @@ def add_trunk_head(checkpoint: Checkpoint, generator: Model, full_rescore: bool 
             "weights, tokenizer and quantisation: give that generator, or learn a head for this one with espalier "
             "learn-verifier"
         )
+    combination = combination_of(checkpoint) if "weights" in checkpoint.config else None
     count = sum(name.endswith(".weight") for name in checkpoint.tensors)
     if not count:
         raise CheckpointError(f"{checkpoint.folder} holds no layers score.0, score.1, …; is it a {NAME}?")
     names = tuple(f"score.{i}" for i in range(count))
     layers = take_layers(checkpoint, names, generator.decoder, labels=1)
     checkpoint.require_all_taken()
-    head = stacked_head(layers, lambda logits: logits)
-    scorer = TrunkHead(checkpoint.digest(), full_rescore)
-    return replace(generator, other_heads={**generator.other_heads, NAME: head}), scorer
+    head = at_layer(stacked_head(layers, lambda logits: logits), generator.decoder, layer_of(checkpoint))
+    scorer = TrunkHead(checkpoint.digest(), full_rescore, combination)
+    heads, wide = {**generator.other_heads, NAME: head}, generator.wide_heads | {NAME}
+    return replace(generator, other_heads=heads, wide_heads=wide), scorer

@@ -317,7 +317,7 @@ def _load(
     Args:
         settings: what to load.
         on_bytes: see `load_orchestrator`.
-        other_heads: heads that the generator's hidden states are read by; see `Model`.
+        other_heads: heads that all of the generator's hidden states are read by; see `Model`.
         own_scorer: see `load_orchestrator`.
     """
     check_settings(settings)
@@ -349,7 +349,9 @@ def _load(
         require_askable(checkpoints[GENERATOR], settings.verifier_family)
     models: dict[str, Model] = {}
     if trunk := checkpoints.get(GENERATOR):
-        models[GENERATOR] = replace(load_generator(trunk, dtype, device), other_heads=other_heads)
+        models[GENERATOR] = replace(
+            load_generator(trunk, dtype, device), other_heads=other_heads, wide_heads=frozenset(other_heads)
+        )
     family, scorer = None, scorer_of(own_scorer) if own_scorer else None
     if trunk and settings.verifier == SELF:
         asked = verifier_of_generator(trunk, models[GENERATOR], settings.verifier_family)

@@ -13,7 +13,7 @@ from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.cpu import threads as workers
 from espalier.kernels.cpu.backend import CpuBackend
 from espalier.kernels.cpu.decoder import CpuLayers
-from espalier.kernels.layers import DecoderSpec, LayerWeights, TorchLayers
+from espalier.kernels.layers import DecoderSpec, Layers, LayerWeights, TorchLayers
 from espalier.kernels.torch_backend import TorchBackend
 
 
@@ -76,6 +76,32 @@ def test_compiled_layers_equal_the_reference_where_layers_differ_and_results_are
     (output, kv_pool), (expected, expected_kv_pool) = step.run(one), step.run(other)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(kv_pool, expected_kv_pool, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", [CpuBackend(), TorchBackend()], ids=["compiled", "torch"])
+@pytest.mark.parametrize(("shape", "post_norms"), [(DecoderSpec(3, 1, 10, 1e-5), False), (OF_ALL_KINDS, True)])
+def test_the_states_that_enter_a_layer_are_the_last_ones_of_a_decoder_that_ends_there(
+    backend: TorchBackend, shape: DecoderSpec, post_norms: bool
+):
+    def decoder(count: int) -> Layers:
+        def layer(index: int) -> LayerWeights:
+            return random_layer(index, 40, 50, shape, False, True, True, post_norms)
+
+        return backend.prepare_layers(count, layer, shape, random_outer(40, shape))
+
+    step, layers = make_step(SEQUENCES, shape), decoder(LAYERS)
+    plain, _ = step.run(layers)
+    layers.tap([2])
+    layers.tap([1, 2])
+    tapped, _ = step.run(layers)
+    assert layers.taps == (1, 2)
+    assert tapped.shape == (len(plain), 3 * 40)
+    assert torch.equal(tapped[:, :40], plain)
+    for place, count in enumerate((1, 2), start=1):
+        kv_pool = step.kv_pool.clone()
+        kvs = [step.layout.layer_view(kv_pool, i) for i in range(count)]
+        expected = decoder(count).forward(step.given(), kvs)
+        assert torch.equal(tapped[:, 40 * place : 40 * (place + 1)], expected), count
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from espalier.engine.models.zoo.experts import ROWS
 from espalier.engine.models.zoo.recurrent import filled_rows, running_recurrent
 from espalier.kernels.batch import StateBatch, StepBatch
 from espalier.kernels.calls import Call, PrepareStep, StepCalls
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV, StateLayout, StateShape
 from espalier.kernels.recurrent import StateRows
 
@@ -106,6 +107,7 @@ class TransformersLayers(Layers):
         self._prepare_step = prepare_step
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         weight = embedding.weight.detach()
+        self._tapped: dict[int, torch.Tensor] = {}  # of the step that runs
         self.outer = EmbeddingAndNorm(weight, weight[:0])  # norm and rotation are the model's own
 
     def require_head(self, folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -117,6 +119,20 @@ class TransformersLayers(Layers):
         if self.head is None:
             raise CheckpointError(f"{folder} has no head over the vocabulary")
         return self.head
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """See `Layers`; for models whose layers are the list `layers`, and that end with `norm`."""
+        modules, norm = getattr(self.model, "layers", None), getattr(self.model, "norm", None)
+        if not isinstance(modules, torch.nn.ModuleList) or norm is None or max(layers) >= len(modules):
+            raise UnsupportedShapeError(f"states between the layers of {type(self.model).__name__} are not given")
+        for layer in set(layers).difference(self.taps):
+            modules[layer].register_forward_pre_hook(partial(self._keep, layer), with_kwargs=True)
+        self.taps = tuple(sorted({*self.taps, *layers}))
+
+    def _keep(self, layer: int, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the states that enter a layer, `[1, T, hidden]`."""
+        norm: Any = self.model.norm
+        self._tapped[layer] = norm(args[0] if args else kwargs["hidden_states"])[0]
 
     def __len__(self) -> int:
         return sum(call.writes for call in self._calls)
@@ -140,7 +156,9 @@ class TransformersLayers(Layers):
                 hidden = hidden_states(self.model, token_ids, positions)[: len(step.token_ids)]
                 recurrent.finish(hidden)
         paged.finish()
-        return hidden
+        if not self.taps:
+            return hidden
+        return torch.cat([hidden, *(self._tapped.pop(layer)[: len(hidden)] for layer in self.taps)], dim=1)
 
 
 def hidden_states(model: Callable[..., Any], token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -56,9 +56,10 @@ def learn_verifier_command(
     runtime: Annotated[RuntimeSettings, Without(*OF_VERIFIERS)],
 ) -> None:
     """Learn a verifier for a generator: sample solutions, value their steps, and train a head on its hidden states."""
+    from espalier.engine.roles import GENERATOR
     from espalier.experiments.cli.progress import count_progress
-    from espalier.experiments.verifier_training.features import HIDDEN, take_features
-    from espalier.experiments.verifier_training.training import train_head
+    from espalier.experiments.verifier_training.combining import train_own_evidence
+    from espalier.experiments.verifier_training.features import HIDDEN, take_features, tap_candidates
 
     problems = selection.of(load_problems(benchmark, field_map, runtime.offline))
     started = time.perf_counter()
@@ -76,18 +77,22 @@ def learn_verifier_command(
             _learn_from_trunk(trees, out, of_trunk, record, rollouts.seed)
             typer.echo(f"{time.perf_counter() - started:.0f} s in all")
             return
+        tap_candidates(engine.model(GENERATOR).decoder)
         with count_progress("problems", len(trees)) as advance:
             features = take_features(engine, trees, out / "features", advance)
         taken = time.perf_counter()
-        typer.echo(f"{len(features.values):,} steps with hidden states of {features.states.shape[1]} values")
+        typer.echo(f"{len(features.values):,} steps with hidden states of {features.hidden} values")
         of_generator = {"name": runtime.generator, "digest": generator.model.digest}
         seconds = {"rollouts": round(sampled - started, 1), "features": round(taken - sampled, 1)}
         record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels), "seconds": seconds}
-        summary = train_head(features, out / "verifier", of_generator, record, rollouts.seed)
+        summary = train_own_evidence(features, out / "verifier", of_generator, record, rollouts.seed)
     measured, chosen = summary["measured"], summary["chosen"]
+    where = f"the states that enter layer {summary['layer']}" if "layer" in summary else "the last states"
+    score = "evidence of the whole path" if "weights" in summary else "the newest step's probability"
+    typer.echo(f"the score is {score}")
     typer.echo(
-        f"head of {chosen['layers']} layer{'s' * (chosen['layers'] > 1)}; on {measured['problems']} other problems: "
-        f"AUC {_figure(measured['auc'])}, within a problem {_figure(measured['auc_within_a_problem'])}, "
+        f"head of {chosen['layers']} layer{'s' * (chosen['layers'] > 1)} on {where}; on {measured['problems']} other "
+        f"problems: AUC {_figure(measured['auc'])}, within a problem {_figure(measured['auc_within_a_problem'])}, "
         f"calibration error {measured['expected_calibration_error']:.3f}"
     )
     if (measured["auc_within_a_problem"] or 0.5) < _RANKS:
@@ -105,6 +110,7 @@ def _learn_from_trunk(
     from espalier.experiments.cli.loading import bytes_progress
     from espalier.experiments.cli.progress import count_progress
     from espalier.experiments.verifier_training.combining import train_trunk_evidence
+    from espalier.experiments.verifier_training.features import tap_candidates
     from espalier.experiments.verifier_training.trunk_reading import TOKENS_AND_STATES, StatesHead, read_trees
     from espalier.search.run.load import load_generator_alone
 
@@ -112,6 +118,7 @@ def _learn_from_trunk(
     with bytes_progress(Console(stderr=True)) as on_bytes:
         engine, reader = load_generator_alone(runtime, on_bytes, {TOKENS_AND_STATES: head})
     head.model = reader.model
+    tap_candidates(reader.model.decoder)
     with count_progress("problems", len(trees)) as advance:
         readings = read_trees(engine, reader.system_prompt, trees, out / "readings", advance)
     typer.echo(f"{len(readings.values):,} steps, each read once")

@@ -74,7 +74,9 @@ def test_features_are_transformers_hidden_states_and_are_taken_once(
     assert (distance.min(1) < 1e-4).all()
     assert (distance.min(0) < 1e-4).all()
 
-    again = take_features(None, trees, tmp_path / "features", lambda: None)  # type: ignore[arg-type] - nothing to compute
+    computed = engine.stats()["generator"].computed_tokens
+    again = take_features(engine, trees, tmp_path / "features", lambda: None)
+    assert engine.stats()["generator"].computed_tokens == computed, "nothing is left to compute"
     assert np.array_equal(again.states, features.states)
     longer = [replace(tree, steps=[replace(step, value=0.5) for step in tree.steps]) for tree in trees]
     assert set(take_features(engine, longer, tmp_path / "features", lambda: None).values.tolist()) == {0.5}

@@ -15,13 +15,17 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, ScoreMismatchError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
+from espalier.engine.models.options import ModelImpl
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.verifier_training.combining import path_features, train_trunk_evidence
+from espalier.experiments.verifier_training.combining import path_features, train_own_evidence, train_trunk_evidence
+from espalier.experiments.verifier_training.features import LAST, Readings, tap_candidates
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.tree_file import TreeRecord
-from espalier.experiments.verifier_training.trunk_reading import TOKENS_AND_STATES, Readings, StatesHead, read_trees
+from espalier.experiments.verifier_training.trunk_reading import TOKENS_AND_STATES, StatesHead, read_trees
 from espalier.prm.families import identify, load_verifier
-from espalier.prm.families.trunk_evidence import FEATURES, TrunkEvidence
+from espalier.prm.families.trunk_evidence import TrunkEvidence
+from espalier.prm.path_evidence import FEATURES, PathEvidence
+from espalier.prm.scorers.trunk_head import add_trunk_head
 from espalier.prm.verifier import Verifier
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -163,6 +167,131 @@ def test_a_paths_evidence_is_means_minimum_and_last():
     assert last["head_min"] == scores[2]
     assert last["likelihood"] == pytest.approx(readings.read[2:4, 0].sum() / 20)
     assert last["likelihood_ratio"] == pytest.approx(last["likelihood"] + 0.8)
+
+
+def in_layers(readings: Readings, layers: tuple[int, ...], telling: int) -> Readings:
+    """The same, with what tells right from wrong in the states of one of several layers only."""
+    noise = np.random.default_rng(1).normal(size=readings.states.shape).astype(np.float32)
+    states = np.concatenate([readings.states if layer == telling else noise for layer in layers], axis=1)
+    return replace(readings, states=states, layers=layers)
+
+
+@pytest.mark.parametrize("impl", [ModelImpl.NATIVE, ModelImpl.TRANSFORMERS])
+def test_states_of_middle_layers_are_transformers_own(
+    impl: ModelImpl, trees: list[TreeRecord], trunk: Checkpoint, make_engine: Callable[..., Engine], tmp_path: Path
+):
+    head = StatesHead()
+    loaded = load_generator(Checkpoint(trunk.folder, model_impl=impl), torch.float32, "cpu")
+    name = TOKENS_AND_STATES
+    head.model = replace(loaded, other_heads={name: head}, wide_heads=frozenset([name]))
+    engine = make_engine(head.model, kv_memory_bytes=2**23)
+    plain_readings = read_trees(engine, SYSTEM, trees, tmp_path, lambda: None)
+    layers = tap_candidates(loaded.decoder)
+    assert layers[0] == LAST
+    assert len(layers) > 1
+    readings = read_trees(engine, SYSTEM, trees, tmp_path, lambda: None)
+    assert readings.layers == layers
+    assert np.array_equal(readings.states_of(0), plain_readings.states)
+    assert np.array_equal(readings.read, plain_readings.read)
+    plain = AutoModelForCausalLM.from_pretrained(trunk.folder, dtype=torch.float32).eval()
+    tree = next(tree for tree in trees if tree.steps[0].end != "length" and tree.steps[0].text.strip())
+    turns = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": tree.problem}]
+    prompt = loaded.tokenizer.encode(loaded.tokenizer.render_chat(turns, enable_thinking=False))
+    with torch.inference_mode():
+        ids = torch.tensor([[*prompt, *loaded.tokenizer.encode(tree.steps[0].text)]])
+        states = plain(ids, output_hidden_states=True).hidden_states
+        for place, layer in enumerate(layers[1:], start=1):
+            expected = plain.model.norm(states[layer][0, -2]).numpy()
+            assert np.abs(readings.states_of(place) - expected).max(1).min() < 1e-4
+
+
+def test_the_layer_whose_heads_rank_best_is_taken_and_a_search_reads_it(
+    trunk: Checkpoint, load_model: Callable[[str], Model], make_engine: Callable[..., Engine], tmp_path: Path
+):
+    name_and_digest = {"name": "trunk", "digest": trunk.digest()}
+    summary = train_trunk_evidence(in_layers(made(30), (LAST, 1), 1), tmp_path / "middle", name_and_digest, {}, 0)
+    assert summary["layer"] == json.loads((tmp_path / "middle/config.json").read_text())["layer"] == 1
+    assert summary["auc_by_layer"]["1"] > summary["auc_by_layer"]["last"] + 0.1
+    last = train_trunk_evidence(in_layers(made(30), (LAST, 1), LAST), tmp_path / "last", name_and_digest, {}, 0)
+    assert "layer" not in last
+    assert "layer" not in json.loads((tmp_path / "last/config.json").read_text())
+    found = {}
+    for name in ("middle", "last"):
+        family = load_verifier(Checkpoint(trunk.folder), torch.float32, "cpu", str(tmp_path / name))
+        engine = make_engine(load_model("talker"), family.model, kv_memory_bytes=2**23, max_batch_tokens=64)
+        orchestrator = Orchestrator(engine, Generator(engine, "", {}), Verifier(family, full_rescore=True))
+        found[name] = run(orchestrator, BEAM)
+    assert found["middle"] != found["last"]
+
+
+def test_the_default_trunk_has_evidence_of_paths_too_where_it_ranks_better(
+    tiny_checkpoints: dict[str, Path],
+    make_engine: Callable[..., Engine],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    talker = Checkpoint(tiny_checkpoints["talker"])
+    readings = made(60)
+    readings = in_layers(replace(readings, sampled=readings.read), (LAST, 1), 1)
+    summary = train_own_evidence(readings, tmp_path / "own", {"name": "talker", "digest": talker.digest()}, {}, 0)
+    assert summary["weights"]["likelihood"] > 0.1
+    assert abs(summary["weights"]["likelihood_ratio"]) < 1e-3
+    assert summary["measured"]["auc_solutions"]["score"] > summary["measured"]["auc_solutions"]["head"] + 0.05
+    assert summary["layer"] == 1
+
+    model, _ = add_trunk_head(Checkpoint(tmp_path / "own"), load_generator(talker, torch.float32, "cpu"))
+    states = torch.from_numpy(readings.states[:7])
+    found = model.head_named("trunk-head")(states)[:, 0].sigmoid().numpy()
+    width = states.shape[1] // 2
+    tensors = Checkpoint(tmp_path / "own")
+    x = states[:, width:]
+    for i in range(len(tensors.tensors) // 2):
+        weight, bias = (tensors.take(f"score.{i}.{part}", torch.float32, "cpu") for part in ("weight", "bias"))
+        x = (x.relu() if i else x) @ weight.T + bias
+    assert found == pytest.approx(x[:, 0].sigmoid().numpy(), abs=1e-5), "the head reads the layer's states"
+
+    def orchestrator(full_rescore: bool) -> Orchestrator:
+        model = load_generator(Checkpoint(talker.folder), torch.float32, "cpu")
+        model, scorer = add_trunk_head(Checkpoint(tmp_path / "own"), model, full_rescore)
+        engine = make_engine(model, kv_memory_bytes=2**23)
+        return Orchestrator(engine, Generator(engine, "", {"temperature": 1.0, "top_p": 1.0}), scorer)
+
+    requests = [replace(each, seed=seed) for each in (BEAM, BEST_OF_N) for seed in (2, 3)]
+    plain = run(orchestrator(False), *requests)
+    assert run(orchestrator(True), *requests) == plain
+    assert run(orchestrator(False), requests[-1])[0] == plain[-1], "alone as in company"
+    scores = {score for nodes in plain for *_, score, _ in nodes if score is not None}
+    assert len(scores) > 5
+    and_then = PathEvidence.and_then
+    calls = []
+
+    def forgets(self: PathEvidence, step: PathEvidence) -> PathEvidence:
+        calls.append(step)
+        return and_then(self, step) if len(calls) % 2 else step
+
+    monkeypatch.setattr(PathEvidence, "and_then", forgets)
+    broken = orchestrator(True)
+    with pytest.raises(ScoreMismatchError, match="trunk-head gives step"):
+        run(broken, *requests)
+    broken.close()
+
+
+def test_evidence_that_adds_nothing_is_left_out(tmp_path: Path):
+    readings = made(60)
+    nothing, first = np.ones_like(readings.read), np.full(len(readings.values), -1)
+    right = readings.values.astype(np.int64)
+    alone = replace(readings, read=nothing, sampled=nothing, parents=first, right=right)  # paths of one step
+    summary = train_own_evidence(alone, tmp_path, {"name": "talker", "digest": "d"}, {}, 0)
+    assert "weights" not in json.loads((tmp_path / "config.json").read_text())
+    assert summary == json.loads((tmp_path / "training.json").read_text())
+
+
+@pytest.mark.parametrize("layer", [0, -1, "2", 1.5, 99])
+def test_a_layer_that_is_none_is_refused(layer: object, learned: Path, trunk: Checkpoint):
+    file = learned / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"layer": layer}))
+    with pytest.raises(CheckpointError, match="layer"):
+        load_verifier(trunk, torch.float32, "cpu", str(learned))
 
 
 @pytest.fixture
