@@ -97,7 +97,7 @@ class Decoder:
         self.layers.release(layer_kvs)
 
 
-def chosen_quantization(config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> Quantization:
+def chosen_quantization(config: DecoderConfig, dtype: torch.dtype, on_cpu: bool) -> Quantization:
     """The format that `Quantization.AUTO` stands for: int8 where that pays, else none.
 
     It pays for layers of `MIN_INT8_WEIGHTS` or more, in float32 on a CPU that multiplies bytes (AVX-512 VNNI).
@@ -105,11 +105,11 @@ def chosen_quantization(config: DecoderConfig, dtype: torch.dtype, device: torch
     Args:
         config: the decoder.
         dtype: dtype that it would run in.
-        device: device that it would run on.
+        on_cpu: whether it would run on this machine's processor.
     """
-    if torch.device(device).type != "cpu" or config.layer_weights < MIN_INT8_WEIGHTS:
+    if not on_cpu or config.layer_weights < MIN_INT8_WEIGHTS:
         return Quantization.NONE
-    return Quantization.INT8 if choose_backend(device, dtype).keeps_int8 else Quantization.NONE
+    return Quantization.INT8 if choose_backend("cpu", dtype).keeps_int8 else Quantization.NONE
 
 
 def choose_backend_for(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Backend:

@@ -80,7 +80,7 @@ def planned_model(
     device = CPU if on_cpu else "cuda"
     if name in MODELS:
         if quantization is Quantization.AUTO:
-            quantization = chosen_quantization(MODELS[name].config, dtype, device)
+            quantization = chosen_quantization(MODELS[name].config, dtype, on_cpu)
         shape = replace(MODELS[name], item_bytes=dtype.itemsize, quantization=quantization)
         vocabulary = shape.config.vocab_size
         embedding = 0 if shape.outputs == vocabulary else vocabulary * shape.config.hidden_size * shape.item_bytes

@@ -139,7 +139,7 @@ def inspect_checkpoint(
         prompt, readings = model.tokenizer.show(verifier.prompt_ids(PROBLEM)), _readings(verifier, model.tokenizer)
     c, tokenizer = model.config, model.tokenizer
     if quantization is Quantization.AUTO:
-        quantization = chosen_quantization(c, dtype, device)
+        quantization = chosen_quantization(c, dtype, device == "cpu")
     source = "the chat template" if tokenizer.has_chat_template else f"no chat template; {tokenizer.begin_source}"
     return Inspection(
         folder=outline.folder,

@@ -605,7 +605,9 @@ def _chosen_quantization(checkpoint: Checkpoint, settings: RuntimeSettings) -> Q
     if is_trunk_head(checkpoint):
         return Quantization.NONE
     device = _device(settings.device)
-    return chosen_quantization(checkpoint.decoder_config, resolve_dtype(settings.dtype, device.type), device)
+    return chosen_quantization(
+        checkpoint.decoder_config, resolve_dtype(settings.dtype, device.type), device.type == "cpu"
+    )
 
 
 def _log_quantizations(opened: dict[str, Checkpoint], settings: RuntimeSettings) -> None:

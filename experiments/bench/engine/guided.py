@@ -71,7 +71,7 @@ def run(
     """Milliseconds of a step by form, medians of `repeats` turns, and what each form costs beside none, in pairs."""
     read = Checkpoint(locate(checkpoint), LoadFormat.AUTO, quantization)
     if quantization is Quantization.AUTO:
-        read.quantization = chosen_quantization(read.decoder_config, torch.float32, "cpu")
+        read.quantization = chosen_quantization(read.decoder_config, torch.float32, on_cpu=True)
     model = load_generator(read, torch.float32, "cpu")
     taken: dict[str, list[tuple[float, float]]] = {form: [] for form in FORMS}
     table: list[dict[str, Any]] = []

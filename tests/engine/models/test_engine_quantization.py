@@ -353,6 +353,6 @@ def test_models_of_half_a_billion_weights_are_large_and_of_a_quarter_are_not(mon
     kinds = [(half, INT8), (quarter, Quantization.NONE)]
     for sizes, expected in kinds:
         config = parse_decoder_config({**shared, **sizes, "num_key_value_heads": 1})
-        assert chosen_quantization(config, torch.float32, "cpu") is expected
-        assert chosen_quantization(config, torch.bfloat16, "cpu") is Quantization.NONE
-        assert chosen_quantization(config, torch.float32, "cuda") is Quantization.NONE
+        assert chosen_quantization(config, torch.float32, on_cpu=True) is expected
+        assert chosen_quantization(config, torch.bfloat16, on_cpu=True) is Quantization.NONE
+        assert chosen_quantization(config, torch.float32, on_cpu=False) is Quantization.NONE
