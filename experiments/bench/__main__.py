@@ -495,7 +495,8 @@ def run_ahead(
     rows: Annotated[str, typer.Option(help="Rows up to which steps are filled up.")] = "2,4,8,16",
     beam_width: Annotated[int, typer.Option("-N", help="Beam width N.")] = 4,
     expansion: Annotated[int, typer.Option("-M", help="Expansion M.")] = 4,
-    problems: Annotated[int, typer.Option(min=1, max=500, help="Problems, searched one at a time.")] = 40,
+    max_steps: Annotated[int, typer.Option(min=1, help="Maximum depth, in steps.")] = 40,
+    problems: Annotated[int, typer.Option(min=1, max=499, help="Problems, searched one at a time.")] = 40,
     merge_duplicates: Annotated[bool, typer.Option(help="Compute equal samples of a step once.")] = True,
     json_path: JsonPath = None,
 ) -> None:
@@ -508,7 +509,9 @@ def run_ahead(
     runtime = RuntimeSettings(
         generator, verifier, generator_quantization=quantization, verifier_quantization=quantization
     )
-    request = SearchRequest("-", beam_width=beam_width, expansion=expansion, merge_duplicates=merge_duplicates)
+    request = SearchRequest(
+        "-", beam_width=beam_width, expansion=expansion, max_steps=max_steps, merge_duplicates=merge_duplicates
+    )
     report = Report(f"one beam search alone, N={beam_width} M={expansion}, {quantization} weights", json_path)
     report.finish(*run(runtime, request, parse_int_list(rows, "--rows"), problems, report.show))
 

@@ -42,7 +42,7 @@ def run(
         runtime: the models.
         request: a search, whose problem does not count.
         ahead: rows up to which steps are filled up.
-        problems: counted ones; two more come first.
+        problems: counted ones; another comes first.
         show: gets the figures that there are so far.
 
     Returns:
@@ -54,16 +54,16 @@ def run(
     table: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     with closing(load_orchestrator(runtime)) as orchestrator:
-        for number, problem in enumerate(load_benchmark("demo", problems + 2)):
+        for number, problem in enumerate(load_benchmark("demo", problems + 1)):
             asked = replace(request, problem=problem.problem, seed=number)
             _turn(orchestrator, asked, 0)  # caches the prompts
             order = list(turns)
             for rows in order[number % len(order) :] + order[: number % len(order)]:
                 turns[rows].append(_turn(orchestrator, asked, rows))
-            if number == 1:  # a warm-up
+            if number == 0:  # a warm-up
                 for its in turns.values():
                     its.clear()
-            elif number > 1:
+            else:
                 table = [_row(rows, its, turns[0]) for rows, its in turns.items()]
                 for rows in ahead:
                     pairs = list(zip(turns[rows], turns[0], strict=True))
