@@ -38,11 +38,11 @@ def test_calls_and_memory_are_told_without_a_login(
     start: Any, fake: ScriptedOrchestrator, read: Any, tmp_path: Path
 ) -> None:
     held: Any = {"generator": SimpleNamespace(live_bytes=2**18), "verifier": SimpleNamespace(live_bytes=2**17)}
-    fake.stats = held
     settings = {"http_port": 0, "metrics_port": 0, "max_searches": 2, "model_name": "pair"}
     server: ServerThread = start(callers=callers_file(tmp_path, ann=""), **settings)
     metrics = f"http://{server.server.metrics_address}"
     assert read(server.url) == {"num_requests_running": 0, "num_requests_waiting": 0, "kv_cache_usage_perc": 0}
+    fake.stats = held
     with SearchClient(server.address, token="ann") as client:
         calls = [client._usable._start(lambda: client._thread.client.solve(SearchRequest("hold"))) for _ in range(5)]
         wait_until(lambda: read(metrics)["num_requests_waiting"] == 3)
