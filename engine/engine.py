@@ -23,7 +23,7 @@ from espalier.engine.scheduling.launch_ahead import LaunchAheadScheduler
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.preemption import Preemption
 from espalier.engine.scheduling.role_policy import GeneratorFirst, RoleLoad, RolePolicy
-from espalier.engine.scheduling.run_ahead import Claim
+from espalier.engine.scheduling.run_ahead import Claim, RunAhead
 from espalier.engine.scheduling.scheduler import Scheduler
 from espalier.engine.speculation.draft_model import ModelDrafter
 from espalier.engine.speculation.lengths import MeasuredLength
@@ -153,8 +153,8 @@ class Engine:
         self._draft_model: ModelDrafter | None = None
         if self.settings.draft_tokens and GENERATOR in models:
             self._begin_speculation(self.schedulers[GENERATOR], models[GENERATOR].config)
-        if GENERATOR in models:
-            self.schedulers[GENERATOR].ahead.max_rows = self.settings.run_ahead
+        if self.settings.run_ahead and GENERATOR in models:
+            self.schedulers[GENERATOR].ahead = RunAhead(self.schedulers[GENERATOR].table, self.settings.run_ahead)
         self._in_flight: list[tuple[str, StepPlan, WaitForResults, Times]] = []  # the oldest first
         self._last_update_end = 0.0
         self.on_step: Callable[[StepRecord], None] | None = None
@@ -422,7 +422,8 @@ class Engine:
         try:
             results = wait()
             wait_end = perf_counter()
-            self._collected += self.schedulers[role].ahead.hold(self.schedulers[role].update(step, results))
+            done, ahead = self.schedulers[role].update(step, results), self.schedulers[role].ahead
+            self._collected += done if ahead is None else ahead.hold(done)
         except BaseException as error:
             self._drop_all_kv(role)
             if not isinstance(error, NumericalError):
@@ -518,8 +519,8 @@ class Engine:
                 cache_hits=scheduler.table.cache_hits,
                 drafted_tokens=scheduler.speculation.drafted if scheduler.speculation else 0,
                 accepted_tokens=scheduler.speculation.accepted if scheduler.speculation else 0,
-                ahead_tokens=scheduler.ahead.tokens,
-                ahead_kept_tokens=scheduler.ahead.kept_tokens,
+                ahead_tokens=scheduler.ahead.tokens if scheduler.ahead is not None else 0,
+                ahead_kept_tokens=scheduler.ahead.kept_tokens if scheduler.ahead is not None else 0,
                 evicted_blocks=sum(pool.evictions for pool in scheduler.pools),
                 live_sequences=scheduler.table.live_sequences,
                 owned_slabs=sum(pool.owned_slabs for pool in scheduler.pools),

@@ -38,19 +38,19 @@ class _Ahead:
 class RunAhead:
     """The work of one model that runs ahead.
 
-    It fills up steps that have other work, in fewer than `max_rows` rows, as far as there are blocks for all. Its
+    It fills up steps that have other work, up to a number of rows, as far as there are blocks for all. Its
     finished children are held until it is claimed, so that its KV can be given up at any time, before anybody else's.
 
     Attributes:
-        max_rows: tokens of a step up to which it is filled up; 0 for none.
         tokens: computed ahead since it was made.
         kept_tokens: those of them whose work was claimed.
     """
 
-    def __init__(self, table: SequenceTable) -> None:
-        self.max_rows = 0
+    def __init__(self, table: SequenceTable, max_rows: int) -> None:
+        """Fill up steps of sequences of `table` to `max_rows` tokens."""
         self.tokens = self.kept_tokens = 0
         self._table = table
+        self._max_rows = max_rows
         self._works: dict[Work, _Ahead] = {}
 
     def __bool__(self) -> bool:
@@ -66,14 +66,14 @@ class RunAhead:
 
     def needed(self, targets: list[Target]) -> list[Target]:
         """Those of `targets` that do not run ahead."""
-        return [target for target in targets if target.work not in self._works] if self._works else targets
+        return [target for target in targets if target.work not in self._works]
 
     def rows_left(self, running: Collection[RunningRequest], waiting: Collection[WaitingRequest]) -> int:
         """Rows that more of it could fill, if all samplings of what there is part."""
         ahead = sum(len(branch.indices) for branch in running if branch.work in self._works)
         works = [item.work for item in waiting if item.work in self._works]
         ahead += sum(len(work.samplings) for work in works if isinstance(work, Generate))
-        return self.max_rows - ahead - sum(branch.work not in self for branch in running)
+        return self._max_rows - ahead - sum(branch.work not in self for branch in running)
 
     def fill(
         self, running: list[RunningRequest], waiting: list[WaitingRequest]
@@ -85,7 +85,7 @@ class RunAhead:
             waiting: work that can.
         """
         targets: list[RunningRequest | WaitingRequest] = [*self.needed(running), *self.needed(waiting)]
-        count, left = len(targets), self.max_rows - sum(self._tokens_of(target) for target in targets)
+        count, left = len(targets), self._max_rows - sum(self._tokens_of(target) for target in targets)
         if not count:
             return None
         for target in (*running, *waiting):

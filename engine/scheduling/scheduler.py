@@ -11,7 +11,7 @@ from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, Read, StepPlan
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
-from espalier.engine.scheduling.run_ahead import Claim, RunAhead
+from espalier.engine.scheduling.run_ahead import Claim, RunAhead, Target
 from espalier.engine.scheduling.running_samples import RunningSamples
 from espalier.engine.stats import ROW_BOUNDS, TOKEN_BOUNDS, Histogram
 from espalier.engine.work import Done, Generate, Generated, Score, Scored, Work
@@ -45,7 +45,7 @@ class Scheduler:
         batch_tokens: tokens computed in each.
         copied_blocks: blocks copied since then.
         speculation: what drafts tokens for the branches; None for nobody.
-        ahead: work that its owners may come to need.
+        ahead: work that its owners may come to need; None where none is taken.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Scheduler:
         self.batch_rows, self.batch_tokens = Histogram(ROW_BOUNDS), Histogram(TOKEN_BOUNDS)
         self.copied_blocks = 0
         self.speculation: Speculation | None = None
-        self.ahead = RunAhead(table)
+        self.ahead: RunAhead | None = None
         self._model = model
         self._waiting: list[WaitingRequest] = []
         self._branches = RunningSamples(table, model)
@@ -68,18 +68,18 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """True if there is anything to run but work that runs ahead."""
-        return bool(self.ahead.needed(self._waiting) or self.ahead.needed(self._branches.running))
+        return bool(self._needed(self._waiting) or self._needed(self._branches.running))
 
     @property
     def running_branches(self) -> int:
         """Number of children being sampled, without those of paused and throttled owners, and what runs ahead."""
-        return len(self.ahead.needed(self.planner.active(self._ready()[0])))
+        return len(self._needed(self.planner.active(self._ready()[0])))
 
     def waiting_tokens(self) -> int:
         """Number of tokens that waiting work has to compute, without that of paused and throttled owners, and what runs
         ahead.
         """
-        rows = [item.work.sequence.row for item in self.ahead.needed(self.planner.active(self._ready()[1]))]
+        rows = [item.work.sequence.row for item in self._needed(self.planner.active(self._ready()[1]))]
         return int(np.maximum(self.table.lengths[rows] - self.table.computed[rows], 1).sum())
 
     def owners(self) -> set[Hashable]:
@@ -153,27 +153,30 @@ class Scheduler:
         if isinstance(work, Score):
             self.table.append(work.sequence, list(work.token_ids))
         if ahead:
+            assert self.ahead is not None
             assert isinstance(work, Generate), "nothing else runs ahead"
             self.ahead.add(work)
         self._waiting.append(WaitingRequest(work, base=length))
 
     def rows_ahead(self) -> int:
         """Rows that more work could fill ahead; 0 or less for none."""
-        return self.ahead.rows_left(self._branches.running, self._waiting) if self.ahead.max_rows else 0
+        return 0 if self.ahead is None else self.ahead.rows_left(self._branches.running, self._waiting)
 
     def claim(self, work: Generate) -> tuple[Claim, list[Generated]]:
         """Go on with work that has run ahead as with any other; also returns its children that are finished."""
+        assert self.ahead is not None
         return self.ahead.claim(work)
 
     def withdraw(self, work: Generate) -> int:
         """Drop work that runs ahead, none of which may be in flight; returns the tokens computed for it."""
+        assert self.ahead is not None
         tokens, done = self.ahead.forget(work)
         self._drop_ahead(work, done)
         return tokens
 
     def drop_ahead(self) -> bool:
         """Drop all work that runs ahead, none of which may be in flight; returns whether there was any."""
-        dropped = list(self.ahead.drop())
+        dropped = list(self.ahead.drop()) if self.ahead else []
         for work, done in dropped:
             self._drop_ahead(work, done)
         return bool(dropped)
@@ -190,7 +193,7 @@ class Scheduler:
 
     def cancel(self, owner: Hashable) -> None:
         """Drop all work of `owner` and release its branches; none of its work may be in flight."""
-        for work in self.ahead.of_owner(owner):
+        for work in self.ahead.of_owner(owner) if self.ahead is not None else ():
             assert isinstance(work, Generate)
             self.withdraw(work)
         self.planner.forget_blocked(owner)
@@ -272,7 +275,7 @@ class Scheduler:
         if self.ahead and (filled := self.ahead.fill(self.planner.active(running), self.planner.active(waiting))):
             plan = self._plan(*filled, max_tokens, may_preempt=False)
         if plan is None:
-            needed = self.ahead.needed(running), self.ahead.needed(waiting)
+            needed = self._needed(running), self._needed(waiting)
             plan = self._plan(*needed, max_tokens, may_preempt=may_preempt)
         if plan is None:
             return None
@@ -308,6 +311,10 @@ class Scheduler:
             self.planner.drafting = self.speculation.draft(self.planner.active(running))
         return self.planner.plan(running, waiting, max_tokens, may_preempt=may_preempt)
 
+    def _needed(self, targets: list[Target]) -> list[Target]:
+        """Those of `targets` that do not run ahead."""
+        return self.ahead.needed(targets) if self.ahead else targets
+
     def _ready(self) -> tuple[list[RunningRequest], list[WaitingRequest]]:
         """Running and waiting work that another step can go on with."""
         return self._branches.running, self._waiting
@@ -322,7 +329,8 @@ class Scheduler:
             chunk.target.computed_tokens += chunk.count
             if isinstance(chunk.target, RunningRequest) and not self.table.missing(chunk.target.row):
                 chunk.target.computed_tokens -= 1  # its last token had not been computed before
-        self.ahead.count(plan)
+        if self.ahead is not None:
+            self.ahead.count(plan)
         self.copied_blocks += plan.copied_blocks
         self.batch_rows.add(len(plan.rows))
         self.batch_tokens.add(int(plan.counts.sum()))

@@ -66,7 +66,9 @@ def test_models_that_do_not_fit_are_refused_with_the_numbers(
     sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
     edit_json(folder / "config.json", sizes | {"num_key_value_heads": 8, "vocab_size": 128_256})
     monkeypatch.setattr(host_memory, "free_memory", lambda: 24 * 2**30)
-    settings = RuntimeSettings(str(folder), "", load_format=LoadFormat.DUMMY, device="cpu")
+    settings = RuntimeSettings(
+        str(folder), "", load_format=LoadFormat.DUMMY, device="cpu", generator_quantization=Quantization.NONE
+    )
     with pytest.raises(
         CheckpointError, match=r"take 262\.8 GiB .*\(--generator 262\.8 GiB\), and 24\.0 GiB are free; .*--generator-q"
     ):

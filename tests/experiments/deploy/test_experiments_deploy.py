@@ -210,10 +210,12 @@ def test_compose_mounts_files_that_exist_where_they_are_looked_for():
     (rules,) = yaml.safe_load(text("compose/prometheus.yml"))["rule_files"]
     assert f"/etc/prometheus/{rules}" in mounted
     (source,) = yaml.safe_load(text("compose/datasource.yaml"))["datasources"]
-    assert source["type"] == "prometheus" and source["url"] == "http://prometheus:9090"
+    assert source["type"] == "prometheus"
+    assert source["url"] == "http://prometheus:9090"
     (provider,) = yaml.safe_load(text("compose/dashboards.yaml"))["providers"]
     home = composed()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert home in mounted and home.startswith(provider["options"]["path"])
+    assert home in mounted
+    assert home.startswith(provider["options"]["path"])
 
 
 def test_promtool_accepts_what_compose_gives_to_prometheus(tmp_path: Path):
