@@ -62,6 +62,20 @@ def test_steps_are_scored_by_a_function_of_ones_own(run: Callable[..., str]) -> 
     assert scores["1.0"] == "38+47=85"
 
 
+@pytest.mark.slow
+def test_a_generator_trained_on_its_own_solutions_solves_more(run: Callable[..., str], tmp_path: Path) -> None:
+    settings = ServerSettings(port=0, reload_folder=tmp_path)
+    server = ServerThread(lambda: load_orchestrator(RuntimeSettings(kv_memory=2**28, verifier="")), settings)
+    server.wait_loaded()
+    try:
+        printed = run("train.py", server.address, str(tmp_path))
+    finally:
+        server.close()
+    assert re.search(r"^reloaded: \w{12}$", printed, re.MULTILINE)
+    ((gained, low, high),) = re.findall(r"(\S+) points \((\S+) to (\S+)\)", printed)
+    assert 0 < float(low) < float(gained) < float(high)
+
+
 def test_every_example_is_in_the_table_and_has_its_test() -> None:
     listed = re.findall(r"`(\w+\.py)` \|", (FOLDER / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(file.name for file in FOLDER.glob("*.py"))
