@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from espalier.experiments.report.differences import Difference
 from espalier.experiments.report.runs import Run, differing_fields, field_title
-from espalier.experiments.runs.summary import Summary, grouped
+from espalier.experiments.runs.summary import grouped
 from espalier.experiments.runs.table import Table
 
 
@@ -30,19 +30,19 @@ def main_table(runs: Sequence[Run]) -> Table:
         **({"no answer": map(str, unanswered)} if any(unanswered) else {}),
         "generated tokens": [f"{s.generated_tokens:.0f}" for s in found],
         "verifier tokens": [f"{s.verifier_tokens:.0f}" for s in found],
-        **(_drafts(found) if any(s.drafted_tokens for s in found) else {}),
+        **_with_share("drafted tokens", "accepted %", [(s.drafted_tokens, s.accepted_tokens) for s in found]),
+        **_with_share("tokens ahead", "kept %", [(s.ahead_tokens, s.ahead_kept_tokens) for s in found]),
         "seconds": [_three_digits(s.wall_seconds) for s in found],
         "peak KV MiB": [_three_digits(s.peak_kv_mib) for s in found],
     })  # fmt: skip
 
 
-def _drafts(found: Sequence[Summary]) -> dict[str, Sequence[str]]:
-    """Columns of drafts: those of a search, and the share of them that saved a step."""
-    shares = [100 * s.accepted_tokens / s.drafted_tokens if s.drafted_tokens else None for s in found]
-    return {
-        "drafted tokens": [f"{s.drafted_tokens:.0f}" for s in found],
-        "accepted %": [_or_dash(share, 1) for share in shares],
-    }
+def _with_share(title: str, share: str, tokens: Sequence[tuple[float, float]]) -> dict[str, Sequence[str]]:
+    """Columns of tokens that were drafted or computed ahead, and of the share that was of use; none for no tokens."""
+    if not any(spent for spent, _ in tokens):
+        return {}
+    shares = [100 * used / spent if spent else None for spent, used in tokens]
+    return {title: [f"{spent:.0f}" for spent, _ in tokens], share: [_or_dash(each, 1) for each in shares]}
 
 
 def _named(runs: Sequence[Run]) -> dict[str, Sequence[str]]:

@@ -73,6 +73,8 @@ class Summary:
     derived: int
     drafted_tokens: float = 0.0
     accepted_tokens: float = 0.0
+    ahead_tokens: float = 0.0
+    ahead_kept_tokens: float = 0.0
 
     @property
     def wall_seconds(self) -> float | None:
@@ -144,6 +146,8 @@ def summarise(samples: Sequence[Sample], benchmark: str, configuration: Mapping[
         derived=derived,
         drafted_tokens=mean("drafted_tokens"),
         accepted_tokens=mean("accepted_tokens"),
+        ahead_tokens=mean("ahead_tokens"),
+        ahead_kept_tokens=mean("ahead_kept_tokens"),
     )
 
 
