@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from espalier.engine.roles import GENERATOR
+from espalier.engine.scheduling.run_ahead import RunAhead
 from espalier.engine.step_record import StepRecord
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.runs.benchmarks import load_benchmark
@@ -75,7 +76,8 @@ def run(
 
 def _turn(orchestrator: Orchestrator, request: SearchRequest, rows: int) -> _Turn:
     engine, steps = orchestrator.engine, list[StepRecord]()
-    engine.schedulers[GENERATOR].ahead.max_rows = rows
+    scheduler = engine.schedulers[GENERATOR]
+    scheduler.ahead = RunAhead(scheduler.table, rows) if rows else None
     engine.on_step = steps.append
     start, cpu_start = time.perf_counter(), time.process_time()
     orchestrator.submit(request)
