@@ -251,12 +251,13 @@ def test_recurrent_tree_computes_each_token_of_a_tree_once_and_generate_whole_pa
         assert row["states copied"] <= 2 * recurrent_tree.PATHS
 
 
+@pytest.mark.slow
 def test_run_ahead_finds_the_same_with_it_and_without(bench, tmp_path):
     path = tmp_path / "found.json"
-    bench("run-ahead", "--rows", "8", "--problems", 1, "--json", path)
+    bench("run-ahead", "--rows", "16", "--problems", 1, "--json", path)
     without, ahead = json.loads(path.read_text())["rows"]
-    assert (without["run ahead"], ahead["run ahead"]) == (0, 8)
-    assert without["tokens ahead"] == 0 < ahead["tokens ahead"]
+    assert (without["run ahead"], ahead["run ahead"]) == (0, 16)
+    assert without["tokens ahead"] == 0 <= ahead["kept"] <= ahead["tokens ahead"]
     assert ahead["same"]
 
 
