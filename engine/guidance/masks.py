@@ -24,6 +24,20 @@ class _Fill:
         self.at: tuple[int, float] = 0, math.inf  # of a matcher, and the CPU time when it began
         self.ended = threading.Event()
         self.error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._left_behind = False
+
+    def begin(self, number: int) -> bool:
+        """Take note that the thread begins with a matcher; False if it was left behind, and may touch no more."""
+        with self._lock:
+            self.at = number, time.thread_time()
+            return not self._left_behind
+
+    def leave_behind(self, number: int) -> bool:
+        """Leave the thread behind, if it is still at that matcher."""
+        with self._lock:
+            self._left_behind = self.at[0] == number and not self.ended.is_set()
+            return self._left_behind
 
 
 class MaskThread:
@@ -43,15 +57,16 @@ class MaskThread:
         left = dict(matchers)
         while left:
             fill = _Fill(left, bits.shape[1])
-            thread = self._running()
+            thread, number = self._running(), len(fill.matchers)
             self._fills.put(fill)
             while not fill.ended.wait(_LOOK_SECONDS):
-                if _cpu_seconds(thread) - fill.at[1] > MAX_SECONDS and not fill.ended.is_set():
+                at, begun = fill.at
+                if _cpu_seconds(thread) - begun > MAX_SECONDS and fill.leave_behind(at):
                     self.close()
+                    number = at
                     break
-            if fill.error:
+            if number == len(fill.matchers) and fill.error:
                 raise fill.error
-            number = len(fill.matchers) if fill.ended.is_set() else fill.at[0]
             for (row, _), mine in zip(fill.matchers[:number], fill.bits, strict=False):
                 bits[row] = mine
                 del left[row]
@@ -77,7 +92,8 @@ def _work(fills: "SimpleQueue[_Fill | None]") -> None:
     while fill := fills.get():
         try:
             for number, (_, matcher) in enumerate(fill.matchers):
-                fill.at = number, time.thread_time()
+                if not fill.begin(number):
+                    break
                 matcher.allow(fill.bits[number])
         except BaseException as error:  # of the thread that waits
             fill.error = error

@@ -10,6 +10,7 @@ import pytest
 from engine_driver import drain, generate, release
 
 from espalier.engine.engine import Engine
+from espalier.engine.guidance.masks import MaskThread
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, StopCause
@@ -190,6 +191,25 @@ def test_a_matcher_that_does_not_end_is_left_behind_and_the_others_go_on(make_en
     assert (done[2].cause, len(done[2].token_ids)) == (StopCause.ERROR, 3)
     assert done[2].token_ids[:2] == list(expected[2][0][1][:2])
     release(engine, *sequences, *(one.sequence for one in done))
+
+
+def test_a_thread_that_was_left_behind_touches_no_other_matcher():
+    """Which its successor asks meanwhile."""
+    asked: list[threading.Thread] = []
+
+    class Watched(Residues):
+        def allow(self, bits: np.ndarray) -> None:
+            asked.append(threading.current_thread())
+            super().allow(bits)
+
+    masks, bits, before = MaskThread(), np.zeros((2, 8), dtype=np.uint8), set(threading.enumerate())
+    masks.fill({0: Hostile([1, 2, 3], 10_000, threading.Event()), 1: Watched()}, bits)
+    (successor,) = asked
+    masks.close()
+    for thread in set(threading.enumerate()) - before | {successor}:
+        thread.join(60)
+    assert asked == [successor]
+    assert bits[1].any()
 
 
 def test_an_error_of_a_matcher_is_raised_where_the_step_is_computed(make_engine: Make, endless: Model):
