@@ -129,10 +129,12 @@ class Layers(Protocol):
     Attributes:
         outer: the weights around the layers, as they were given.
         taps: numbers of layers, ascending; the states that enter these are given beside the last; see `tap`.
+        raw_tap: the layer whose entering states are given as they are, behind those of `taps`; see `tap_raw`.
     """
 
     outer: EmbeddingAndNorm
     taps: tuple[int, ...] = ()
+    raw_tap: int | None = None
 
     def tap(self, layers: Sequence[int]) -> None:
         """Have `forward` give the states that enter these layers, too, normalised like the last ones.
@@ -144,6 +146,17 @@ class Layers(Protocol):
             UnsupportedShapeError: these layers give none.
         """
         raise UnsupportedShapeError("states between layers are not given by this backend")
+
+    def tap_raw(self, layer: int) -> None:
+        """Have `forward` give the states that enter one layer as that layer gets them, from which it can be computed.
+
+        Args:
+            layer: from 0 to the last layer's number; it takes the place of one before.
+
+        Raises:
+            UnsupportedShapeError: these layers give none.
+        """
+        raise UnsupportedShapeError("states between layers are not given as they are by this backend")
 
     def __len__(self) -> int: ...
 
@@ -173,7 +186,7 @@ class Layers(Protocol):
             layer_kvs: one `KVLayout.layer_view` per layer, all of one KV pool.
 
         Returns:
-            Hidden states after the last norm, `[T, hidden]`; behind them in each row, those of `taps`.
+            Hidden states after the last norm, `[T, hidden]`; behind them in each row, those of `taps` and `raw_tap`.
 
         Raises:
             IndexError: for a token id outside of the vocabulary.

@@ -163,7 +163,7 @@ def at_layer(head: Head, decoder: Decoder, layer: int | None) -> Head:
     decoder.tap([layer])
 
     def read(states: torch.Tensor) -> torch.Tensor:
-        return head(states.chunk(1 + len(decoder.taps), dim=1)[1 + decoder.taps.index(layer)].contiguous())
+        return head(decoder.states_of(states)[1 + decoder.taps.index(layer)].contiguous())
 
     return read
 

@@ -41,10 +41,9 @@ class PolicyPairDecoder(Decoder):
             max_positions=min(one.max_positions, other.max_positions),
         )
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """None: the states of two decoders stand side by side."""
-        return ()
+    def states_of(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One part: the states of two decoders stand side by side."""
+        return (states,)
 
     @torch.inference_mode()
     def forward(self, step: StepBatch, layer_kvs: list[LayerKV]) -> torch.Tensor:

@@ -71,9 +71,29 @@ class Decoder:
         except UnsupportedShapeError as error:
             raise CheckpointError(f"{error}: a head on a middle layer cannot be read here") from error
 
+    @property
+    def raw_tap(self) -> int | None:
+        """The layer whose entering states `forward` gives as they are; see `tap_raw`."""
+        return self.layers.raw_tap
+
+    def tap_raw(self, layer: int) -> None:
+        """Have `forward` give the states that enter this layer as they are, behind all others; see `Layers.tap_raw`.
+
+        Raises:
+            CheckpointError: it gives none here.
+        """
+        try:
+            self.layers.tap_raw(layer)
+        except UnsupportedShapeError as error:
+            raise CheckpointError(str(error)) from error
+
+    def states_of(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Rows that `forward` gave, by where they are from: after the last layer, `taps`, and `raw_tap`."""
+        return states.chunk(1 + len(self.taps) + (self.raw_tap is not None), dim=1)
+
     def last_states(self, states: torch.Tensor) -> torch.Tensor:
         """Those after the last layer, of rows that `forward` gave."""
-        return states.chunk(1 + len(self.taps), dim=1)[0].contiguous() if self.taps else states
+        return self.states_of(states)[0].contiguous()
 
     def forward(self, step: StepBatch, layer_kvs: list[LayerKV]) -> torch.Tensor:
         """Compute a step's tokens, writing their keys and values.
@@ -83,7 +103,8 @@ class Decoder:
             layer_kvs: one `KVLayout.layer_view` per layer.
 
         Returns:
-            Hidden states after the final norm, `[T, hidden]`; behind them in each row, those of `taps`.
+            Hidden states after the final norm, `[T, hidden]`; behind them in each row, those of `taps`, and those that
+            `tap_raw` asked for.
         """
         return self.layers.forward(step, layer_kvs)
 

@@ -7,7 +7,6 @@ kind of pair. The sum is then calibrated by a slope and an offset (Platt, 1999),
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,16 @@ import torch.nn.functional as F
 
 from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.verifier_training.features import Readings
-from espalier.experiments.verifier_training.training import at_layer, best_head, fit_head, parts_of, place_of, save_head
+from espalier.experiments.verifier_training.pairs import share_ahead, sibling_pairs, solution_pairs
+from espalier.experiments.verifier_training.training import (
+    at_layer,
+    best_head,
+    calibrated,
+    fit_head,
+    parts_of,
+    place_of,
+    save_head,
+)
 from espalier.prm.base import Sampled
 from espalier.prm.families.trunk_evidence import ARCHITECTURE, NAME
 from espalier.prm.path_evidence import FEATURES, Combination, PathEvidence
@@ -28,17 +36,18 @@ _DECAY = 1e-3
 _WORTH_COMBINING = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class _Pairs:
-    """Pairs of rows of which the first should have the higher score, and what each weighs."""
-
-    better: np.ndarray
-    worse: np.ndarray
-    weights: np.ndarray
+def parts_for_evidence(readings: Readings, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The split of problems of `train_trunk_evidence`; see `parts_of`."""
+    return parts_of(readings, seed, choose=_CHOOSE)
 
 
 def train_trunk_evidence(
-    readings: Readings, folder: Path, trunk: dict[str, str], record: dict[str, Any], seed: int
+    readings: Readings,
+    folder: Path,
+    trunk: dict[str, str],
+    record: dict[str, Any],
+    seed: int,
+    tuned: torch.nn.Sequential | None = None,
 ) -> dict[str, Any]:
     """Train heads on the trunk's states and combine them with other evidence; write what `--verifier-family` takes.
 
@@ -50,6 +59,8 @@ def train_trunk_evidence(
         trunk: name and digest of the trunk.
         record: what else `training.json` is to say.
         seed: of the split, the initial weights and the batches.
+        tuned: a head that was trained with the trunk's last layers, which is only calibrated. Heads that are taught on
+            the states of problems that tuned the layers would trust them too much.
 
     Returns:
         The content of `training.json`; `measured` has the AUC within a problem of whole solutions and of siblings, for
@@ -58,8 +69,11 @@ def train_trunk_evidence(
     Raises:
         EspalierError: there are too few problems, or all steps have one label.
     """
-    teach, choose, measure = parts_of(readings, seed, choose=_CHOOSE)
-    head, summary = best_head(readings, teach, choose, seed)
+    teach, choose, measure = parts_for_evidence(readings, seed)
+    if tuned is None:
+        head, summary = best_head(readings, teach, choose, seed)
+    else:
+        head, summary = tuned, calibrated(tuned, readings, choose)
     features = path_features(readings, _scores(head, readings, summary))
     combination = _fitted(features, readings, choose)
     summary = {
@@ -129,9 +143,7 @@ def _fitted(features: np.ndarray, readings: Readings, problems: np.ndarray) -> C
     mean, scale = features[rows].mean(0), features[rows].std(0) + 1e-9
     x = torch.from_numpy((features - mean) / scale)
     kinds = [
-        pairs
-        for pairs in (_solution_pairs(readings, problems), _sibling_pairs(readings, problems))
-        if len(pairs.weights)
+        pairs for pairs in (solution_pairs(readings, problems), sibling_pairs(readings, problems)) if len(pairs.weights)
     ]
     weights = torch.zeros(len(FEATURES), dtype=torch.float64, requires_grad=True)
 
@@ -172,60 +184,16 @@ def _minimise(loss_of: Callable[[], torch.Tensor], parameters: torch.Tensor) -> 
     optimizer.step(closure)  # type: ignore[arg-type]
 
 
-def _solution_pairs(readings: Readings, problems: np.ndarray) -> _Pairs:
-    """Right and wrong solutions of one problem; each problem's pairs weigh 1 together."""
-    better, worse, weights = [], [], []
-    for problem in problems:
-        ends = np.flatnonzero((readings.problems == problem) & (readings.right >= 0))
-        right, wrong = ends[readings.right[ends] == 1], ends[readings.right[ends] == 0]
-        its = np.outer(readings.samples[right], readings.samples[wrong]).astype(float)
-        if its.size:
-            better.append(np.repeat(right, len(wrong)))
-            worse.append(np.tile(wrong, len(right)))
-            weights.append((its / its.sum()).ravel())
-    return _joined(better, worse, weights)
-
-
-def _sibling_pairs(readings: Readings, problems: np.ndarray) -> _Pairs:
-    """Steps behind one step of which one ends right more often, by how much; each problem's pairs weigh 1 together."""
-    better, worse, weights = [], [], []
-    for problem in problems:
-        rows = np.flatnonzero(readings.problems == problem)
-        alike = readings.parents[rows][:, None] == readings.parents[rows][None]
-        ahead = readings.values[rows][:, None] - readings.values[rows][None]
-        one, other = np.nonzero(alike & (ahead > 0))
-        if len(one):
-            its = ahead[one, other].astype(float)
-            better.append(rows[one])
-            worse.append(rows[other])
-            weights.append(its / its.sum())
-    return _joined(better, worse, weights)
-
-
-def _joined(better: list[np.ndarray], worse: list[np.ndarray], weights: list[np.ndarray]) -> _Pairs:
-    if not better:
-        return _Pairs(np.zeros(0, int), np.zeros(0, int), np.zeros(0))
-    return _Pairs(np.concatenate(better), np.concatenate(worse), np.concatenate(weights))
-
-
 def _measured(
     features: np.ndarray, combination: Combination, readings: Readings, problems: np.ndarray
 ) -> dict[str, Any]:
     scores = np.array([combination.score(row) for row in features.tolist()])
     columns = {"score": scores} | dict(zip(FEATURES, features.T, strict=True))
-    pairs = {"solutions": _solution_pairs(readings, problems), "siblings": _sibling_pairs(readings, problems)}
+    pairs = {"solutions": solution_pairs(readings, problems), "siblings": sibling_pairs(readings, problems)}
     return {
         "problems": len(problems),
         **{
-            f"auc_{kind}": {name: _share_ahead(column, its) for name, column in columns.items()}
+            f"auc_{kind}": {name: share_ahead(column, its) for name, column in columns.items()}
             for kind, its in pairs.items()
         },
     }
-
-
-def _share_ahead(column: np.ndarray, pairs: _Pairs) -> float | None:
-    """The weighed share of pairs whose better row has the higher value; equal values count half."""
-    if not len(pairs.weights):
-        return None
-    ahead = column[pairs.better] - column[pairs.worse]
-    return float(((ahead > 0) + 0.5 * (ahead == 0)) @ pairs.weights / pairs.weights.sum())

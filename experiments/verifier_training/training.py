@@ -1,5 +1,6 @@
 """Trains a head to predict the values of steps from hidden states, calibrates it, and measures it on other problems."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,32 @@ def best_head(
     return head, chosen | ({"auc_by_layer": ranks} if len(ranks) > 1 else {})
 
 
+def linear_head(
+    features: Features, train: Sequence[int], choose: Sequence[int], seed: int
+) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
+    """A head of one layer on the states after the last layer, made standard; see `best_head`.
+
+    Returns:
+        The head, and the mean and the scale, `[hidden]`, that make states standard for it; see `fold_in`.
+
+    Raises:
+        EspalierError: all steps have one label.
+    """
+    of_train, of_choose = (_part(features, np.asarray(part), 0) for part in (train, choose))
+    _require_labels(of_train)
+    mean, scale = _standard(of_train)
+    torch.manual_seed(seed)
+    head = _new_head(features.hidden, 1)
+    _fit(head, of_train, of_choose, mean, scale, max(_WEIGHT_DECAYS))
+    return head, mean, scale
+
+
+def calibrated(head: nn.Sequential, features: Features, choose: np.ndarray) -> dict[str, float]:
+    """Calibrate a head on the states after the last layer, in place; returns what is recorded of it."""
+    slope, offset = _calibrate(head, _part(features, choose, 0))
+    return {"calibration_slope": slope, "calibration_offset": offset}
+
+
 def place_of(features: Features, chosen: dict[str, Any]) -> int:
     """The place among the features' layers of the one that a head was learned on; see `best_head`."""
     return features.layers.index(chosen.get("layer", LAST))
@@ -139,9 +166,8 @@ def at_layer(chosen: dict[str, Any]) -> dict[str, int]:
 
 
 def _best_head(train: _Part, choose: _Part, seed: int) -> tuple[nn.Sequential, dict[str, Any]]:
-    if float(train.values.min()) == float(train.values.max()):
-        raise EspalierError("all steps have the same value, so there is nothing to learn; sample more problems")
-    mean, scale = train.states.mean(0), train.states.std(0) + 1e-6
+    _require_labels(train)
+    mean, scale = _standard(train)
     tried: list[tuple[float, nn.Sequential, dict[str, Any]]] = []
     for layers in (1, 2):
         for decay in _WEIGHT_DECAYS:
@@ -150,7 +176,7 @@ def _best_head(train: _Part, choose: _Part, seed: int) -> tuple[nn.Sequential, d
             loss, epochs = _fit(head, train, choose, mean, scale, decay)
             tried.append((loss, head, {"layers": layers, "weight_decay": decay, "epochs": epochs, "loss": loss}))
     loss, head, chosen = min(tried, key=lambda one: one[0] / (1.0 if one[2]["layers"] == 1 else _WORTH_A_LAYER))
-    _fold_in(head, mean, scale)
+    fold_in(head, mean, scale)
     slope, offset = _calibrate(head, choose)
     return head, {
         "heads": [one for _, _, one in tried],
@@ -158,6 +184,16 @@ def _best_head(train: _Part, choose: _Part, seed: int) -> tuple[nn.Sequential, d
         "calibration_slope": slope,
         "calibration_offset": offset,
     }
+
+
+def _require_labels(part: _Part) -> None:
+    if float(part.values.min()) == float(part.values.max()):
+        raise EspalierError("all steps have the same value, so there is nothing to learn; sample more problems")
+
+
+def _standard(part: _Part) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and scale that states are made standard with."""
+    return part.states.mean(0), part.states.std(0) + 1e-6
 
 
 def parts_of(features: Features, seed: int, choose: float = _HELD_OUT) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -215,8 +251,8 @@ def _loss(logits: torch.Tensor, values: torch.Tensor, samples: torch.Tensor) -> 
     return (F.binary_cross_entropy_with_logits(logits, values, reduction="none") * samples).sum() / samples.sum()
 
 
-def _fold_in(head: nn.Sequential, mean: torch.Tensor, scale: torch.Tensor) -> None:
-    """Make the first layer take states as they are."""
+def fold_in(head: nn.Sequential, mean: torch.Tensor, scale: torch.Tensor) -> None:
+    """Make the first layer of a head for standard states take states as they are."""
     first = head[0]
     assert isinstance(first, nn.Linear)
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -9,16 +10,21 @@ import numpy as np
 import torch
 
 from espalier.engine.engine import Engine
+from espalier.engine.errors import EspalierError
 from espalier.engine.memory.sequences import KVSequence
-from espalier.engine.models.model import Model
+from espalier.engine.models.model import Head, Model
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score, Scored
+from espalier.experiments.verifier_training.entering import BYTES_PER_VALUE, EnteringStates
 from espalier.experiments.verifier_training.features import LAST, Readings, below, joined, readings_of
 from espalier.experiments.verifier_training.tree_file import TreeRecord
+from espalier.prm.base import ScoreInput
 from espalier.prm.families.likelihood import Likelihood
 from espalier.prm.families.trunk_evidence import trunk_evidence_head
 from espalier.search.rollout import StepRecord
 
+ENTERING = "entering"
+"""The head that gives the states of `Layers.tap_raw`; the trunk's model must have it where they are kept."""
 TOKENS_AND_STATES = "tokens-and-states"
 """The head that gives a target's log-probability and the hidden state; the trunk's model must have it."""
 _PART = 50
@@ -35,54 +41,160 @@ class StatesHead:
         return trunk_evidence_head(self.model.head, lambda states: states, self.model.decoder)(hidden, targets)
 
 
+def heads_for(trunk: StatesHead) -> dict[str, Head]:
+    """The heads that a trunk's model needs; it is to be given to `trunk` once it is loaded."""
+    return {TOKENS_AND_STATES: trunk, ENTERING: lambda states: trunk.model.decoder.states_of(states)[-1]}
+
+
+class TreeReader:
+    """Reads trees with a trunk, and keeps what it reads in files."""
+
+    def __init__(self, engine: Engine, system_prompt: str, trees: Sequence[TreeRecord], folder: Path) -> None:
+        """Read nothing yet.
+
+        Args:
+            engine: holds the trunk as a generator, with `heads_for` it. If its decoder gives the states that enter a
+                layer as they are (`Decoder.tap_raw`), those of all tokens are kept beside the readings; see `entering`.
+            system_prompt: the trunk's own.
+            trees: of any generator.
+            folder: gets a file for each 50 problems.
+        """
+        self._engine = engine
+        self._family = Likelihood(engine.model(GENERATOR), system_prompt)
+        self._decoder = engine.model(GENERATOR).decoder
+        self._trees = trees
+        self._folder = folder
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of the readings, of each 50 problems one."""
+        starts = range(0, len(self._trees), _PART)
+        return [self._folder / f"{start:06}-{self._digest(self._trees[start : start + _PART])}.npz" for start in starts]
+
+    @property
+    def entering_files(self) -> list[Path]:
+        """The files of states that enter a layer, beside those of the readings."""
+        return [file.with_suffix(".safetensors") for file in self.files]
+
+    def require_room(self) -> tuple[int, int]:
+        """Return how many tokens are read, each of a tree's once, and bytes of their states that enter a layer.
+
+        Raises:
+            EspalierError: the folder has no room for those that are not there yet.
+        """
+        tokens = 0
+        for tree in self._trees:
+            children = _children(tree)
+            tokens += len(self._prompt(tree)) if children else 0
+            tokens += sum(len(self._reading(tree, child).token_ids) for of in children.values() for child in of)
+        needed = tokens * self._family.model.config.hidden_size * BYTES_PER_VALUE
+        self._folder.mkdir(parents=True, exist_ok=True)
+        there = sum(file.stat().st_size for file in self.entering_files if file.is_file())
+        if needed - there > (free := shutil.disk_usage(self._folder).free):
+            raise EspalierError(
+                f"the states of {tokens:,} tokens take {needed / 2**30:.2f} GiB in {self._folder}, where "
+                f"{free / 2**30:.2f} are free; give another --out, or fewer problems (--limit) or solutions (-N)"
+            )
+        return tokens, needed
+
+    def read(self, on_problem: Callable[[], None]) -> Readings:
+        """Readings of all trees, from the files as far as they are there; `on_problem` is called as one is done."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        layers = (LAST, *self._decoder.taps)
+        parts: list[Readings] = []
+        rows = 0
+        for start, file, entering in zip(
+            range(0, len(self._trees), _PART), self.files, self.entering_files, strict=True
+        ):
+            some = self._trees[start : start + _PART]
+            if not file.is_file():
+                part, partial = self._part(some, start, layers, entering), self._folder / f"{start:06}.partial.npz"
+                np.savez(partial, **{name: getattr(part, name) for name in Readings.arrays()})
+                partial.replace(file)
+            parts.append(below(Readings(**np.load(file), layers=layers), rows))
+            rows += len(parts[-1].values)
+            for _ in some:
+                on_problem()
+        return joined(parts)
+
+    @property
+    def _keeps(self) -> bool:
+        return self._decoder.raw_tap is not None
+
+    def _digest(self, trees: Sequence[TreeRecord]) -> str:
+        """Digest of all that readings depend on."""
+        names = "parent", "text", "log_probabilities", "value", "samples", "end", "right"
+        read = [[tree.problem, [[getattr(step, name) for name in names] for step in tree.steps]] for tree in trees]
+        layers = [LAST, *self._decoder.taps, *([f"entering {self._decoder.raw_tap}"] if self._keeps else [])]
+        of = [self._family.model.digest, self._family.prompt_ids("2"), layers, read]
+        return hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16]
+
+    def _part(self, trees: Sequence[TreeRecord], first: int, layers: tuple[int, ...], entering: Path) -> Readings:
+        """Readings of some trees; the states that enter a layer are written first, so that they are there with them."""
+        kept = EnteringStates()
+        found: list[tuple[int, int, np.ndarray, tuple[float, float]]] = []
+        for at, tree in enumerate(trees):
+            kept.begin()
+            for index, values in self._steps(tree):
+                if index is None:
+                    kept.add(values, of_prompt=True)
+                    continue
+                if self._keeps:
+                    values, states = np.split(values, [-self._family.model.config.hidden_size], axis=1)
+                    kept.add(states)
+                found.append((at, index, values[-1, 1:], (float(values[:, 0].sum()), len(values))))
+        if self._keeps:
+            kept.write(entering)
+        return readings_of(found, trees, first, layers, self._family.model.config.hidden_size)
+
+    def _prompt(self, tree: TreeRecord) -> list[int]:
+        return self._family.prompt_ids(self._family.plain_text.of(tree.problem))
+
+    def _reading(self, tree: TreeRecord, index: int) -> ScoreInput:
+        """The tokens that are read of a step."""
+        steps = (tree.steps[i].text for i in tree.lineage(index) if _is_read(tree.steps[i]))
+        return self._family.read(self._family.plain_text.path(tree.problem, steps))
+
+    def _steps(self, tree: TreeRecord) -> Iterator[tuple[int | None, np.ndarray]]:
+        """Each step that is read, after its parent: its index, and of its tokens the values of `TOKENS_AND_STATES`.
+
+        If the states that enter a layer are kept, first those of the prompt, of index None.
+        """
+        engine, owner, children = self._engine, tree.problem_id, _children(tree)
+        if not children:
+            return
+        prompt = self._prompt(tree)
+        root = engine.open(GENERATOR, [] if self._keeps else prompt, owner=owner)
+        if self._keeps:
+            engine.submit(Score(owner, root, tuple(prompt), tuple(range(len(prompt))), head=ENTERING))
+        else:
+            engine.submit(Score(owner, root, (), ()))
+        places: dict[KVSequence, int | None] = {root: None}
+        try:
+            while engine.busy:
+                for done in engine.step():
+                    assert isinstance(done, Scored)
+                    sequence = done.work.sequence
+                    index = places.pop(sequence)
+                    if index is not None or self._keeps:
+                        yield index, done.values
+                    for child in children.get(index, ()):
+                        reading = self._reading(tree, child)
+                        (fork,) = engine.fork(sequence, 1)
+                        places[fork] = child
+                        how = {"targets": reading.targets, "head": TOKENS_AND_STATES}
+                        engine.submit(Score(owner, fork, reading.token_ids, reading.score_positions, **how))
+                    engine.release(sequence)
+        except GeneratorExit:
+            engine.abandon(owner)
+            raise
+
+
 def read_trees(
     engine: Engine, system_prompt: str, trees: Sequence[TreeRecord], folder: Path, on_problem: Callable[[], None]
 ) -> Readings:
-    """Readings of all trees, from the files in `folder` as far as they are there.
-
-    Args:
-        engine: holds the trunk as a generator, with the head `TOKENS_AND_STATES`.
-        system_prompt: the trunk's own.
-        trees: of any generator.
-        folder: gets a file for each 50 problems.
-        on_problem: called for each problem that is done.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    family = Likelihood(engine.model(GENERATOR), system_prompt)
-    layers = (LAST, *engine.model(GENERATOR).decoder.taps)
-    parts: list[Readings] = []
-    rows = 0
-    for start in range(0, len(trees), _PART):
-        some = trees[start : start + _PART]
-        file = folder / f"{start:06}-{_digest(family, some, layers)}.npz"
-        if not file.is_file():
-            part, partial = _part(engine, family, some, start, layers), folder / f"{start:06}.partial.npz"
-            np.savez(partial, **{name: getattr(part, name) for name in Readings.arrays()})
-            partial.replace(file)
-        parts.append(below(Readings(**np.load(file), layers=layers), rows))
-        rows += len(parts[-1].values)
-        for _ in some:
-            on_problem()
-    return joined(parts)
-
-
-def _digest(family: Likelihood, trees: Sequence[TreeRecord], layers: tuple[int, ...]) -> str:
-    """Digest of all that readings depend on."""
-    names = "parent", "text", "log_probabilities", "value", "samples", "end", "right"
-    read = [[tree.problem, [[getattr(step, name) for name in names] for step in tree.steps]] for tree in trees]
-    prompt = family.prompt_ids("2")
-    return hashlib.sha256(json.dumps([family.model.digest, prompt, layers, read]).encode()).hexdigest()[:16]
-
-
-def _part(
-    engine: Engine, family: Likelihood, trees: Sequence[TreeRecord], first: int, layers: tuple[int, ...]
-) -> Readings:
-    found = [
-        (at, index, states, read)
-        for at, tree in enumerate(trees)
-        for index, read, states in _steps(engine, family, tree)
-    ]
-    return readings_of(found, trees, first, layers, engine.model(GENERATOR).config.hidden_size)
+    """Readings of all trees; see `TreeReader`."""
+    return TreeReader(engine, system_prompt, trees, folder).read(on_problem)
 
 
 def _is_read(step: StepRecord) -> bool:
@@ -90,37 +202,11 @@ def _is_read(step: StepRecord) -> bool:
     return step.end != "length" and bool(step.text.strip())
 
 
-def _steps(
-    engine: Engine, family: Likelihood, tree: TreeRecord
-) -> Iterator[tuple[int, tuple[float, float], np.ndarray]]:
-    """Each step that is read, after its parent: index, log-probability and number of its tokens, state at its end."""
-    owner, problem = tree.problem_id, family.plain_text.of(tree.problem)
+def _children(tree: TreeRecord) -> dict[int | None, list[int]]:
+    """Indices of the steps that are read, by that of the one before; None for first steps."""
     children: dict[int | None, list[int]] = {}
     for index, step in enumerate(tree.steps):
         if _is_read(step):
             above = next((i for i in reversed(tree.lineage(index)[:-1]) if _is_read(tree.steps[i])), None)
             children.setdefault(above, []).append(index)
-    if not children:
-        return
-    root = engine.open(GENERATOR, family.prompt_ids(problem), owner=owner)
-    engine.submit(Score(owner, root, (), ()))
-    places: dict[KVSequence, int | None] = {root: None}
-    try:
-        while engine.busy:
-            for done in engine.step():
-                assert isinstance(done, Scored)
-                sequence = done.work.sequence
-                index = places.pop(sequence)
-                if index is not None:
-                    yield index, (float(done.values[:, 0].sum()), len(done.values)), done.values[-1, 1:]
-                for child in children.get(index, ()):
-                    steps = (tree.steps[i].text for i in tree.lineage(child) if _is_read(tree.steps[i]))
-                    reading = family.read(family.plain_text.path(tree.problem, steps))
-                    (fork,) = engine.fork(sequence, 1)
-                    places[fork] = child
-                    how = {"targets": reading.targets, "head": TOKENS_AND_STATES}
-                    engine.submit(Score(owner, fork, reading.token_ids, reading.score_positions, **how))
-                engine.release(sequence)
-    except GeneratorExit:
-        engine.abandon(owner)
-        raise
+    return children

@@ -252,6 +252,15 @@ def with_quantizations(settings: RuntimeSettings) -> RuntimeSettings:
     return replace(settings, **{name: chosen.get(name, Quantization.NONE) for name in fields.values()})
 
 
+def open_generator(settings: RuntimeSettings) -> Checkpoint:
+    """The generator's checkpoint, of which nothing is loaded.
+
+    Raises:
+        CheckpointError: it is missing or unsupported, or the device is not available.
+    """
+    return _open_checkpoints(replace(settings, verifier="", verifier_reference="", draft=""), None)[GENERATOR]
+
+
 class SolverSettings(TypedDict, total=False):
     """Keyword arguments of `Solver` that are fields of `RuntimeSettings`; a test holds that they are the same."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.hooks import RemovableHandle
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.zoo.attention import Terms, running
@@ -19,6 +20,9 @@ from espalier.kernels.calls import Call, PrepareStep, StepCalls
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV, StateLayout, StateShape
 from espalier.kernels.recurrent import StateRows
+
+_RAW = -1
+"""Stands for the layer of `raw_tap` among numbers of layers."""
 
 
 class PagedStep:
@@ -108,6 +112,7 @@ class TransformersLayers(Layers):
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         weight = embedding.weight.detach()
         self._tapped: dict[int, torch.Tensor] = {}  # of the step that runs
+        self._raw_hook: RemovableHandle | None = None
         self.outer = EmbeddingAndNorm(weight, weight[:0])  # norm and rotation are the model's own
 
     def require_head(self, folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -125,14 +130,32 @@ class TransformersLayers(Layers):
         modules, norm = getattr(self.model, "layers", None), getattr(self.model, "norm", None)
         if not isinstance(modules, torch.nn.ModuleList) or norm is None or max(layers) >= len(modules):
             raise UnsupportedShapeError(f"states between the layers of {type(self.model).__name__} are not given")
+        norm: Any = self.model.norm
         for layer in set(layers).difference(self.taps):
-            modules[layer].register_forward_pre_hook(partial(self._keep, layer), with_kwargs=True)
+            modules[layer].register_forward_pre_hook(partial(self._keep, layer, norm), with_kwargs=True)
         self.taps = tuple(sorted({*self.taps, *layers}))
 
-    def _keep(self, layer: int, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the states that enter a layer, `[1, T, hidden]`."""
-        norm: Any = self.model.norm
-        self._tapped[layer] = norm(args[0] if args else kwargs["hidden_states"])[0]
+    def tap_raw(self, layer: int) -> None:
+        """See `Layers`; for models whose layers are the list `layers`."""
+        modules = getattr(self.model, "layers", None)
+        if not isinstance(modules, torch.nn.ModuleList) or not 0 <= layer < len(modules):
+            raise UnsupportedShapeError(f"states between the layers of {type(self.model).__name__} are not given")
+        if self._raw_hook:
+            self._raw_hook.remove()
+        keep = partial(self._keep, _RAW, lambda states: states)
+        self._raw_hook = modules[layer].register_forward_pre_hook(keep, with_kwargs=True)
+        self.raw_tap = layer
+
+    def _keep(
+        self,
+        name: int,
+        given: Callable[[torch.Tensor], torch.Tensor],
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Keep the states that enter a layer, `[1, T, hidden]`, as they are to be given."""
+        self._tapped[name] = given(args[0] if args else kwargs["hidden_states"])[0]
 
     def __len__(self) -> int:
         return sum(call.writes for call in self._calls)
@@ -156,9 +179,10 @@ class TransformersLayers(Layers):
                 hidden = hidden_states(self.model, token_ids, positions)[: len(step.token_ids)]
                 recurrent.finish(hidden)
         paged.finish()
-        if not self.taps:
+        names = self.taps if self.raw_tap is None else (*self.taps, _RAW)
+        if not names:
             return hidden
-        return torch.cat([hidden, *(self._tapped.pop(layer)[: len(hidden)] for layer in self.taps)], dim=1)
+        return torch.cat([hidden, *(self._tapped.pop(name)[: len(hidden)] for name in names)], dim=1)
 
 
 def hidden_states(model: Callable[..., Any], token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,14 @@
 """`espalier learn-verifier`: from a generator and problems with answers, a verifier on its trunk."""
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from espalier.engine.models.options import Quantization
+from espalier.engine.errors import EspalierError
+from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, sample_rollouts
 from espalier.experiments.cli.runs import load_problems, writing_to
@@ -16,13 +17,20 @@ from espalier.search.rollout import RolloutSettings
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
+    from espalier.experiments.verifier_training.features import Readings
     from espalier.experiments.verifier_training.tree_file import TreeRecord
+    from espalier.experiments.verifier_training.tuning import LastLayers
 
 _RANKS = 0.55
 """AUC within a problem from which a verifier is worth a search."""
 _RANKS_BADLY = (
     "warning: within a problem it tells right from wrong steps hardly better than chance, so a search with it will not "
     "be better than a majority vote; more problems may help, or a larger generator"
+)
+
+_TUNED_IN_VAIN = (
+    "warning: no epoch ranked the choosing problems better than the trunk as it is, so the adapter adds nothing; more "
+    "problems may help, or take the verifier without it"
 )
 
 
@@ -50,6 +58,16 @@ def learn_verifier_command(
     trunk_quantization: Annotated[
         Quantization, typer.Option(help="Quantization of the trunk's weights; run it with the same.")
     ] = Quantization.AUTO,
+    tune: Annotated[
+        int,
+        typer.Option(
+            metavar="K",
+            min=0,
+            help="With --trunk: tune its last K layers to rank solutions, too, as a LoRA adapter, OUT/adapter, and "
+            "learn the verifier on what the tuned trunk reads: --verifier OUT/adapter --verifier-family OUT/verifier. "
+            "The states of all tokens that enter these layers are kept in OUT/readings. 0 tunes nothing.",
+        ),
+    ] = 0,
     *,
     selection: opt.Selection,
     rollouts: RolloutSettings,
@@ -61,7 +79,12 @@ def learn_verifier_command(
     from espalier.experiments.verifier_training.combining import train_own_evidence
     from espalier.experiments.verifier_training.features import HIDDEN, take_features, tap_candidates
 
+    if tune and not trunk:
+        raise EspalierError("--tune K tunes a trunk; name it by --trunk, which may be the generator's model")
     problems = selection.of(load_problems(benchmark, field_map, runtime.offline))
+    of_trunk = replace(runtime, generator=trunk, generator_quantization=trunk_quantization, system_prompt=None)
+    if tune:
+        _open_last_layers(of_trunk, tune)  # whose faults are found before hours of sampling
     started = time.perf_counter()
     with writing_to(out):
         file, runtime = out / "rollouts.jsonl", replace(runtime, max_running=in_flight)
@@ -73,8 +96,11 @@ def learn_verifier_command(
             engine.close()
             del engine, generator  # whose weights would stay in memory beside the trunk's
             record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels)}
-            of_trunk = replace(runtime, generator=trunk, generator_quantization=trunk_quantization, system_prompt=None)
-            _learn_from_trunk(trees, out, of_trunk, record, rollouts.seed)
+            of_trunk = replace(of_trunk, max_running=in_flight)
+            if tune:
+                _learn_from_tuned_trunk(trees, out, of_trunk, tune, record, rollouts.seed)
+            else:
+                _learn_from_trunk(trees, out, of_trunk, record, rollouts.seed)
             typer.echo(f"{time.perf_counter() - started:.0f} s in all")
             return
         tap_candidates(engine.model(GENERATOR).decoder)
@@ -105,31 +131,104 @@ def _learn_from_trunk(
     trees: "list[TreeRecord]", out: Path, runtime: RuntimeSettings, record: dict[str, Any], seed: int
 ) -> None:
     """Have a trunk, the generator of `runtime`, read the trees, and write what is learned into `out`."""
+    from espalier.experiments.verifier_training.combining import train_trunk_evidence
+
+    readings, trunk, _ = _read(trees, out / "readings", runtime)
+    _show(train_trunk_evidence(readings, out / "verifier", trunk, record, seed)["measured"])
+    typer.echo(f"verifier  {out / 'verifier'}, with --verifier {runtime.generator} and --verifier-family")
+
+
+def _learn_from_tuned_trunk(
+    trees: "list[TreeRecord]", out: Path, runtime: RuntimeSettings, tune: int, record: dict[str, Any], seed: int
+) -> None:
+    """The same, with the trunk's last layers tuned: writes the adapter, and what is learned with and without it."""
+    from espalier.experiments.cli.progress import count_progress
+    from espalier.experiments.verifier_training.combining import parts_for_evidence, train_trunk_evidence
+    from espalier.experiments.verifier_training.entering import KeptStates
+    from espalier.experiments.verifier_training.tuning import Tuner, identity_of
+
+    layers = _open_last_layers(runtime, tune)
+    # transformers' code gives the states that enter a layer as they are.
+    by_transformers = replace(runtime, model_impl=ModelImpl.TRANSFORMERS)
+    readings, trunk, files = _read(trees, out / "readings", by_transformers, layers.first)
+    typer.echo("the trunk as it is:")
+    _show(train_trunk_evidence(readings, out / "untuned", trunk, record, seed)["measured"])
+    teach, choose, _ = parts_for_evidence(readings, seed)
+    identity = identity_of(trunk["digest"], layers.first, files)
+    kept = KeptStates(files, readings)
+    tuner = Tuner(layers, readings, kept, (teach.tolist(), choose.tolist()), out / "tuning.pt", identity, seed)
+    for epoch in tuner.epochs:
+        typer.echo(f"{epoch}, from before")
+    while not tuner.done:
+        with count_progress("problems", tuner.epoch_problems) as advance:
+            epoch = tuner.run_epoch(advance)
+        typer.echo(str(epoch))
+    head = tuner.finish()
+    if not tuner.best.number:
+        typer.echo(_TUNED_IN_VAIN, err=True)
+    name = Path(runtime.generator).expanduser()
+    layers.write(out / "adapter", str(name.resolve()) if name.exists() else runtime.generator)
+    record |= {"tuned_layers": tune, "tuned_on": tuner.problems, "epochs": [asdict(epoch) for epoch in tuner.epochs]}
+    del layers, tuner, kept  # whose memory the tuned trunk may need
+    tuned, adapted, _ = _read(trees, out / "readings", replace(runtime, generator=str(out / "adapter")))
+    typer.echo("the tuned trunk:")
+    _show(train_trunk_evidence(tuned, out / "verifier", adapted, record, seed, head)["measured"])
+    typer.echo(f"verifier  --verifier {out / 'adapter'} --verifier-family {out / 'verifier'}")
+    typer.echo(f"untuned   --verifier {runtime.generator} --verifier-family {out / 'untuned'}")
+
+
+def _open_last_layers(runtime: RuntimeSettings, count: int) -> "LastLayers":
+    from espalier.experiments.verifier_training.tuning import LastLayers
+    from espalier.search.run.load import open_generator
+
+    return LastLayers(open_generator(runtime), count)
+
+
+def _read(
+    trees: "list[TreeRecord]", folder: Path, runtime: RuntimeSettings, entering: int | None = None
+) -> "tuple[Readings, dict[str, str], list[Path]]":
+    """Readings of a trunk, the generator of `runtime`; its name and digest; and the files of entering states.
+
+    Args:
+        trees: what is read.
+        folder: for the readings.
+        runtime: names the trunk.
+        entering: the layer whose entering states are kept, too; None keeps none.
+    """
     from rich.console import Console
 
     from espalier.experiments.cli.loading import bytes_progress
     from espalier.experiments.cli.progress import count_progress
-    from espalier.experiments.verifier_training.combining import train_trunk_evidence
     from espalier.experiments.verifier_training.features import tap_candidates
-    from espalier.experiments.verifier_training.trunk_reading import TOKENS_AND_STATES, StatesHead, read_trees
+    from espalier.experiments.verifier_training.trunk_reading import StatesHead, TreeReader, heads_for
     from espalier.search.run.load import load_generator_alone
 
-    head = StatesHead()
+    trunk = StatesHead()
     with bytes_progress(Console(stderr=True)) as on_bytes:
-        engine, reader = load_generator_alone(runtime, on_bytes, {TOKENS_AND_STATES: head})
-    head.model = reader.model
+        engine, reader = load_generator_alone(runtime, on_bytes, heads_for(trunk))
+    trunk.model = reader.model
     tap_candidates(reader.model.decoder)
+    if entering is not None:
+        reader.model.decoder.tap_raw(entering)
+    tree_reader = TreeReader(engine, reader.system_prompt, trees, folder)
+    if entering is not None:
+        tokens, needed = tree_reader.require_room()
+        typer.echo(f"states of {tokens:,} tokens that enter layer {entering}: {needed / 2**30:.2f} GiB in {folder}")
     with count_progress("problems", len(trees)) as advance:
-        readings = read_trees(engine, reader.system_prompt, trees, out / "readings", advance)
+        readings = tree_reader.read(advance)
     typer.echo(f"{len(readings.values):,} steps, each read once")
-    name_and_digest = {"name": runtime.generator, "digest": reader.model.digest}
-    measured = train_trunk_evidence(readings, out / "verifier", name_and_digest, record, seed)["measured"]
+    named = {"name": runtime.generator, "digest": reader.model.digest}
+    engine.close()
+    return readings, named, tree_reader.entering_files
+
+
+def _show(measured: dict[str, Any]) -> None:
+    """Print how well a verifier from a trunk ranks."""
     for kind in ("solutions", "siblings"):
         figures = ", ".join(f"{name} {_figure(value)}" for name, value in measured[f"auc_{kind}"].items())
         typer.echo(f"AUC within a problem, {kind} of {measured['problems']} other problems: {figures}")
     if (measured["auc_solutions"]["score"] or 0.5) < _RANKS:
         typer.echo(_RANKS_BADLY, err=True)
-    typer.echo(f"verifier  {out / 'verifier'}, with --verifier {runtime.generator} and --verifier-family")
 
 
 def _figure(value: float | None) -> str:
