@@ -36,7 +36,7 @@ _MAX_EPOCHS, _PATIENCE = 12, 2
 _MAX_TOKENS = 16_384
 """Trees of more are left out: a mask has a byte for each pair of tokens, and attention four or more."""
 _DIFFERENCE = 0.3
-"""How far states of the layers run by themselves may be from the engine's, relative to them; int8 makes a tenth."""
+"""Largest difference of states of the layers run by themselves from the engine's, relative to them; int8 rounds."""
 
 
 @dataclass(frozen=True, slots=True)
