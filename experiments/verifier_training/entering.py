@@ -84,7 +84,7 @@ class KeptStates:
                 first += prompt + (int(of_problems[len(self._place) - 1]) if prompt else 0)
 
     def tokens(self, problem: int) -> int:
-        """How many tokens the tree of a problem has."""
+        """Number of tokens of a problem's tree."""
         of_steps = self._readings.read[self._readings.problems == problem, 1]
         return self._place[problem][2] + int(of_steps.sum())
 

@@ -285,12 +285,12 @@ class Tuner:
 
     @property
     def problems(self) -> dict[str, int]:
-        """How many problems there are, by their use."""
+        """Number of problems by their use."""
         return {"teach": len(self._teach), "choose": len(self._choose)}
 
     @property
     def epoch_problems(self) -> int:
-        """How many problems the next epoch goes through."""
+        """Number of problems that the next epoch goes through."""
         return len(self._choose) + (len(self._teach) if self.epochs else 0)
 
     @property
