@@ -633,6 +633,8 @@ def service_rollouts(
     in_flight: Annotated[int, typer.Option(min=1, help="Trees at once.")] = 32,
     solutions: Annotated[int, typer.Option(min=1, help="Solutions of each problem.")] = 16,
     repeats: Annotated[int, typer.Option(min=1, help="Counted pairs of turns.")] = 5,
+    generator: Annotated[str, typer.Option(help="As --generator of `espalier serve`.")] = "demo-generator",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a solution.")] = 2048,
     json_path: JsonPath = None,
 ) -> None:
     """Trees of solutions in tokens/s by a server, compared with one process; they must be the same."""
@@ -640,7 +642,7 @@ def service_rollouts(
     from espalier.experiments.bench.service.remote_rollouts import run
 
     report = Report(f"trees of {solutions} solutions, {in_flight} at once", json_path)
-    report.finish(*run(problems, in_flight, solutions, repeats, report.show))
+    report.finish(*run(problems, in_flight, solutions, repeats, report.show, generator, max_tokens))
 
 
 @app.command()

@@ -6,7 +6,8 @@ kind of pair. The sum is then calibrated by a slope and an offset (Platt, 1999),
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,25 @@ def parts_for_evidence(readings: Readings, seed: int) -> tuple[np.ndarray, np.nd
     return parts_of(readings, seed, choose=_CHOOSE)
 
 
+@dataclass(frozen=True, slots=True)
+class LearnedEvidence:
+    """What was learned of a trunk.
+
+    Attributes:
+        head: maps states to the logit of a step's value.
+        combination: makes a score of a path's evidence.
+        summary: the content of `training.json`.
+    """
+
+    head: torch.nn.Sequential
+    combination: Combination
+    summary: dict[str, Any]
+
+    def features(self, readings: Readings) -> np.ndarray:
+        """The evidence of the path to each step, see `path_features`."""
+        return path_features(readings, _scores(self.head, readings, self.summary))
+
+
 def train_trunk_evidence(
     readings: Readings,
     folder: Path,
@@ -48,7 +68,7 @@ def train_trunk_evidence(
     record: dict[str, Any],
     seed: int,
     tuned: torch.nn.Sequential | None = None,
-) -> dict[str, Any]:
+) -> LearnedEvidence:
     """Train heads on the trunk's states and combine them with other evidence; write what `--verifier-family` takes.
 
     The problems are split: 70% teach heads, 20% choose one and fit the combination, 10% measure.
@@ -63,7 +83,7 @@ def train_trunk_evidence(
             the states of problems that tuned the layers would trust them too much.
 
     Returns:
-        The content of `training.json`; `measured` has the AUC within a problem of whole solutions and of siblings, for
+        What was learned; `measured` of its summary has the AUC within a problem of whole solutions and of siblings, for
         the score and for each kind of evidence alone.
 
     Raises:
@@ -91,7 +111,7 @@ def train_trunk_evidence(
     save_head(head, folder)
     write_whole(folder / "config.json", config)
     write_whole(folder / "training.json", summary)
-    return summary
+    return LearnedEvidence(head, combination, summary)
 
 
 def train_own_evidence(
@@ -189,11 +209,22 @@ def _measured(
 ) -> dict[str, Any]:
     scores = np.array([combination.score(row) for row in features.tolist()])
     columns = {"score": scores} | dict(zip(FEATURES, features.T, strict=True))
+    return {"problems": len(problems), **ranks(columns, readings, problems)}
+
+
+def ranks(columns: Mapping[str, np.ndarray], readings: Readings, problems: np.ndarray) -> dict[str, Any]:
+    """How often columns of numbers rank a right solution above a wrong one of its problem, and siblings.
+
+    Args:
+        columns: float `[S]` each, by name.
+        readings: the steps.
+        problems: numbers of those that count.
+
+    Returns:
+        The AUC of each column in `auc_solutions` and `auc_siblings`; None where there is no pair.
+    """
     pairs = {"solutions": solution_pairs(readings, problems), "siblings": sibling_pairs(readings, problems)}
     return {
-        "problems": len(problems),
-        **{
-            f"auc_{kind}": {name: share_ahead(column, its) for name, column in columns.items()}
-            for kind, its in pairs.items()
-        },
+        f"auc_{kind}": {name: share_ahead(column, its) for name, column in columns.items()}
+        for kind, its in pairs.items()
     }

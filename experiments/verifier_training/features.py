@@ -64,17 +64,19 @@ class Readings(Features):
         right: int64 `[S]`, of a step that ends solutions whether they are right, 1 or 0; -1 where they go on.
         read: float64 `[S, 2]`, sum of the log-probabilities of the step's tokens under the model, and their number.
         sampled: float64 `[S, 2]`, the same of its tokens as the generator sampled them.
+        steps: int64 `[S]`, index of the step in its tree.
     """
 
     parents: np.ndarray
     right: np.ndarray
     read: np.ndarray
     sampled: np.ndarray
+    steps: np.ndarray
 
     @classmethod
     def arrays(cls) -> tuple[str, ...]:
         """Names of the arrays."""
-        return "states", "values", "samples", "problems", "parents", "right", "read", "sampled"
+        return "states", "values", "samples", "problems", "parents", "right", "read", "sampled", "steps"
 
 
 def tap_candidates(decoder: Decoder) -> tuple[int, ...]:
@@ -171,6 +173,7 @@ def readings_of(
         right.astype(np.int64),
         np.array([read for _, _, _, read in found], np.float64).reshape(-1, 2),
         np.array(sampled, np.float64).reshape(-1, 2),
+        np.array([index for _, index, _, _ in found], np.int64),
         layers=layers,
     )
 
@@ -179,7 +182,7 @@ def _digest(trees: Sequence[TreeRecord], layers: tuple[int, ...]) -> str:
     """Digest of all that features depend on, so that those of fewer or other solutions are not taken for these."""
     names = "token_ids", "value", "samples", "log_probabilities", "end", "right"
     read = [[tree.problem_id, [[getattr(step, name) for name in names] for step in tree.steps]] for tree in trees]
-    return hashlib.sha256(json.dumps([layers, read]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([Readings.arrays(), layers, read]).encode()).hexdigest()[:16]
 
 
 def _part(engine: Engine, trees: Sequence[TreeRecord], first: int, layers: tuple[int, ...]) -> Readings:

@@ -126,7 +126,7 @@ class TreeReader:
         names = "parent", "text", "log_probabilities", "value", "samples", "end", "right"
         read = [[tree.problem, [[getattr(step, name) for name in names] for step in tree.steps]] for tree in trees]
         layers = [LAST, *self._decoder.taps, *([f"entering {self._decoder.raw_tap}"] if self._keeps else [])]
-        of = [self._family.model.digest, self._family.prompt_ids("2"), layers, read]
+        of = [Readings.arrays(), self._family.model.digest, self._family.prompt_ids("2"), layers, read]
         return hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16]
 
     def _part(self, trees: Sequence[TreeRecord], first: int, layers: tuple[int, ...], entering: Path) -> Readings:

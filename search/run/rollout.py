@@ -42,8 +42,10 @@ class RunningRollout(Running[ResolvedRollout, RolloutResult]):
         self.meter.nodes += 1
         self.meter.generator_tree_tokens += done.own_tokens
         self.meter.generated_tokens += len(done.indices) * len(done.token_ids)
+        depth = self._tree.depth
         self._tree.handle(done)
-        self.meter.observe(self._engine.footprint(self._tree.sequences()))
+        if self._tree.depth > depth:  # once a level, as a search's is taken once a round
+            self.meter.observe(self._engine.footprint(self._tree.sequences()))
         if self._tree.finished:
             self._end(StopReason.FINISHED)
 

@@ -73,6 +73,7 @@ class RolloutTree:
 
     Attributes:
         finished: whether nothing is left to sample; the engine holds nothing for it then.
+        depth: steps of its longest path.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class RolloutTree:
             NoEmbeddingError: the prompt has tokens without an embedding.
         """
         self.finished = False
+        self.depth = 0
         self._engine = engine
         self._problem = problem
         self._owner = owner
@@ -181,6 +183,7 @@ class RolloutTree:
         used, text = parent.path_tokens + len(done.token_ids), parent.path_text + done.text
         step = _Step(record, draws, done.sequence, parent, parent.depth + 1, used, text)
         self._steps.append(step)
+        self.depth = max(self.depth, step.depth)
         parent.children.append(step)
         delimited = done.cause is StopCause.DELIMITER
         if done.cause is StopCause.EOS:

@@ -378,10 +378,12 @@ class Session:
 
 async def finished(search: AsyncIterator[Sequence[E]]) -> E:
     """Follow a search or a completion to its last event."""
-    async for events in search:
-        if events and isinstance(events[-1], Finished):
-            return events[-1]
-    raise AssertionError("the events end with a result")
+    last: E | None = None
+    async for events in search:  # to its end: an iterator that is left early is closed by a task of its own
+        if events:
+            last = events[-1]
+    assert isinstance(last, Finished)
+    return last
 
 
 def _entries(event: Event) -> int:

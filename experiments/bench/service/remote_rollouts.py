@@ -21,9 +21,17 @@ _LOCAL, _SERVER = "one process", "gRPC"
 
 
 def run(
-    problems: int, in_flight: int, solutions: int, repeats: int, show: Show = nothing_shown
+    problems: int,
+    in_flight: int,
+    solutions: int,
+    repeats: int,
+    show: Show = nothing_shown,
+    generator: str = RuntimeSettings.generator,
+    max_tokens: int = RolloutSettings.max_tokens,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Sample the trees of `problems` both ways in turn, `in_flight` at once, `solutions` in each.
+
+    A solution has at most `max_tokens`.
 
     Returns:
         Rows with median sampled tokens/s of the trees, and processor time in milliseconds a tree, of this process and
@@ -33,18 +41,18 @@ def run(
         EspalierError: the trees of the two ways differ.
     """
     asked = load_benchmark("demo", problems)
-    engine, generator = load_generator_alone(RuntimeSettings())
+    engine, loaded = load_generator_alone(RuntimeSettings(generator=generator))
     with (
-        serving("--max-searches", str(in_flight)) as server,
+        serving("--generator", generator, "--max-searches", str(in_flight)) as server,
         SearchClient(server.address) as client,
         Grader() as grader,
     ):
 
         def sampler(way: str, seed: int) -> TreeSampler:
-            settings = RolloutSettings(solutions=solutions, seed=seed)
+            settings = RolloutSettings(solutions=solutions, max_tokens=max_tokens, seed=seed)
             if way == _SERVER:
                 return RemoteSampler(client, settings, grader, in_flight)
-            return RolloutSampler(engine, generator, settings, grader, in_flight)
+            return RolloutSampler(engine, loaded, settings, grader, in_flight)
 
         rates: dict[str, list[float]] = {_LOCAL: [], _SERVER: []}
         spent: dict[str, list[tuple[float, float]]] = {_LOCAL: [], _SERVER: []}

@@ -1,5 +1,6 @@
 """`espalier learn-verifier`: from a generator and problems with answers, a verifier on its trunk."""
 
+import math
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from espalier.search.rollout import RolloutSettings
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
+    from espalier.experiments.verifier_training.combining import LearnedEvidence
     from espalier.experiments.verifier_training.features import Readings
     from espalier.experiments.verifier_training.tree_file import TreeRecord
     from espalier.experiments.verifier_training.tuning import LastLayers
@@ -68,6 +70,14 @@ def learn_verifier_command(
             "The states of all tokens that enter these layers are kept in OUT/readings. 0 tunes nothing.",
         ),
     ] = 0,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --trunk: folder of a run on other problems, `espalier eval --algorithm best-of-n --early-stop "
+            "off --trees`, whose paths are read, ranked and voted on, too; written to verifier/test.json.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     selection: opt.Selection,
     rollouts: RolloutSettings,
@@ -81,7 +91,10 @@ def learn_verifier_command(
 
     if tune and not trunk:
         raise EspalierError("--tune K tunes a trunk; name it by --trunk, which may be the generator's model")
+    if test and not trunk:
+        raise EspalierError("--test needs --trunk; a head on the generator's states scores as it samples: run eval")
     problems = selection.of(load_problems(benchmark, field_map, runtime.offline))
+    tests = _recorded(test, runtime.offline) if test else []
     of_trunk = replace(runtime, generator=trunk, generator_quantization=trunk_quantization, system_prompt=None)
     if tune:
         _open_last_layers(of_trunk, tune)  # whose faults are found before hours of sampling
@@ -98,9 +111,9 @@ def learn_verifier_command(
             record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels)}
             of_trunk = replace(of_trunk, max_running=in_flight)
             if tune:
-                _learn_from_tuned_trunk(trees, out, of_trunk, tune, record, rollouts.seed)
+                _learn_from_tuned_trunk(trees, tests, out, of_trunk, tune, record, rollouts.seed)
             else:
-                _learn_from_trunk(trees, out, of_trunk, record, rollouts.seed)
+                _learn_from_trunk(trees, tests, out, of_trunk, record, rollouts.seed)
             typer.echo(f"{time.perf_counter() - started:.0f} s in all")
             return
         tap_candidates(engine.model(GENERATOR).decoder)
@@ -127,19 +140,47 @@ def learn_verifier_command(
     typer.echo(f"verifier  {out / 'verifier'}")
 
 
+def _recorded(run: Path, offline: bool) -> "list[TreeRecord]":
+    """The recorded trees of a run, graded."""
+    from espalier.experiments.report.runs import load_runs
+    from espalier.experiments.runs.graders import make_grader
+    from espalier.experiments.verifier_training.testing import trees_of_run
+
+    (its,) = load_runs([run])
+    problems = load_problems(its.benchmark, None, offline)
+    with make_grader() as grader:
+        return trees_of_run(run, {problem.unique_id: problem for problem in problems}, grader)
+
+
 def _learn_from_trunk(
-    trees: "list[TreeRecord]", out: Path, runtime: RuntimeSettings, record: dict[str, Any], seed: int
+    trees: "list[TreeRecord]",
+    tests: "list[TreeRecord]",
+    out: Path,
+    runtime: RuntimeSettings,
+    record: dict[str, Any],
+    seed: int,
 ) -> None:
-    """Have a trunk, the generator of `runtime`, read the trees, and write what is learned into `out`."""
+    """Have a trunk, the generator of `runtime`, read the trees, and write what is learned into `out`.
+
+    It reads those of `tests`, too, on which the verifier is only measured.
+    """
     from espalier.experiments.verifier_training.combining import train_trunk_evidence
 
     readings, trunk, _ = _read(trees, out / "readings", runtime)
-    _show(train_trunk_evidence(readings, out / "verifier", trunk, record, seed)["measured"])
+    learned = train_trunk_evidence(readings, out / "verifier", trunk, record, seed)
+    _show(learned.summary["measured"])
+    _test(learned, tests, out, runtime)
     typer.echo(f"verifier  {out / 'verifier'}, with --verifier {runtime.generator} and --verifier-family")
 
 
 def _learn_from_tuned_trunk(
-    trees: "list[TreeRecord]", out: Path, runtime: RuntimeSettings, tune: int, record: dict[str, Any], seed: int
+    trees: "list[TreeRecord]",
+    tests: "list[TreeRecord]",
+    out: Path,
+    runtime: RuntimeSettings,
+    tune: int,
+    record: dict[str, Any],
+    seed: int,
 ) -> None:
     """The same, with the trunk's last layers tuned: writes the adapter, and what is learned with and without it."""
     from espalier.experiments.cli.progress import count_progress
@@ -152,7 +193,7 @@ def _learn_from_tuned_trunk(
     by_transformers = replace(runtime, model_impl=ModelImpl.TRANSFORMERS)
     readings, trunk, files = _read(trees, out / "readings", by_transformers, layers.first)
     typer.echo("the trunk as it is:")
-    _show(train_trunk_evidence(readings, out / "untuned", trunk, record, seed)["measured"])
+    _show(train_trunk_evidence(readings, out / "untuned", trunk, record, seed).summary["measured"])
     teach, choose, _ = parts_for_evidence(readings, seed)
     identity = identity_of(trunk["digest"], layers.first, files)
     kept = KeptStates(files, readings)
@@ -170,11 +211,42 @@ def _learn_from_tuned_trunk(
     layers.write(out / "adapter", str(name.resolve()) if name.exists() else runtime.generator)
     record |= {"tuned_layers": tune, "tuned_on": tuner.problems, "epochs": [asdict(epoch) for epoch in tuner.epochs]}
     del layers, tuner, kept  # whose memory the tuned trunk may need
-    tuned, adapted, _ = _read(trees, out / "readings", replace(runtime, generator=str(out / "adapter")))
+    of_adapted = replace(runtime, generator=str(out / "adapter"))
+    tuned, adapted, _ = _read(trees, out / "readings", of_adapted)
     typer.echo("the tuned trunk:")
-    _show(train_trunk_evidence(tuned, out / "verifier", adapted, record, seed, head)["measured"])
+    learned = train_trunk_evidence(tuned, out / "verifier", adapted, record, seed, head)
+    _show(learned.summary["measured"])
+    _test(learned, tests, out, of_adapted)
     typer.echo(f"verifier  --verifier {out / 'adapter'} --verifier-family {out / 'verifier'}")
     typer.echo(f"untuned   --verifier {runtime.generator} --verifier-family {out / 'untuned'}")
+
+
+def _test(learned: "LearnedEvidence", trees: "list[TreeRecord]", out: Path, runtime: RuntimeSettings) -> None:
+    """Measure what was learned on the trees of --test, if there are any, as the trunk of `runtime` reads them."""
+    if not trees:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from espalier.experiments.runs.folder import write_whole
+    from espalier.experiments.verifier_training.testing import tested
+
+    readings, _, _ = _read(trees, out / "test-readings", runtime)
+    found = tested(learned, trees, readings)
+    write_whole(out / "verifier" / "test.json", found)
+    most = found["votes"][-1]
+    table = Table(title=f"{found['problems']} problems, {most['paths']} paths each")
+    names = "weighed by", "AUC, solutions", "siblings", "vote", "minus majority, points"
+    for place, name in enumerate(names):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    table.add_row("majority", "", "", f"{most['majority']:.1%}", "")
+    for kind, solutions in found["auc_solutions"].items():
+        vote, siblings = most[kind], found["auc_siblings"][kind]
+        low, high = (100 * end for end in vote["interval"] or (math.nan, math.nan))
+        ahead = f"{100 * vote['ahead']:+.1f} ({low:+.1f} to {high:+.1f})"
+        table.add_row(kind, _figure(solutions), _figure(siblings), f"{vote['accuracy']:.1%}", ahead)
+    table.add_row("right in any", "", "", f"{most['any']:.1%}", "")
+    Console().print(table)
 
 
 def _open_last_layers(runtime: RuntimeSettings, count: int) -> "LastLayers":

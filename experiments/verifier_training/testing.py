@@ -1,0 +1,162 @@
+"""Measures a trunk's evidence on the recorded paths of a run: how well it ranks them, and votes by it.
+
+The run is one of `espalier eval --algorithm best-of-n --early-stop off --trees`, on problems that taught nothing.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.runs.evaluate import is_right
+from espalier.experiments.runs.folder import TREES
+from espalier.experiments.runs.jsonl import damage_named, read_lines
+from espalier.experiments.runs.statistics import paired_bootstrap_interval
+from espalier.experiments.verifier_training.combining import LearnedEvidence, ranks
+from espalier.experiments.verifier_training.features import Readings
+from espalier.experiments.verifier_training.tree_file import TreeRecord
+from espalier.prm.path_evidence import FEATURES, sigmoid
+from espalier.search.common_fields import Vote
+from espalier.search.grading.answers import extract_answer
+from espalier.search.grading.math_verify import Grader
+from espalier.search.result import Candidate
+from espalier.search.rollout import StepRecord
+from espalier.search.voting.vote import select
+
+_DRAWS = 20
+"""Draws of fewer paths than were recorded, which are averaged."""
+_SCORES = {"likelihood": math.exp, "likelihood_ratio": sigmoid}
+"""What makes a score of evidence that is none: the scores of the families of these names."""
+CONFIDENCE = "confidence"
+"""The mean probability of a path's tokens as the generator sampled them, beside a trunk's evidence."""
+
+
+def trees_of_run(folder: Path, problems: Mapping[str, Problem], grader: Grader) -> list[TreeRecord]:
+    """The trees of a run of independent paths, graded, as rollouts of the same paths would be.
+
+    Of a step's tokens a run keeps the sum of their log-probabilities, which is spread evenly here, and no ids.
+
+    Args:
+        folder: of the run.
+        problems: those of its benchmark, by id.
+        grader: grades the answers.
+
+    Raises:
+        EspalierError: it holds no trees, or trees of other problems.
+    """
+    if not (folder / TREES).is_file():
+        raise EspalierError(f"{folder} holds no trees; run its command with --trees and another --out")
+    trees = list[TreeRecord]()
+    for place, record in read_lines(folder / TREES):
+        with damage_named(place):
+            name, nodes = record["unique_id"], sorted(record["nodes"], key=lambda node: node["path"])
+            if name not in problems:
+                raise EspalierError(f"{place}: the run's benchmark has no problem {name!r}")
+            problem = problems[name]
+            steps = list(_steps(nodes, problem, grader))
+            trees.append(TreeRecord(name, problem.problem, problem.answer, steps=steps))
+    return trees
+
+
+def _steps(nodes: Sequence[dict[str, Any]], problem: Problem, grader: Grader) -> Iterator[StepRecord]:
+    """The steps of a tree but its root, parents first."""
+    places: dict[int | None, int] = {}
+    steps, texts, grades = list[StepRecord](), [""], dict[str, bool]()
+    for node in nodes:
+        if node["parent_id"] is None:
+            continue
+        above = places.get(node["parent_id"])
+        places[node["node_id"]] = len(steps)
+        texts.append((texts[above + 1] if above is not None else "") + node["text"])
+        spread = [node["log_probability"] / max(1, node["tokens"])] * node["tokens"]
+        end = node["termination"] or None
+        step = StepRecord(above, node["text"], [0] * node["tokens"], spread, node["multiplicity"], end)
+        steps.append(step)
+        if end is not None:
+            answer = extract_answer(texts[-1]) if end != "length" else None
+            if answer is not None and answer not in grades:
+                grades[answer] = bool(answer) and is_right(problem, answer, grader)
+            step.answer, step.right = answer, answer is not None and grades[answer]
+    right = [step.samples * bool(step.right) for step in steps]
+    for place in range(len(steps) - 1, -1, -1):
+        steps[place].value = right[place] / steps[place].samples
+        if (above := steps[place].parent) is not None:
+            right[above] += right[place]
+    return iter(steps)
+
+
+def tested(learned: LearnedEvidence, trees: Sequence[TreeRecord], readings: Readings) -> dict[str, Any]:
+    """Rank recorded paths by a trunk's evidence, and vote by it.
+
+    Args:
+        learned: what was learned on other problems.
+        trees: of a run.
+        readings: the trunk's, of these trees.
+
+    Returns:
+        The AUC within a problem of solutions and of siblings, for the score and for each kind of evidence; for 2, 4, …
+        paths and for all, the share of problems that a majority solves, that hold a right path, and that a vote weighed
+        by each kind solves, with its difference to the majority and that one's 95% interval; and every problem's paths.
+
+    Raises:
+        EspalierError: scipy is not installed.
+    """
+    features = learned.features(readings)
+    columns = dict(zip(FEATURES, features.T, strict=True))
+    scores = {name: np.vectorize(_SCORES.get(name, float))(column) for name, column in columns.items()}
+    combined = np.array([learned.combination.score(row) for row in features.tolist()])
+    sampled = columns["likelihood"] - columns["likelihood_ratio"]
+    scores = {"score": combined, **scores, CONFIDENCE: np.exp(sampled)}
+    problems = [_paths(number, tree, readings, scores) for number, tree in enumerate(trees)]
+    most = max((sum(path["samples"] for path in paths) for paths in problems), default=0)
+    counts = [count for count in (2**power for power in range(1, 16)) if count < most] + [most]
+    return {
+        "problems": len(trees),
+        **ranks(scores, readings, np.arange(len(trees))),
+        "votes": [_votes(problems, list(scores), count) for count in counts],
+        "paths": [{"problem_id": tree.problem_id, "paths": paths} for tree, paths in zip(trees, problems, strict=True)],
+    }
+
+
+def _paths(number: int, tree: TreeRecord, readings: Readings, scores: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """The paths of a tree that end, with the trunk's scores of those that it reads."""
+    rows = np.flatnonzero((readings.problems == number) & (readings.right >= 0))
+    of_step = dict(zip(readings.steps[rows].tolist(), rows.tolist(), strict=True))
+    paths = list[dict[str, Any]]()
+    for index, step in enumerate(tree.steps):
+        if step.end is not None:
+            its = of_step.get(index)
+            values = {name: None if its is None else round(float(column[its]), 6) for name, column in scores.items()}
+            paths.append({"answer": step.answer or "", "right": bool(step.right), "samples": step.samples, **values})
+    return paths
+
+
+def _votes(problems: Sequence[Sequence[dict[str, Any]]], kinds: Sequence[str], count: int) -> dict[str, Any]:
+    """Votes of `count` of each problem's paths."""
+    random = np.random.default_rng(0)
+    solved = {kind: np.zeros(len(problems)) for kind in ("majority", "any", *kinds)}
+    for place, paths in enumerate(problems):
+        numbers = np.repeat(np.arange(len(paths)), [path["samples"] for path in paths])
+        draws = 1 if count >= len(numbers) else _DRAWS
+        for _ in range(draws):
+            drawn = Counter(random.choice(numbers, min(count, len(numbers)), replace=False).tolist())
+            solved["any"][place] += any(paths[each]["right"] for each in drawn) / draws
+            for kind in ("majority", *kinds):
+                vote = Vote.MAJORITY if kind == "majority" else Vote.WEIGHTED
+                candidates = [
+                    Candidate(each, paths[each]["answer"], paths[each].get(kind), drawn[each], ())
+                    for each in sorted(drawn)
+                ]
+                best = select(candidates, vote).best
+                solved[kind][place] += (best is not None and paths[best.node_id]["right"]) / draws
+    row: dict[str, Any] = {"paths": count, "majority": solved["majority"].mean(), "any": solved["any"].mean()}
+    for kind in kinds:
+        ahead = (solved[kind] - solved["majority"]).tolist()
+        row[kind] = {"accuracy": solved[kind].mean(), "ahead": float(np.mean(ahead))}
+        row[kind]["interval"] = paired_bootstrap_interval(ahead)
+    return row
