@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class GrammarCompiler:
         self._text, self._vocab_size, self._ends = model.tokenizer, model.config.vocab_size, model.eos_token_ids
         self._lock = threading.Lock()
         self._tokenizer: Any = None
-        self._prepared: OrderedDict[Grammar, list[Matcher]] = OrderedDict()
+        self._prepared = deque[tuple[Grammar, Matcher]](maxlen=_MAX_PREPARED)  # those that nobody asks for give way
         self._tried: OrderedDict[Grammar, bool] = OrderedDict()  # whether they are compiled in time
 
     @property
@@ -78,22 +78,17 @@ class GrammarCompiler:
         """
         matcher = self.compile(grammar)
         with self._lock:
-            if not keep:
-                return
-            self._prepared.setdefault(grammar, []).append(matcher)
-            self._prepared.move_to_end(grammar)
-            while len(self._prepared) > _MAX_PREPARED:
-                self._prepared.popitem(last=False)
+            if keep:
+                self._prepared.append((grammar, matcher))
 
     def prepared(self, grammar: Grammar) -> Matcher | None:
         """A matcher that is prepared, for this caller alone; None without one."""
         with self._lock:
-            if (ready := self._prepared.get(grammar)) is None:
-                return None
-            matcher = ready.pop()
-            if not ready:
-                del self._prepared[grammar]
-            return matcher
+            for place, (its, matcher) in enumerate(self._prepared):
+                if its == grammar:
+                    del self._prepared[place]
+                    return matcher
+        return None
 
     def matches(self, grammar: Grammar, text: str) -> bool:
         """Return whether a whole text is one of the grammar's; may take long for long texts.

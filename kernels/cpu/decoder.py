@@ -166,10 +166,10 @@ class _LastStep(threading.local):
 
 
 @compiled(nogil=True)
-def _forward(counters: np.ndarray, step: _Step) -> None:
+def _forward(counters: int, step: _Step) -> None:
     """One thread's share of a forward pass; every thread of it runs this with the same arguments.
 
-    `counters` hold the next item of each phase.
+    `counters` are those of `parallel_run`.
     """
     (
         tokens, outer, weights, windows, pairs, gelu, eps, flat, places, groups, scale, inner, refined, packs, parts,
@@ -419,7 +419,7 @@ class CpuLayers(Layers):
 
     def compilation(self) -> Compilation:
         """The compilation of `forward`: of `_forward`, its largest parts on their own, others within it."""
-        s, int64s, counters = self._spec, np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
+        s, int64s = self._spec, np.zeros(1, np.int64)
         layout = KVLayout(1, s.num_kv_heads, s.head_dim, 1, torch.float32, 8 * s.num_kv_heads * s.head_dim)
         kv = layout.layer_view(torch.empty(layout.slab_bytes, dtype=torch.uint8), 0)
         kv_places, output = self._places_of([kv]), np.empty(self.outer.embedding.shape[1], np.float32)
@@ -429,13 +429,13 @@ class CpuLayers(Layers):
         head_norms, bias = weights.head_norms[0], weights.qkv_bias[0]
         return compilation(
             _forward,
-            counters,
+            0,
             step,
             parts=[
                 attend_compilation(group.geometry),
                 phase_compilation(buffers.normed, weights.qkv),
                 compilation(
-                    gated_phase, counters, 0, 0, 0, buffers.normed, 0, 0, weights.gate_up, 0, 0, step.gelu,
+                    gated_phase, 0, 0, 0, 0, buffers.normed, 0, 0, weights.gate_up, 0, 0, step.gelu,
                     buffers.gated, (floats, floats, floats), floats,
                 ),
                 compilation(

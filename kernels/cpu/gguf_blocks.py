@@ -66,7 +66,7 @@ def expand(
 
 @compiled(nogil=True)
 def _four_bits(
-    counters: np.ndarray,
+    counters: int,
     blocks: np.ndarray,
     scales: np.ndarray,
     least: np.ndarray,
@@ -91,7 +91,7 @@ def _four_bits(
 
 @compiled(nogil=True)
 def _k_blocks(
-    counters: np.ndarray, blocks: np.ndarray, scales: np.ndarray, steps: np.ndarray, five: bool, out: np.ndarray
+    counters: int, blocks: np.ndarray, scales: np.ndarray, steps: np.ndarray, five: bool, out: np.ndarray
 ) -> None:
     """Expand blocks of 8 x 32 values: [scale, step of least values, both of each 32 in 6 bits, fifth bits, four bits].
 
@@ -117,7 +117,7 @@ def _k_blocks(
 
 
 @compiled(nogil=True)
-def _six_bits(counters: np.ndarray, blocks: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
+def _six_bits(counters: int, blocks: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
     """Expand blocks of 16 x 16 values: [128 bytes of lower four bits, 64 of upper two, 16 factors, scale]."""
     for item in phase_items(counters, 0, (len(blocks) + _BLOCKS - 1) // _BLOCKS):
         for i in range(item * _BLOCKS, min(len(blocks), (item + 1) * _BLOCKS)):
@@ -135,7 +135,7 @@ def _six_bits(counters: np.ndarray, blocks: np.ndarray, scales: np.ndarray, out:
 
 
 @compiled(nogil=True)
-def _eight_bits(counters: np.ndarray, blocks: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
+def _eight_bits(counters: int, blocks: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
     """Expand blocks of 32 values: [scale, signed bytes]."""
     for item in phase_items(counters, 0, (len(blocks) + _BLOCKS - 1) // _BLOCKS):
         for i in range(item * _BLOCKS, min(len(blocks), (item + 1) * _BLOCKS)):

@@ -142,7 +142,7 @@ def add_rows(item: int, stride: int, bias: np.ndarray, out: np.ndarray) -> None:
 
 @compiled(**INNER)
 def gated_phase(
-    counters: np.ndarray,
+    counters: int,
     phase: int,
     parts: int,
     threads: int,

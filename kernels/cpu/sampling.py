@@ -30,7 +30,7 @@ _BINS_PER_NAT, _BINS = 64, 2048
 
 
 @compiled(nogil=True)
-def _mask(counters: np.ndarray, logits: np.ndarray, vocabulary: int, allowed: np.ndarray, out: np.ndarray) -> None:
+def _mask(counters: int, logits: np.ndarray, vocabulary: int, allowed: np.ndarray, out: np.ndarray) -> None:
     """Mask each row; `allowed` has a whole number of bytes for each."""
     width = (vocabulary + 7) // 8
     for row in phase_items(counters, 0, len(allowed) // width):
@@ -126,7 +126,7 @@ def _filter_row(
 
 @compiled(nogil=True)
 def _filter(
-    counters: np.ndarray,
+    counters: int,
     logits: np.ndarray,
     vocabulary: int,
     temperatures: np.ndarray,
@@ -193,7 +193,7 @@ def _invert(shares: np.ndarray, sums: np.ndarray, target: float) -> int:
 
 @compiled(nogil=True)
 def _draw(
-    counters: np.ndarray,
+    counters: int,
     logits: np.ndarray,
     candidates: np.ndarray,
     vocabulary: int,
@@ -245,5 +245,4 @@ def draw_tokens_cpu(
 def draw_compilation() -> Compilation:
     """The compilation of `draw_tokens_cpu`."""
     int64s, floats, doubles = np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros(1)
-    counters = np.zeros((1, 1), np.int64)
-    return compilation(_draw, counters, floats, floats, 0, floats, int64s, doubles, int64s, floats)
+    return compilation(_draw, 0, floats, floats, 0, floats, int64s, doubles, int64s, floats)

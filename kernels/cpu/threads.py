@@ -19,7 +19,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from llvmlite import ir
@@ -36,7 +36,8 @@ _SPINS = 2000
 """Reads of a counter before the core is offered to other threads, about 50 us."""
 
 
-_Call = tuple[Callable[..., None], tuple[Any, ...]]
+_Call = tuple[Callable[..., None], np.ndarray, tuple[Any, ...]]
+"""A function, counters, which live as long as it may run, and its other arguments."""
 
 
 class _Helpers:
@@ -49,8 +50,8 @@ class _Helpers:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def call(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Have `wanted` helpers call `function(*args)` as soon as they are free."""
+    def call(self, *call: Unpack[_Call]) -> None:
+        """Have `wanted` helpers make a call as soon as they are free."""
         with self._lock:
             if self._pid != os.getpid():  # forked: the threads stayed behind
                 self._pid, self._queues, self._threads = os.getpid(), [], []
@@ -61,7 +62,7 @@ class _Helpers:
                 self._queues.append(calls)
                 self._threads.append(thread)
         for calls in self._queues[: self.wanted]:
-            calls.put((function, args))
+            calls.put(call)
 
     def stop(self) -> None:
         """End the threads; a thread that outlived the interpreter would abort the process."""
@@ -81,9 +82,8 @@ def _help(calls: "queue.SimpleQueue[_Call | None]") -> None:
             call = calls.get()
         if call is None:
             return
-        function, args = call
-        function(*args)
-        del call, function, args  # or a finished call's arrays would live until the next one
+        _run(*call)
+        del call  # or a finished call's arrays would live until the next one
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -114,26 +114,30 @@ def parallel_run(function: Callable[..., None], phases: int, *args: Any, seconds
     """Call `function(counters, *args)` on this thread and the helpers; returns when all its work is done.
 
     Args:
-        function: compiled with `nogil`; every call goes through `phases` phases as the module's docstring shows.
+        function: compiled with `nogil`; every call goes through `phases` phases as the module's docstring shows. Its
+            `counters` are an address: numba's generators never give back an array that they hold.
         phases: number of phases.
         args: arrays and numbers.
         seconds: about how long the work takes on one thread; helpers are not called for less than they cost.
     """
     counters = np.zeros((phases, 2 * _LINE), dtype=np.int64)
     if _helpers.wanted and seconds > _WORTH_HELP:
-        _helpers.call(function, (counters, *args))
-    function(counters, *args)
+        _helpers.call(function, counters, args)
+    _run(function, counters, args)
+
+
+def _run(function: Callable[..., None], counters: np.ndarray, args: tuple[Any, ...]) -> None:
+    function(counters.ctypes.data, *args)
 
 
 _CLAIMED, _DONE = 0, _LINE
 """Columns of `counters`: how many items of a phase were fetched, and how many are done."""
 
 
-def _element(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """The address of `counters[phase, column]`."""
-    counters = context.make_array(signature.args[0])(context, builder, args[0])
+def _element(builder: Any, args: Any) -> Any:
+    """A pointer to the counter in a phase's row and a column."""
     row = builder.mul(args[1], ir.Constant(INDEX, 2 * _LINE))
-    return builder.gep(counters.data, [builder.add(row, args[2])])
+    return builder.gep(builder.inttoptr(args[0], INDEX.as_pointer()), [builder.add(row, args[2])])
 
 
 @intrinsic
@@ -141,10 +145,10 @@ def _add_one(_: Any, counters: Any, phase: Any, column: Any) -> Any:
     """Atomically add one to a counter and return what it was."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = _element(context, builder, signature, args)
+        place = _element(builder, args)
         return builder.atomic_rmw("add", place, ir.Constant(INDEX, 1), "acq_rel")
 
-    return types.int64(counters, types.intp, types.intp), generate
+    return types.int64(types.intp, types.intp, types.intp), generate
 
 
 @intrinsic
@@ -152,9 +156,9 @@ def _read(_: Any, counters: Any, phase: Any, column: Any) -> Any:
     """A counter as other threads last left it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load_atomic(_element(context, builder, signature, args), "acquire", 8)
+        return builder.load_atomic(_element(builder, args), "acquire", 8)
 
-    return types.int64(counters, types.intp, types.intp), generate
+    return types.int64(types.intp, types.intp, types.intp), generate
 
 
 @intrinsic
@@ -181,7 +185,7 @@ def _yield(_: Any) -> Any:
 
 
 @inner
-def phase_items(counters: np.ndarray, phase: int, count: int) -> Iterator[int]:
+def phase_items(counters: int, phase: int, count: int) -> Iterator[int]:
     """Items of a phase with `count` of them, each of which one thread gets; ends when all of them are done."""
     item = _add_one(counters, phase, _CLAIMED)
     while item < count:

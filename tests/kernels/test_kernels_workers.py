@@ -2,7 +2,9 @@
 
 import os
 import threading
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -16,9 +18,9 @@ ITEMS, PHASES = 37, 50
 
 
 @numba.njit(nogil=True)
-def _add_neighbours(counters: np.ndarray, values: np.ndarray, touched: np.ndarray) -> None:
+def _add_neighbours(counters: int, values: np.ndarray, touched: np.ndarray) -> None:
     """Each phase computes a row from the whole row before it, so a phase begun too early gives another sum."""
-    for phase in range(len(counters)):
+    for phase in range(len(touched)):
         for item in phase_items(counters, phase, values.shape[1]):
             total = 0
             for i in range(values.shape[1]):
@@ -57,11 +59,28 @@ def test_every_item_runs_once_and_phases_follow_each_other(count: int, threads):
         check()
 
 
+def test_a_finished_call_leaves_no_memory(threads, monkeypatch: pytest.MonkeyPatch):
+    threads(1)  # a helper may hold a call's arrays a moment longer
+    made: list[weakref.ref[np.ndarray]] = []
+    zeros = np.zeros
+
+    def noted(*args: Any, **options: Any) -> np.ndarray:
+        array = zeros(*args, **options)
+        made.append(weakref.ref(array))
+        return array
+
+    monkeypatch.setattr(workers.np, "zeros", noted)
+    for _ in range(3):
+        check()
+    assert len(made) >= 9
+    assert [array() for array in made if array() is not None] == []
+
+
 def test_others_are_asked_to_help_where_there_is_enough_to_do(threads, monkeypatch: pytest.MonkeyPatch):
     threads(3)
     asked = []
     monkeypatch.setattr(workers, "_WORTH_HELP", 0.1)
-    monkeypatch.setattr(workers._helpers, "call", lambda function, args: asked.append(function))
+    monkeypatch.setattr(workers._helpers, "call", lambda function, counters, args: asked.append(function))
     for seconds, calls in ((0.09, 0), (0.11, 1)):
         values, touched = np.zeros((2, ITEMS), dtype=np.int64), np.zeros((1, ITEMS), dtype=np.int64)
         parallel_run(_add_neighbours, 1, values, touched, seconds=seconds)

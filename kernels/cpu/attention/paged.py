@@ -310,7 +310,7 @@ def flat_kv_pool(layer_kv: LayerKV) -> np.ndarray:
 
 @compiled(nogil=True)
 def _attend_all(
-    counters: np.ndarray,
+    counters: int,
     scale: np.float32,
     window: int,
     softcap: np.float32,

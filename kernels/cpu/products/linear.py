@@ -108,7 +108,7 @@ def panels_of(item: int, parts: int, num_panels: int) -> tuple[int, int]:
 
 @compiled(**INNER)
 def multiply_phase(
-    counters: np.ndarray,
+    counters: int,
     phase: int,
     parts: int,
     threads: int,
@@ -162,8 +162,8 @@ def multiply_phase(
 
 def phase_compilation(x: Any, panels: Any) -> Compilation:
     """The compilation of `multiply_phase` for rows and weights stored as these."""
-    counters, floats = np.zeros((1, 1), np.int64), np.zeros(0, np.float32)
-    return compilation(multiply_phase, counters, 0, 0, 0, x, 0, 0, panels, 0, 0, 0, floats, floats, floats)
+    floats = np.zeros(0, np.float32)
+    return compilation(multiply_phase, 0, 0, 0, 0, x, 0, 0, panels, 0, 0, 0, floats, floats, floats)
 
 
 @inner
@@ -175,7 +175,7 @@ def store_rows(item: int, rows: int, width: int, x: np.ndarray, out: Any) -> Non
 
 @compiled(nogil=True)
 def multiply(
-    counters: np.ndarray,
+    counters: int,
     given: np.ndarray,
     x: Any,
     packs: bool,

@@ -77,7 +77,7 @@ _convolve_silu = vector_function("espalier_convolution_silu", partial(_write_tok
 
 @compiled(nogil=True)
 def _convolution(
-    counters: np.ndarray,
+    counters: int,
     memory: np.ndarray,
     spans: np.ndarray,
     sources: np.ndarray,

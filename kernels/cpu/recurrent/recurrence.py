@@ -162,7 +162,7 @@ def _make_ready(
 
 @compiled(nogil=True)
 def _recur(
-    counters: np.ndarray,
+    counters: int,
     memory: np.ndarray,
     spans: np.ndarray,
     sources: np.ndarray,

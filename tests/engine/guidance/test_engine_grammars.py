@@ -128,6 +128,22 @@ def test_a_prepared_grammar_is_compiled_once_and_used_by_one_search_alone(
     assert compiled_ones == [grammar]
 
 
+def test_prepared_grammars_that_nobody_asks_for_give_way_even_equal_ones(
+    load_model: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
+):
+    compiler = GrammarCompiler(load_model("talker"))
+    monkeypatch.setattr(GrammarCompiler, "_compile", lambda self, grammar: object())
+    first, second = regex_grammar("a+"), regex_grammar("b+")
+    compiler.prepare(first)
+    for _ in range(1000):
+        compiler.prepare(second)
+    assert compiler.prepared(first) is None
+    kept = 0
+    while compiler.prepared(second) is not None:
+        kept += 1
+    assert 1 < kept < 100
+
+
 def test_a_grammar_that_takes_too_long_fails_for_all_its_branches(
     compiler: GrammarCompiler, load_model: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
 ):

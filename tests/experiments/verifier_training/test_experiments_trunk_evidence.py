@@ -2,9 +2,11 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -16,15 +18,22 @@ from espalier.engine.errors import CheckpointError, ScoreMismatchError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import ModelImpl
-from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.verifier_training.combining import path_features, train_own_evidence, train_trunk_evidence
-from espalier.experiments.verifier_training.features import LAST, Readings, tap_candidates
+from espalier.experiments.runs.benchmarks import Problem, load_benchmark
+from espalier.experiments.runs.folder import read_samples
+from espalier.experiments.verifier_training.combining import (
+    LearnedEvidence,
+    path_features,
+    train_own_evidence,
+    train_trunk_evidence,
+)
+from espalier.experiments.verifier_training.features import LAST, Readings, readings_of, tap_candidates
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
+from espalier.experiments.verifier_training.testing import tested, trees_of_run
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.experiments.verifier_training.trunk_reading import TOKENS_AND_STATES, StatesHead, read_trees
 from espalier.prm.families import identify, load_verifier
 from espalier.prm.families.trunk_evidence import TrunkEvidence
-from espalier.prm.path_evidence import FEATURES, PathEvidence
+from espalier.prm.path_evidence import FEATURES, Combination, PathEvidence
 from espalier.prm.scorers.trunk_head import add_trunk_head
 from espalier.prm.verifier import Verifier
 from espalier.search.grading.math_verify import Grader
@@ -150,7 +159,7 @@ def run(orchestrator: Orchestrator, *requests: SearchRequest) -> list[list[tuple
 
 
 def test_evidence_together_ranks_better_than_any_alone(tmp_path: Path):
-    summary = train_trunk_evidence(made(), tmp_path, {"name": "trunk", "digest": "d"}, {"benchmark": "made"}, 0)
+    summary = train_trunk_evidence(made(), tmp_path, {"name": "trunk", "digest": "d"}, {"benchmark": "made"}, 0).summary
     solutions, siblings = (summary["measured"][f"auc_{kind}"] for kind in ("solutions", "siblings"))
     assert solutions["score"] > 0.9 > 0.03 + max(solutions[name] for name in FEATURES)
     assert siblings["score"] > 0.7, "first steps are told apart by their states alone"
@@ -209,10 +218,12 @@ def test_the_layer_whose_heads_rank_best_is_taken_and_a_search_reads_it(
     trunk: Checkpoint, load_model: Callable[[str], Model], make_engine: Callable[..., Engine], tmp_path: Path
 ):
     name_and_digest = {"name": "trunk", "digest": trunk.digest()}
-    summary = train_trunk_evidence(in_layers(made(30), (LAST, 1), 1), tmp_path / "middle", name_and_digest, {}, 0)
+    summary = train_trunk_evidence(
+        in_layers(made(30), (LAST, 1), 1), tmp_path / "middle", name_and_digest, {}, 0
+    ).summary
     assert summary["layer"] == json.loads((tmp_path / "middle/config.json").read_text())["layer"] == 1
     assert summary["auc_by_layer"]["1"] > summary["auc_by_layer"]["last"] + 0.1
-    last = train_trunk_evidence(in_layers(made(30), (LAST, 1), LAST), tmp_path / "last", name_and_digest, {}, 0)
+    last = train_trunk_evidence(in_layers(made(30), (LAST, 1), LAST), tmp_path / "last", name_and_digest, {}, 0).summary
     assert "layer" not in last
     assert "layer" not in json.loads((tmp_path / "last/config.json").read_text())
     found = {}
@@ -351,11 +362,29 @@ def test_what_the_folder_must_say(change: dict[str, object], message: str, learn
         load_verifier(trunk, torch.float32, "cpu", str(learned))
 
 
-def test_from_a_generator_and_a_trunk_to_a_search_by_two_commands(espalier, tmp_path: Path):
+@pytest.fixture
+def run_folder(espalier, tmp_path: Path) -> Path:
+    """A run whose paths `--test` reads."""
+    run = ("eval", "--limit", 6, "--algorithm", "best-of-n", "-N", 4, "--early-stop", "off", "--trees")
+    ran = espalier(*run, "--vote", "majority", "--out", tmp_path / "run")
+    assert ran.code == 0, ran.err
+    return tmp_path / "run"
+
+
+def test_from_a_generator_and_a_trunk_to_a_search_by_two_commands(espalier, run_folder: Path, tmp_path: Path):
     flags = ("learn-verifier", "--out", tmp_path / "mine", "--limit", 20, "-N", 4, "--trunk", "demo-generator")
-    ran = espalier(*flags)
+    ran = espalier(*flags, "--test", run_folder)
     assert ran.code == 0, ran.err
     assert "AUC within a problem, solutions of 2 other problems: score" in ran.out
+    tested = json.loads((tmp_path / "mine/verifier/test.json").read_text())
+    samples = {sample.unique_id: sample for sample in read_samples(run_folder)}
+    assert [vote["paths"] for vote in tested["votes"]] == [2, 4]
+    assert tested["votes"][-1]["majority"] == pytest.approx(mean(each.correct for each in samples.values()))
+    for problem in tested["paths"]:
+        counted = Counter[str]()
+        for path in problem["paths"]:
+            counted[path["answer"]] += path["samples"]
+        assert {name: n for name, n in counted.items() if name} == samples[problem["problem_id"]].answers
     verifier = ("--verifier", "demo-generator", "--verifier-family", tmp_path / "mine" / "verifier")
     asked = "Tom has 38 coins. (a) He finds 47 more. How many?"
     found = espalier("solve", asked, *verifier, "--verify-incremental", "--json")
@@ -363,3 +392,29 @@ def test_from_a_generator_and_a_trunk_to_a_search_by_two_commands(espalier, tmp_
     result = json.loads(found.out)
     assert result["usage"]["verifier_tokens"] > 0
     assert all(0 < candidate["score"] < 1 for candidate in result["candidates"])
+
+
+def test_a_vote_by_evidence_that_knows_solves_what_any_path_solves(run_folder: Path, grader: Grader):
+    problems = {problem.unique_id: problem for problem in load_benchmark("demo", 6)}
+    trees = trees_of_run(run_folder, problems, grader)
+    found = [(at, i, np.zeros(4), (-1.0 - i, 1)) for at, tree in enumerate(trees) for i in range(len(tree.steps))]
+    readings = readings_of(found, trees, 0, (LAST,), 4)
+    right = np.maximum(readings.right, 0)
+    learned = LearnedEvidence(torch.nn.Sequential(torch.nn.Linear(4, 1)), Combination((0.0,) * 5, 0.0), {})
+    features = np.repeat(np.where(right, 0.0, -9.0)[:, None], len(FEATURES), axis=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LearnedEvidence, "features", lambda self, readings: features)
+        last = tested(learned, trees, readings)["votes"][-1]
+    assert last["majority"] < last["any"]
+    assert last["likelihood"]["accuracy"] == last["any"]
+    assert last["likelihood"]["ahead"] == pytest.approx(last["any"] - last["majority"])
+    assert last["score"]["accuracy"] <= last["majority"] + 1e-9, "equal scores are a majority's"
+
+
+def test_a_run_without_trees_and_a_head_without_a_trunk_are_refused(espalier, run_folder: Path, tmp_path: Path):
+    flags = ("learn-verifier", "--out", tmp_path / "mine", "--limit", 20, "-N", 2, "--test", run_folder)
+    ran = espalier(*flags)
+    assert (ran.code, "--test needs --trunk" in ran.err) == (2, True), ran.err
+    (run_folder / "trees.jsonl").unlink()
+    ran = espalier(*flags, "--trunk", "demo-generator")
+    assert (ran.code, "holds no trees" in ran.err) == (2, True), ran.err
