@@ -44,7 +44,7 @@ def parts_for_evidence(readings: Readings, seed: int) -> tuple[np.ndarray, np.nd
 
 @dataclass(frozen=True, slots=True)
 class LearnedEvidence:
-    """What was learned of a trunk.
+    """A head on a trunk's states, and how its scores are combined with other evidence.
 
     Attributes:
         head: maps states to the logit of a step's value.
@@ -213,7 +213,7 @@ def _measured(
 
 
 def ranks(columns: Mapping[str, np.ndarray], readings: Readings, problems: np.ndarray) -> dict[str, Any]:
-    """How often columns of numbers rank a right solution above a wrong one of its problem, and siblings.
+    """Measure how often columns of numbers rank a right solution above a wrong one of its problem, and siblings.
 
     Args:
         columns: float `[S]` each, by name.

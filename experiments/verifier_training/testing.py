@@ -31,7 +31,8 @@ from espalier.search.voting.vote import select
 _DRAWS = 20
 """Draws of fewer paths than were recorded, which are averaged."""
 _SCORES = {"likelihood": math.exp, "likelihood_ratio": sigmoid}
-"""What makes a score of evidence that is none: the scores of the families of these names."""
+"""Scores of evidence that is no probability: those of the families of these names."""
+MAJORITY = str(Vote.MAJORITY)
 CONFIDENCE = "confidence"
 """The mean probability of a path's tokens as the generator sampled them, beside a trunk's evidence."""
 
@@ -90,7 +91,7 @@ def _steps(nodes: Sequence[dict[str, Any]], problem: Problem, grader: Grader) ->
     return iter(steps)
 
 
-def tested(learned: LearnedEvidence, trees: Sequence[TreeRecord], readings: Readings) -> dict[str, Any]:
+def measure_on_run(learned: LearnedEvidence, trees: Sequence[TreeRecord], readings: Readings) -> dict[str, Any]:
     """Rank recorded paths by a trunk's evidence, and vote by it.
 
     Args:
@@ -139,24 +140,23 @@ def _paths(number: int, tree: TreeRecord, readings: Readings, scores: Mapping[st
 def _votes(problems: Sequence[Sequence[dict[str, Any]]], kinds: Sequence[str], count: int) -> dict[str, Any]:
     """Votes of `count` of each problem's paths."""
     random = np.random.default_rng(0)
-    solved = {kind: np.zeros(len(problems)) for kind in ("majority", "any", *kinds)}
+    solved = {kind: np.zeros(len(problems)) for kind in (MAJORITY, "any", *kinds)}
     for place, paths in enumerate(problems):
         numbers = np.repeat(np.arange(len(paths)), [path["samples"] for path in paths])
         draws = 1 if count >= len(numbers) else _DRAWS
         for _ in range(draws):
             drawn = Counter(random.choice(numbers, min(count, len(numbers)), replace=False).tolist())
             solved["any"][place] += any(paths[each]["right"] for each in drawn) / draws
-            for kind in ("majority", *kinds):
-                vote = Vote.MAJORITY if kind == "majority" else Vote.WEIGHTED
+            for kind, vote in ((MAJORITY, Vote.MAJORITY), *((kind, Vote.WEIGHTED) for kind in kinds)):
                 candidates = [
                     Candidate(each, paths[each]["answer"], paths[each].get(kind), drawn[each], ())
                     for each in sorted(drawn)
                 ]
                 best = select(candidates, vote).best
                 solved[kind][place] += (best is not None and paths[best.node_id]["right"]) / draws
-    row: dict[str, Any] = {"paths": count, "majority": solved["majority"].mean(), "any": solved["any"].mean()}
+    row: dict[str, Any] = {"paths": count, MAJORITY: solved[MAJORITY].mean(), "any": solved["any"].mean()}
     for kind in kinds:
-        ahead = (solved[kind] - solved["majority"]).tolist()
+        ahead = (solved[kind] - solved[MAJORITY]).tolist()
         row[kind] = {"accuracy": solved[kind].mean(), "ahead": float(np.mean(ahead))}
         row[kind]["interval"] = paired_bootstrap_interval(ahead)
     return row

@@ -19,7 +19,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -50,7 +50,7 @@ class _Helpers:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def call(self, *call: Unpack[_Call]) -> None:
+    def call(self, *call: *_Call) -> None:
         """Have `wanted` helpers make a call as soon as they are free."""
         with self._lock:
             if self._pid != os.getpid():  # forked: the threads stayed behind

@@ -26,8 +26,8 @@ def run(
     solutions: int,
     repeats: int,
     show: Show = nothing_shown,
-    generator: str = RuntimeSettings.generator,
-    max_tokens: int = RolloutSettings.max_tokens,
+    generator: str = "demo-generator",
+    max_tokens: int = 2048,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Sample the trees of `problems` both ways in turn, `in_flight` at once, `solutions` in each.
 

@@ -229,10 +229,10 @@ def _test(learned: "LearnedEvidence", trees: "list[TreeRecord]", out: Path, runt
     from rich.table import Table
 
     from espalier.experiments.runs.folder import write_whole
-    from espalier.experiments.verifier_training.testing import tested
+    from espalier.experiments.verifier_training.testing import measure_on_run
 
     readings, _, _ = _read(trees, out / "test-readings", runtime)
-    found = tested(learned, trees, readings)
+    found = measure_on_run(learned, trees, readings)
     write_whole(out / "verifier" / "test.json", found)
     most = found["votes"][-1]
     table = Table(title=f"{found['problems']} problems, {most['paths']} paths each")

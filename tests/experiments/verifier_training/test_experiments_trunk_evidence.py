@@ -28,7 +28,7 @@ from espalier.experiments.verifier_training.combining import (
 )
 from espalier.experiments.verifier_training.features import LAST, Readings, readings_of, tap_candidates
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
-from espalier.experiments.verifier_training.testing import tested, trees_of_run
+from espalier.experiments.verifier_training.testing import measure_on_run, trees_of_run
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.experiments.verifier_training.trunk_reading import TOKENS_AND_STATES, StatesHead, read_trees
 from espalier.prm.families import identify, load_verifier
@@ -143,7 +143,8 @@ def made(problems: int = 60, hidden: int = 48) -> Readings:
     tokens = np.full(rows, 10.0)
     read, sampled = np.stack([5 * signal - 20, tokens], 1), np.stack([np.full(rows, -8.0), tokens], 1)
     samples, numbers = np.ones(rows, np.int64), np.repeat(np.arange(problems), 20)
-    return Readings(states, values, samples, numbers, parents, right, read, sampled)
+    steps = np.tile(np.arange(20), problems)
+    return Readings(states, values, samples, numbers, parents, right, read, sampled, steps)
 
 
 def run(orchestrator: Orchestrator, *requests: SearchRequest) -> list[list[tuple[object, ...]]]:
@@ -404,7 +405,7 @@ def test_a_vote_by_evidence_that_knows_solves_what_any_path_solves(run_folder: P
     features = np.repeat(np.where(right, 0.0, -9.0)[:, None], len(FEATURES), axis=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LearnedEvidence, "features", lambda self, readings: features)
-        last = tested(learned, trees, readings)["votes"][-1]
+        last = measure_on_run(learned, trees, readings)["votes"][-1]
     assert last["majority"] < last["any"]
     assert last["likelihood"]["accuracy"] == last["any"]
     assert last["likelihood"]["ahead"] == pytest.approx(last["any"] - last["majority"])
