@@ -9,6 +9,7 @@ rank nothing and are left out.
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -29,6 +30,7 @@ from espalier.experiments.verifier_training.features import Readings
 from espalier.experiments.verifier_training.pairs import Pairs, share_ahead, solution_pairs
 from espalier.experiments.verifier_training.training import fold_in, linear_head
 
+log = logging.getLogger("espalier.training")
 RANK = 16
 _LEARNING_RATE = 3e-4
 _PROBLEMS_A_STEP = 4
@@ -404,6 +406,8 @@ def identity_of(trunk: str, first: int, files: Sequence[Path]) -> str:
 def _problems(numbers: Sequence[int], readings: Readings, kept: KeptStates) -> Iterator[_Problem]:
     """Those of the problems that have right and wrong solutions, and no tree that is too large."""
     for number in numbers:
-        one = _Problem(int(number), readings, kept)
-        if len(one.pairs.weights) and kept.tokens(int(number)) <= _MAX_TOKENS:
+        one, tokens = _Problem(int(number), readings, kept), kept.tokens(int(number))
+        if tokens > _MAX_TOKENS:
+            log.warning("a tree of %s tokens tunes nothing: it has more than %s", f"{tokens:,}", f"{_MAX_TOKENS:,}")
+        elif len(one.pairs.weights):
             yield one

@@ -222,7 +222,7 @@ def multiply(
 def product_compilation(x: Any, packs: bool, panels: Any) -> Compilation:
     """The compilation of a product for rows and weights stored as these; `packs` as in `multiply`."""
     floats = np.zeros(0, np.float32)
-    arguments = np.zeros((1, 1), np.int64), floats, x, packs, 0, 0, panels, 0, 0, floats, 0, 0, floats
+    arguments = 0, floats, x, packs, 0, 0, panels, 0, 0, floats, 0, 0, floats
     return compilation(multiply, *arguments, parts=[phase_compilation(x, panels)])
 
 
