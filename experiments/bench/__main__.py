@@ -629,7 +629,7 @@ def service_gauges(
 
 @app.command()
 def service_rollouts(
-    problems: Annotated[int, typer.Option(min=1, max=500, help="Trees in each run.")] = 128,
+    problems: Annotated[int, typer.Option(min=1, max=500, help="Trees in each turn, of problems of its own.")] = 80,
     in_flight: Annotated[int, typer.Option(min=1, help="Trees at once.")] = 32,
     solutions: Annotated[int, typer.Option(min=1, help="Solutions of each problem.")] = 16,
     repeats: Annotated[int, typer.Option(min=1, help="Counted pairs of turns.")] = 5,
@@ -641,7 +641,8 @@ def service_rollouts(
     from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.service.remote_rollouts import run
 
-    report = Report(f"trees of {solutions} solutions, {in_flight} at once", json_path)
+    title = f"trees of {solutions} solutions, {in_flight} at once, {Path(generator).name}"
+    report = Report(title, json_path)
     report.finish(*run(problems, in_flight, solutions, repeats, report.show, generator, max_tokens))
 
 

@@ -31,16 +31,20 @@ def run(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Sample the trees of `problems` both ways in turn, `in_flight` at once, `solutions` in each.
 
-    A solution has at most `max_tokens`.
+    A solution has at most `max_tokens`. Each turn has problems of its own: one process would find the prompts of an
+    earlier turn in its prefix cache, which calls to a server without a login do not share.
 
     Returns:
         Rows with median sampled tokens/s of the trees, and processor time in milliseconds a tree, of this process and
         of the server; and the median ratio of pairs, in tokens/s.
 
     Raises:
-        EspalierError: the trees of the two ways differ.
+        EspalierError: the trees of the two ways differ, or there are too few problems.
     """
-    asked = load_benchmark("demo", problems)
+    turns = repeats + 1  # the first is the warm-up
+    found = load_benchmark("demo", problems * turns)
+    if len(found) < problems * turns:
+        raise EspalierError(f"{turns} turns of {problems} problems are more than the {len(found)} that there are")
     engine, loaded = load_generator_alone(RuntimeSettings(generator=generator))
     with (
         serving("--generator", generator, "--max-searches", str(in_flight)) as server,
@@ -57,12 +61,12 @@ def run(
         rates: dict[str, list[float]] = {_LOCAL: [], _SERVER: []}
         spent: dict[str, list[tuple[float, float]]] = {_LOCAL: [], _SERVER: []}
         rows, ratios = list[dict[str, Any]](), dict[str, float]()
-        for turn in range(repeats + 1):
-            trees = {}
+        for turn in range(turns):
+            trees, asked = {}, found[turn * problems : (turn + 1) * problems]
             for way in (_LOCAL, _SERVER) if turn % 2 else (_SERVER, _LOCAL):
                 begun, own, servers = time.perf_counter(), time.process_time(), server.cpu_seconds()
                 trees[way] = {tree.problem_id: tree for tree in sampler(way, turn).sample(asked)}
-                if turn:  # the first is the warm-up
+                if turn:
                     seconds = time.perf_counter() - begun
                     rates[way].append(_tokens(trees[way].values()) / seconds)
                     spent[way].append((time.process_time() - own, server.cpu_seconds() - servers))
