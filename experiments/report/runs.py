@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
-from espalier.experiments.runs.folder import CONFIG, SAMPLES, read_configuration, read_samples
+from espalier.experiments.runs.folder import CONFIG, SAMPLES, TREES, read_configuration, read_samples
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.summary import Summary, summarise
-from espalier.search.algorithms import unused_fields
+from espalier.search.algorithms import ALGORITHMS, has_independent_paths, unused_fields
+from espalier.search.common_fields import CommonFields
 from espalier.search.request import SearchRequest
 from espalier.search.schema import declared, from_values
 
 _SHORT_NAMES = {"beam_width": "N", "expansion": "M"}
 _MODELS = ("generator", "verifier")
+_INDEPENDENT = [name for name in ALGORITHMS if has_independent_paths(CommonFields("-", name))]
+"""Searches whose paths are the same whatever scores them."""
 _LONGEST_VALUE = 24
 
 
@@ -120,6 +123,26 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
             raise EspalierError(f"{path} holds no run: neither it nor a folder in it has {CONFIG} and {SAMPLES}")
         folders |= dict.fromkeys(folder.resolve() for folder in found)
     return [_load(folder, name) for folder, name in zip(folders, _names(list(folders)), strict=True)]
+
+
+def load_recorded_paths(folder: Path) -> Run:
+    """Load the run in `folder`, whose trees are kept and whose paths are the same whatever scores them.
+
+    Raises:
+        EspalierError: there is not one such run.
+    """
+    runs = load_runs([folder])
+    if len(runs) > 1:
+        raise EspalierError(f"{folder} holds {len(runs)} runs; name the folder of one")
+    (run,) = runs
+    if run.algorithm not in _INDEPENDENT:
+        raise EspalierError(
+            f"{run.folder} is a run of {run.algorithm}, whose paths depend on the verifier; other verifiers can be "
+            f"tried on paths of {' and '.join(_INDEPENDENT)} only"
+        )
+    if not (run.folder / TREES).is_file():
+        raise EspalierError(f"{folder} holds no trees; run its command with --trees and another --out")
+    return run
 
 
 def runs_not_begun(paths: Sequence[Path]) -> list[str]:

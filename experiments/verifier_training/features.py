@@ -22,7 +22,7 @@ HIDDEN = "hidden"
 """The head that gives hidden states as they are; the generator's model must have it, among its `wide_heads`."""
 LAST = 0
 """Stands for the states after the last layer among numbers of layers."""
-_PART = 50
+PART = 50
 """Problems of one file, after which an interrupted run goes on."""
 
 
@@ -106,31 +106,51 @@ def take_features(
         on_problem: called for each problem that is done.
     """
     layers = (LAST, *engine.model(GENERATOR).decoder.taps)
-    folder.mkdir(parents=True, exist_ok=True)
+
+    def part(file: Path, some: Sequence[TreeRecord], first: int) -> Readings:
+        return _part(engine, some, first, layers)
+
+    files = part_files(trees, folder, lambda some: _digest(some, layers))
+    return read_parts(files, trees, part, layers, on_problem)
+
+
+def part_files(trees: Sequence[TreeRecord], folder: Path, digest: Callable[[Sequence[TreeRecord]], str]) -> list[Path]:
+    """The files that keep readings of trees, one for each `PART` of them, named by what theirs depend on."""
+    starts = range(0, len(trees), PART)
+    return [folder / f"{start:06}-{digest(trees[start : start + PART])}.npz" for start in starts]
+
+
+def read_parts(
+    files: Sequence[Path],
+    trees: Sequence[TreeRecord],
+    part: Callable[[Path, Sequence[TreeRecord], int], Readings],
+    layers: tuple[int, ...],
+    on_problem: Callable[[], None],
+) -> Readings:
+    """Readings of all trees, from the files as far as they are there.
+
+    Args:
+        files: see `part_files`; their folder is made.
+        trees: what is read.
+        part: reads those of one file, given it, them, and the number of the first.
+        layers: see `Features`.
+        on_problem: called for each problem that is done.
+    """
     parts: list[Readings] = []
     rows = 0
-    for start in range(0, len(trees), _PART):
-        some = trees[start : start + _PART]
-        file = folder / f"{start:06}-{_digest(some, layers)}.npz"
+    for start, file in zip(range(0, len(trees), PART), files, strict=True):
+        some = trees[start : start + PART]
         if not file.is_file():
-            part, partial = _part(engine, some, start, layers), folder / f"{start:06}.partial.npz"
-            np.savez(partial, **{name: getattr(part, name) for name in Readings.arrays()})
+            file.parent.mkdir(parents=True, exist_ok=True)
+            found, partial = part(file, some, start), file.with_name(f"{start:06}.partial.npz")
+            np.savez(partial, **{name: getattr(found, name) for name in Readings.arrays()})
             partial.replace(file)
-        parts.append(below(Readings(**np.load(file), layers=layers), rows))
-        rows += len(parts[-1].values)
+        read = Readings(**np.load(file), layers=layers)
+        read.parents[read.parents >= 0] += rows
+        parts.append(read)
+        rows += len(read.values)
         for _ in some:
             on_problem()
-    return joined(parts)
-
-
-def below(part: Readings, rows: int) -> Readings:
-    """A part that stands below so many rows of others."""
-    part.parents[part.parents >= 0] += rows
-    return part
-
-
-def joined(parts: Sequence[Readings]) -> Readings:
-    """Parts one below the other."""
     arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Readings.arrays()}
     return Readings(**arrays, layers=parts[0].layers)
 

@@ -43,15 +43,13 @@ def trees_of_run(folder: Path, problems: Mapping[str, Problem], grader: Grader) 
     Of a step's tokens a run keeps the sum of their log-probabilities, which is spread evenly here, and no ids.
 
     Args:
-        folder: of the run.
+        folder: of the run; see `load_recorded_paths`.
         problems: those of its benchmark, by id.
         grader: grades the answers.
 
     Raises:
-        EspalierError: it holds no trees, or trees of other problems.
+        EspalierError: a tree is damaged, or of another problem.
     """
-    if not (folder / TREES).is_file():
-        raise EspalierError(f"{folder} holds no trees; run its command with --trees and another --out")
     trees = list[TreeRecord]()
     for place, record in read_lines(folder / TREES):
         with damage_named(place):

@@ -16,7 +16,7 @@ from espalier.engine.models.model import Head, Model
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score, Scored
 from espalier.experiments.verifier_training.entering import BYTES_PER_VALUE, EnteringStates
-from espalier.experiments.verifier_training.features import LAST, Readings, below, joined, readings_of
+from espalier.experiments.verifier_training.features import LAST, Readings, part_files, read_parts, readings_of
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.prm.base import ScoreInput
 from espalier.prm.families.likelihood import Likelihood
@@ -27,8 +27,6 @@ ENTERING = "entering"
 """The head that gives the states of `Layers.tap_raw`; the trunk's model must have it where they are kept."""
 TOKENS_AND_STATES = "tokens-and-states"
 """The head that gives a target's log-probability and the hidden state; the trunk's model must have it."""
-_PART = 50
-"""Problems of one file, after which an interrupted run goes on."""
 
 
 class StatesHead:
@@ -68,13 +66,12 @@ class TreeReader:
     @property
     def files(self) -> list[Path]:
         """The files of the readings, of each 50 problems one."""
-        starts = range(0, len(self._trees), _PART)
-        return [self._folder / f"{start:06}-{self._digest(self._trees[start : start + _PART])}.npz" for start in starts]
+        return part_files(self._trees, self._folder, self._digest)
 
     @property
     def entering_files(self) -> list[Path]:
         """The files of states that enter a layer, beside those of the readings."""
-        return [file.with_suffix(".safetensors") for file in self.files]
+        return list(map(_entering_file, self.files))
 
     def require_room(self) -> tuple[int, int]:
         """Return how many tokens are read, each of a tree's once, and bytes of their states that enter a layer.
@@ -99,23 +96,11 @@ class TreeReader:
 
     def read(self, on_problem: Callable[[], None]) -> Readings:
         """Readings of all trees, from the files as far as they are there; `on_problem` is called as one is done."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        layers = (LAST, *self._decoder.taps)
-        parts: list[Readings] = []
-        rows = 0
-        for start, file, entering in zip(
-            range(0, len(self._trees), _PART), self.files, self.entering_files, strict=True
-        ):
-            some = self._trees[start : start + _PART]
-            if not file.is_file():
-                part, partial = self._part(some, start, layers, entering), self._folder / f"{start:06}.partial.npz"
-                np.savez(partial, **{name: getattr(part, name) for name in Readings.arrays()})
-                partial.replace(file)
-            parts.append(below(Readings(**np.load(file), layers=layers), rows))
-            rows += len(parts[-1].values)
-            for _ in some:
-                on_problem()
-        return joined(parts)
+        return read_parts(self.files, self._trees, self._part, self._layers, on_problem)
+
+    @property
+    def _layers(self) -> tuple[int, ...]:
+        return LAST, *self._decoder.taps
 
     @property
     def _keeps(self) -> bool:
@@ -125,11 +110,11 @@ class TreeReader:
         """Digest of all that readings depend on."""
         names = "parent", "text", "log_probabilities", "value", "samples", "end", "right"
         read = [[tree.problem, [[getattr(step, name) for name in names] for step in tree.steps]] for tree in trees]
-        layers = [LAST, *self._decoder.taps, *([f"entering {self._decoder.raw_tap}"] if self._keeps else [])]
+        layers = [*self._layers, *([f"entering {self._decoder.raw_tap}"] if self._keeps else [])]
         of = [Readings.arrays(), self._family.model.digest, self._family.prompt_ids("2"), layers, read]
         return hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16]
 
-    def _part(self, trees: Sequence[TreeRecord], first: int, layers: tuple[int, ...], entering: Path) -> Readings:
+    def _part(self, file: Path, trees: Sequence[TreeRecord], first: int) -> Readings:
         """Readings of some trees; the states that enter a layer are written first, so that they are there with them."""
         kept = EnteringStates()
         found: list[tuple[int, int, np.ndarray, tuple[float, float]]] = []
@@ -144,8 +129,8 @@ class TreeReader:
                     kept.add(states)
                 found.append((at, index, values[-1, 1:], (float(values[:, 0].sum()), len(values))))
         if self._keeps:
-            kept.write(entering)
-        return readings_of(found, trees, first, layers, self._family.model.config.hidden_size)
+            kept.write(_entering_file(file))
+        return readings_of(found, trees, first, self._layers, self._family.model.config.hidden_size)
 
     def _prompt(self, tree: TreeRecord) -> list[int]:
         return self._family.prompt_ids(self._family.plain_text.of(tree.problem))
@@ -195,6 +180,11 @@ def read_trees(
 ) -> Readings:
     """Readings of all trees; see `TreeReader`."""
     return TreeReader(engine, system_prompt, trees, folder).read(on_problem)
+
+
+def _entering_file(file: Path) -> Path:
+    """The file of states that enter a layer, beside one of readings."""
+    return file.with_suffix(".safetensors")
 
 
 def _is_read(step: StepRecord) -> bool:

@@ -37,6 +37,8 @@ _PROBLEMS_A_STEP = 4
 _MAX_EPOCHS, _PATIENCE = 12, 2
 _MAX_TOKENS = 16_384
 """Trees of more are left out: a mask has a byte for each pair of tokens, and attention four or more."""
+_KINDS = "full_attention", "sliding_attention"
+"""Kinds of layers that can be tuned, as configurations name them."""
 _DIFFERENCE = 0.3
 """Largest difference of states of the layers run by themselves from the engine's, relative to them; int8 rounds."""
 
@@ -118,6 +120,9 @@ class LastLayers(nn.Module):
         config = type(config).from_dict(values)
         config._attn_implementation = "sdpa"
         self._config = config
+        self._kinds = set(getattr(config, "layer_types", None) or _KINDS[:1])
+        if unknown := self._kinds.difference(_KINDS):
+            raise CheckpointError(f"--tune: layers of {min(unknown)}, as {checkpoint.folder} has, cannot be tuned")
         self.model = kind(config).float().to(device).eval().requires_grad_(False)
         if not isinstance(getattr(self.model, "layers", None), nn.ModuleList):
             raise CheckpointError(f"--tune: the layers of {kind.__name__} are no list, so the last cannot be tuned")
@@ -154,16 +159,11 @@ class LastLayers(nn.Module):
         """States after the last norm of a tree's tokens, `[T, hidden]`."""
         device = self.model.norm.weight.device
         states, positions, sees = (each.to(device) for each in (tree.states, tree.positions, tree.sees))
-        kinds = set(getattr(self._config, "layer_types", None) or ["full_attention"])
         window = getattr(self._config, "sliding_window", None)
         within = sees & (positions[:, None] - positions < window) if window else sees
-        masks = {
-            "full_attention": sees if getattr(self._config, "layer_types", None) else within,
-            "sliding_attention": within,
-        }
-        if unknown := kinds - masks.keys():
-            raise CheckpointError(f"{self._checkpoint.folder}: layers of {min(unknown)} cannot be tuned")
-        mask: Any = {kind: masks[kind][None, None] for kind in kinds}
+        full = sees if getattr(self._config, "layer_types", None) else within
+        masks = dict(zip(_KINDS, (full, within), strict=True))
+        mask: Any = {kind: masks[kind][None, None] for kind in self._kinds}
         out = self.model(
             inputs_embeds=states[None],
             attention_mask=mask if len(mask) > 1 else next(iter(mask.values())),

@@ -17,12 +17,11 @@ import numpy as np
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.prm_evaluation.metrics import auc_within
-from espalier.experiments.report.runs import load_runs
+from espalier.experiments.report.runs import load_recorded_paths
 from espalier.experiments.runs.folder import TREES, read_samples
 from espalier.experiments.runs.graders import make_grader
 from espalier.experiments.runs.jsonl import read_lines
-from espalier.search.algorithms import ALGORITHMS, has_independent_paths
-from espalier.search.common_fields import Aggregation, CommonFields, Vote
+from espalier.search.common_fields import Aggregation, Vote
 from espalier.search.grading.answers import extract_answer
 from espalier.search.grading.math_verify import Grader
 from espalier.search.result import Candidate
@@ -32,8 +31,6 @@ from espalier.search.voting.vote import select
 _AUCS = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9)
 _DRAWS = 20
 """Draws of simulated scores of each AUC, which are averaged."""
-_INDEPENDENT = [name for name in ALGORITHMS if has_independent_paths(CommonFields("-", name))]
-"""Searches whose paths are the same whatever scores them."""
 _QUARTERS = ("right in the best quarter", "second", "third", "worst")
 
 
@@ -137,14 +134,7 @@ def run(folder: Path) -> list[dict[str, Any]]:
     Raises:
         EspalierError: the folder holds no run, one of another algorithm, no trees, or not both right and wrong paths.
     """
-    for one in load_runs([folder]):
-        if one.algorithm not in _INDEPENDENT:
-            raise EspalierError(
-                f"{one.folder} is a run of {one.algorithm}, whose paths depend on the verifier; other verifiers can be "
-                f"tried on paths of {' and '.join(_INDEPENDENT)} only"
-            )
-    if not (folder / TREES).is_file():
-        raise EspalierError(f"{folder} holds no trees; run its command with --trees and another --out")
+    folder = load_recorded_paths(folder).folder
     with make_grader() as grader:
         problems = [paths for paths in read_paths(folder, grader) if paths]
     if len({path.right for paths in problems for path in paths}) < 2:

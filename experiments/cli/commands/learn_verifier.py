@@ -142,14 +142,16 @@ def learn_verifier_command(
 
 def _recorded(run: Path, offline: bool) -> "list[TreeRecord]":
     """The recorded trees of a run, graded."""
-    from espalier.experiments.report.runs import load_runs
+    from espalier.experiments.report.runs import load_recorded_paths
+    from espalier.experiments.runs.benchmarks import load_benchmark
     from espalier.experiments.runs.graders import make_grader
     from espalier.experiments.verifier_training.testing import trees_of_run
 
-    (its,) = load_runs([run])
-    problems = load_problems(its.benchmark, None, offline)
+    recorded = load_recorded_paths(run)
+    benchmark, fields = recorded.source
+    problems = {problem.unique_id: problem for problem in load_benchmark(benchmark, None, dict(fields), offline)}
     with make_grader() as grader:
-        return trees_of_run(run, {problem.unique_id: problem for problem in problems}, grader)
+        return trees_of_run(recorded.folder, problems, grader)
 
 
 def _learn_from_trunk(

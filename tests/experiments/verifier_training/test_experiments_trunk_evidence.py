@@ -419,3 +419,7 @@ def test_a_run_without_trees_and_a_head_without_a_trunk_are_refused(espalier, ru
     (run_folder / "trees.jsonl").unlink()
     ran = espalier(*flags, "--trunk", "demo-generator")
     assert (ran.code, "holds no trees" in ran.err) == (2, True), ran.err
+    config = json.loads((run_folder / "config.json").read_text())
+    (run_folder / "config.json").write_text(json.dumps(config | {"algorithm": "beam"}))
+    ran = espalier(*flags, "--trunk", "demo-generator")
+    assert (ran.code, "is a run of beam, whose paths depend on the verifier" in ran.err) == (2, True), ran.err

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hybrids import write_hybrid_talker
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -260,6 +261,8 @@ def test_what_cannot_be_tuned_is_refused(tiny_checkpoints: dict[str, Path], tmp_
     LastLayers(Checkpoint(folder), 1).write(tmp_path / "adapter", "")
     with pytest.raises(CheckpointError, match=r"the trunk has the adapter .*merge it"):
         LastLayers(Checkpoint(folder, adapter=tmp_path / "adapter"), 1)
+    with pytest.raises(CheckpointError, match=r"--tune: layers of linear_attention, .*cannot be tuned"):
+        LastLayers(Checkpoint(write_hybrid_talker(tmp_path / "hybrid")), 2)
     with pytest.raises(CheckpointError, match="not given as they are"):
         load_generator(Checkpoint(folder), torch.float32, "cpu").decoder.tap_raw(1)
     with pytest.raises(CheckpointError, match="are not given"):
