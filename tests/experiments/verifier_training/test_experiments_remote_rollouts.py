@@ -104,6 +104,7 @@ def test_a_server_grades_where_it_is_told_the_answer(client: SearchClient, here:
         assert [step.token_ids for step in ungraded.steps] == [step.token_ids for step in graded.steps]
         assert graded.prompt_token_ids == tuple(tree.prompt_token_ids)
         assert graded.usage.generated_tokens >= sum(len(step.token_ids) for step in graded.steps)
+        assert graded.usage.peak_kv_bytes > 0
     assert right
 
 

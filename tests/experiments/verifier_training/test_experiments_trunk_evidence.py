@@ -39,7 +39,7 @@ from espalier.prm.verifier import Verifier
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import SearchResult
-from espalier.search.rollout import RolloutSettings
+from espalier.search.rollout import RolloutSettings, StepRecord
 from espalier.search.run.generator import Generator
 from espalier.search.run.orchestrator import Orchestrator
 
@@ -398,6 +398,9 @@ def test_from_a_generator_and_a_trunk_to_a_search_by_two_commands(espalier, run_
 def test_a_vote_by_evidence_that_knows_solves_what_any_path_solves(run_folder: Path, grader: Grader):
     problems = {problem.unique_id: problem for problem in load_benchmark("demo", 6)}
     trees = trees_of_run(run_folder, problems, grader)
+    wrong = StepRecord(None, "\\boxed{5}", [0], [-1.0], 3, "eos", "5", False)
+    outvoted = [wrong, StepRecord(None, "\\boxed{4}", [0], [-1.0], 1, "eos", "4", True, value=1.0)]
+    trees.append(TreeRecord("outvoted", "2+2?", "4", steps=outvoted))
     found = [(at, i, np.zeros(4), (-1.0 - i, 1)) for at, tree in enumerate(trees) for i in range(len(tree.steps))]
     readings = readings_of(found, trees, 0, (LAST,), 4)
     right = np.maximum(readings.right, 0)
