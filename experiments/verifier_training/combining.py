@@ -1,12 +1,12 @@
 """Combines evidence of paths into one score that ranks paths of a problem, and siblings, and measures how well it does.
 
-The weights of evidence are fitted by a pairwise logistic loss: of two solutions of one problem the right one, and of
-two siblings the one that ends right more often, should have the higher score. Every problem weighs the same in each
-kind of pair. The sum is then calibrated by a slope and an offset (Platt, 1999), so that scores are probabilities.
+The weights of evidence are fitted by a pairwise logistic loss: of two solutions of one problem the right one should
+have the higher score. Every problem weighs the same. The sum is then calibrated by a slope and an offset (Platt, 1999)
+on whole solutions, so that their scores are probabilities. Both are fitted on the problems that taught the head, with
+scores of heads that were not taught them; see `best_head`.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,32 +14,40 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from espalier.experiments.prm_evaluation.show import plot_reliability
 from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.verifier_training.features import Readings
 from espalier.experiments.verifier_training.pairs import share_ahead, sibling_pairs, solution_pairs
 from espalier.experiments.verifier_training.training import (
     at_layer,
     best_head,
-    calibrated,
-    fit_head,
-    parts_of,
+    fit_line,
+    measure_steps,
+    minimise,
     place_of,
+    rescale,
     save_head,
+    scores_of,
+    split,
 )
 from espalier.prm.base import Sampled
-from espalier.prm.families.trunk_evidence import ARCHITECTURE, NAME
+from espalier.prm.families import trunk_evidence
 from espalier.prm.path_evidence import FEATURES, Combination, PathEvidence
+from espalier.prm.scorers import trunk_head
 
 _CHOOSE = 0.2
-"""Share of the problems that choose the head and fit the weights: they must not be those that taught the head."""
+"""Share of the problems that choose an epoch of tuning, and calibrate: tuned layers trust what they were taught."""
 _DECAY = 1e-3
 _WORTH_COMBINING = 0.01
 
 
-def parts_for_evidence(readings: Readings, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The split of problems of `train_trunk_evidence`; see `parts_of`."""
-    return parts_of(readings, seed, choose=_CHOOSE)
+def split_for_tuning(readings: Readings, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split the problems that teach, see `split`, into those that tune layers, and those that choose the epoch."""
+    teach, _ = split(readings, seed)
+    chooses = max(1, round(_CHOOSE * len(teach)))
+    return teach[chooses:], teach[:chooses]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +60,13 @@ class LearnedEvidence:
         summary: the content of `training.json`.
     """
 
-    head: torch.nn.Sequential
+    head: nn.Linear
     combination: Combination
     summary: dict[str, Any]
 
     def features(self, readings: Readings) -> np.ndarray:
         """The evidence of the path to each step, see `path_features`."""
-        return path_features(readings, _scores(self.head, readings, self.summary))
+        return path_features(readings, scores_of(self.head, readings.states_of(place_of(readings, self.summary))))
 
 
 def train_trunk_evidence(
@@ -67,20 +75,20 @@ def train_trunk_evidence(
     trunk: dict[str, str],
     record: dict[str, Any],
     seed: int,
-    tuned: torch.nn.Sequential | None = None,
+    tuned: nn.Linear | None = None,
 ) -> LearnedEvidence:
-    """Train heads on the trunk's states and combine them with other evidence; write what `--verifier-family` takes.
+    """Teach heads on the trunk's states and combine them with other evidence; write what `--verifier-family` takes.
 
-    The problems are split: 70% teach heads, 20% choose one and fit the combination, 10% measure.
+    Nine tenths of the problems teach heads and fit the combination, one measures.
 
     Args:
         readings: of at least 10 problems.
         folder: gets `config.json`, `model.safetensors` and `training.json`.
         trunk: name and digest of the trunk.
         record: what else `training.json` is to say.
-        seed: of the split, the initial weights and the batches.
-        tuned: a head that was trained with the trunk's last layers, which is only calibrated. Heads that are taught on
-            the states of problems that tuned the layers would trust them too much.
+        seed: of the split.
+        tuned: a head that was trained with the trunk's last layers. It is only calibrated, and combined, on the
+            problems that chose the epoch; see `split_for_tuning`.
 
     Returns:
         What was learned; `measured` of its summary has the AUC within a problem of whole solutions and of siblings, for
@@ -89,63 +97,86 @@ def train_trunk_evidence(
     Raises:
         EspalierError: there are too few problems, or all steps have one label.
     """
-    teach, choose, measure = parts_for_evidence(readings, seed)
+    teach, measure = split(readings, seed)
     if tuned is None:
-        head, summary = best_head(readings, teach, choose, seed)
+        head, scores, chosen = best_head(readings, teach, seed)
     else:
-        head, summary = tuned, calibrated(tuned, readings, choose)
-    features = path_features(readings, _scores(head, readings, summary))
-    combination = _fitted(features, readings, choose)
+        tune, teach = split_for_tuning(readings, seed)
+        head, chosen = tuned, {"tuned_problems": len(tune)}
+        with torch.no_grad():
+            logits = head(torch.from_numpy(np.ascontiguousarray(readings.states_of(0))))[:, 0].numpy()
+        rescale(head, *fit_line(logits, readings, np.isin(readings.problems, teach)))
+        scores = scores_of(head, readings.states_of(0))
+    combination = _fitted(path_features(readings, scores), readings, teach)
     summary = {
         "trunk": trunk,
         **record,
-        "problems_by_use": {"teach": len(teach), "choose": len(choose), "measure": len(measure)},
-        **summary,
-        "weights": dict(zip(FEATURES, combination.weights, strict=True)),
-        "offset": combination.offset,
-        "measured": _measured(features, combination, readings, measure),
+        "problems_by_use": {"teach": len(teach), "measure": len(measure)},
+        **chosen,
+        **_entries_of(combination),
     }
-    config = {"architectures": [ARCHITECTURE], "model_type": NAME, "trunk": trunk}
-    config |= {"hidden_size": readings.hidden, "weights": summary["weights"], "offset": summary["offset"]}
-    config |= at_layer(summary)
+    learned = LearnedEvidence(head, combination, summary)
+    summary["measured"] = _measured(learned.features(readings), combination, readings, measure)
+    config = {"architectures": [trunk_evidence.ARCHITECTURE], "model_type": trunk_evidence.NAME, "trunk": trunk}
+    config |= {"hidden_size": readings.hidden, **at_layer(chosen), **_entries_of(combination)}
     save_head(head, folder)
     write_whole(folder / "config.json", config)
     write_whole(folder / "training.json", summary)
-    return LearnedEvidence(head, combination, summary)
+    return learned
 
 
 def train_own_evidence(
     readings: Readings, folder: Path, trunk: dict[str, str], record: dict[str, Any], seed: int
 ) -> dict[str, Any]:
-    """Train a head on the generator's own states, see `train_head`, and combine its scores along a path.
+    """Teach a head on the generator's own states, and combine its scores along a path; write what `--verifier` takes.
 
     The evidence is that of `train_trunk_evidence`, as far as the generator has it of its own paths as it samples them.
-    Where it does not rank the choosing problems' solutions better by a hundredth than the head's last score does, that
-    stays the score. Arguments, returns and errors are those of `train_head`; the summary has the `weights` that are
-    taken, and `auc_solutions` and `auc_siblings` of them and of each kind of evidence.
+    Where it does not rank the teaching problems' solutions better by a hundredth than the head's last score does, that
+    stays the score.
+
+    Args:
+        readings: of at least 10 problems.
+        folder: gets `config.json`, `model.safetensors`, `training.json` and `reliability.svg`.
+        trunk: name and digest of the generator.
+        record: what else `training.json` is to say.
+        seed: of the split.
+
+    Returns:
+        The content of `training.json`; it has the `weights` if they are taken. `measured` is of the head's scores of
+        steps, with the AUC of the evidence as for `train_trunk_evidence`.
+
+    Raises:
+        EspalierError: there are too few problems, or all steps have one label.
     """
-    head, summary = fit_head(readings, folder, trunk, record, seed)
-    _, choose, measure = parts_of(readings, seed)
-    features = path_features(readings, _scores(head, readings, summary))
-    combination = _fitted(features, readings, choose)
-    of_choosing = _measured(features, combination, readings, choose)["auc_solutions"]
-    taken = (of_choosing["score"] or 0.0) > (of_choosing["head"] or 0.0) + _WORTH_COMBINING
-    measured = _measured(features, combination, readings, measure)
-    summary["measured"] |= {name: measured[name] for name in ("auc_solutions", "auc_siblings")}
-    if taken:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        weights = {"weights": dict(zip(FEATURES, combination.weights, strict=True)), "offset": combination.offset}
-        summary |= weights
-        write_whole(folder / "config.json", config | weights)
+    teach, measure = split(readings, seed)
+    head, scores, chosen = best_head(readings, teach, seed)
+    features = path_features(readings, scores)
+    combination = _fitted(features, readings, teach)
+    ranked = _measured(features, combination, readings, teach)["auc_solutions"]
+    taken = (ranked["score"] or 0.0) > (ranked["head"] or 0.0) + _WORTH_COMBINING
+    weights = _entries_of(combination) if taken else {}
+    summary = {
+        "trunk": trunk,
+        **record,
+        "problems_by_use": {"teach": len(teach), "measure": len(measure)},
+        **chosen,
+        **weights,
+    }
+    scores = scores_of(head, readings.states_of(place_of(readings, chosen)))
+    summary["measured"] = measure_steps(scores, readings, measure)
+    summary["measured"] |= _measured(path_features(readings, scores), combination, readings, measure)
+    config = {"architectures": [trunk_head.ARCHITECTURE], "model_type": "trunk-head", "trunk": trunk}
+    config |= {"hidden_size": readings.hidden, **at_layer(chosen), **weights}
+    save_head(head, folder)
+    write_whole(folder / "config.json", config)
     write_whole(folder / "training.json", summary)
+    plot_reliability(summary["measured"] | {"threshold": 0.5}, folder / "reliability.svg")
     return summary
 
 
-def _scores(head: torch.nn.Sequential, readings: Readings, chosen: dict[str, Any]) -> np.ndarray:
-    """The head's score of each step, `[S]`."""
-    states = np.ascontiguousarray(readings.states_of(place_of(readings, chosen)))
-    with torch.no_grad():
-        return head(torch.from_numpy(states))[:, 0].sigmoid().numpy()
+def _entries_of(combination: Combination) -> dict[str, Any]:
+    """The entries of `config.json` for a combination; see `combination_of`."""
+    return {"weights": dict(zip(FEATURES, combination.weights, strict=True)), "offset": combination.offset}
 
 
 def path_features(readings: Readings, scores: np.ndarray) -> np.ndarray:
@@ -159,49 +190,24 @@ def path_features(readings: Readings, scores: np.ndarray) -> np.ndarray:
 
 
 def _fitted(features: np.ndarray, readings: Readings, problems: np.ndarray) -> Combination:
-    rows = np.isin(readings.problems, problems)
-    mean, scale = features[rows].mean(0), features[rows].std(0) + 1e-9
+    """Fit a combination of evidence, `[S, len(FEATURES)]`, on some problems' solutions."""
+    ends = np.isin(readings.problems, problems) & (readings.right >= 0)
+    mean, scale = features[ends].mean(0), features[ends].std(0) + 1e-9
     x = torch.from_numpy((features - mean) / scale)
-    kinds = [
-        pairs for pairs in (solution_pairs(readings, problems), sibling_pairs(readings, problems)) if len(pairs.weights)
-    ]
+    pairs = solution_pairs(readings, problems)
     weights = torch.zeros(len(FEATURES), dtype=torch.float64, requires_grad=True)
+    if len(pairs.weights):
+        of_pairs = torch.from_numpy(pairs.weights / pairs.weights.sum())
 
-    def ranking() -> torch.Tensor:
-        loss = _DECAY * weights.square().sum()
-        for pairs in kinds:
+        def loss() -> torch.Tensor:
             margin = (x[pairs.better] - x[pairs.worse]) @ weights
-            of_pairs = torch.from_numpy(pairs.weights)
-            loss = loss + (F.softplus(-margin) * of_pairs).sum() / of_pairs.sum()
-        return loss
+            return (F.softplus(-margin) * of_pairs).sum() + _DECAY * weights.square().sum()
 
-    _minimise(ranking, weights)
+        minimise(loss, [weights])
     found = weights.detach()
-    line = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
-    values, samples = (torch.from_numpy(each[rows].astype(np.float64)) for each in (readings.values, readings.samples))
-    sums = (x @ found)[torch.from_numpy(rows)]
-
-    def calibration() -> torch.Tensor:
-        each = F.binary_cross_entropy_with_logits(line[0] * sums + line[1], values, reduction="none")
-        return (each * samples).sum() / samples.sum()
-
-    _minimise(calibration, line)
-    slope, offset = line.detach().tolist()
-    slope = slope if slope > 0 else 1.0  # so little data could turn the ranking round
+    slope, offset = fit_line((x @ found).numpy(), readings, ends)
     each = (slope * found).numpy() / scale
     return Combination(tuple(each.tolist()), float(offset - each @ mean))
-
-
-def _minimise(loss_of: Callable[[], torch.Tensor], parameters: torch.Tensor) -> None:
-    optimizer = torch.optim.LBFGS([parameters], max_iter=200, line_search_fn="strong_wolfe")
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)  # type: ignore[arg-type]
 
 
 def _measured(

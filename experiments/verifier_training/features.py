@@ -27,8 +27,10 @@ PART = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
-    """Steps with a score in a search, that is without those that were cut off.
+class Readings:
+    """Steps with a score in a search, that is without those that were cut off, as a model reads them.
+
+    Those of a problem are together, parents first.
 
     Attributes:
         states: float32 `[S, layers * hidden]`: the state that a step's last token is drawn from, after the last layer
@@ -36,6 +38,11 @@ class Features:
         values: float32 `[S]`, labels in [0, 1].
         samples: int64 `[S]`, how many solutions have the step.
         problems: int64 `[S]`, the number of its problem.
+        parents: int64 `[S]`, row of the step before; -1 for a first step.
+        right: int64 `[S]`, of a step that ends solutions whether they are right, 1 or 0; -1 where they go on.
+        read: float64 `[S, 2]`, sum of the log-probabilities of the step's tokens under the model, and their number.
+        sampled: float64 `[S, 2]`, the same of its tokens as the generator sampled them.
+        steps: int64 `[S]`, index of the step in its tree.
         layers: those whose states there are, `LAST` first.
     """
 
@@ -43,6 +50,11 @@ class Features:
     values: np.ndarray
     samples: np.ndarray
     problems: np.ndarray
+    parents: np.ndarray
+    right: np.ndarray
+    read: np.ndarray
+    sampled: np.ndarray
+    steps: np.ndarray
     layers: tuple[int, ...] = field(default=(LAST,), kw_only=True)
 
     @property
@@ -54,24 +66,14 @@ class Features:
         """The states of one of `layers`, `[S, hidden]`."""
         return self.states[:, place * self.hidden : (place + 1) * self.hidden]
 
-
-@dataclass(frozen=True, slots=True)
-class Readings(Features):
-    """Steps as a model reads them, those of a problem together, parents first.
-
-    Attributes:
-        parents: int64 `[S]`, row of the step before; -1 for a first step.
-        right: int64 `[S]`, of a step that ends solutions whether they are right, 1 or 0; -1 where they go on.
-        read: float64 `[S, 2]`, sum of the log-probabilities of the step's tokens under the model, and their number.
-        sampled: float64 `[S, 2]`, the same of its tokens as the generator sampled them.
-        steps: int64 `[S]`, index of the step in its tree.
-    """
-
-    parents: np.ndarray
-    right: np.ndarray
-    read: np.ndarray
-    sampled: np.ndarray
-    steps: np.ndarray
+    def path_means(self, column: np.ndarray) -> np.ndarray:
+        """The mean of a column, `[S]`, over the steps of the path to each step, float64 `[S]`."""
+        sums, lengths = column.astype(np.float64), np.ones(len(column))
+        for row, above in enumerate(self.parents.tolist()):
+            if above >= 0:
+                sums[row] += sums[above]
+                lengths[row] += lengths[above]
+        return sums / lengths
 
     @classmethod
     def arrays(cls) -> tuple[str, ...]:
@@ -133,7 +135,7 @@ def read_parts(
         files: see `part_files`; their folder is made.
         trees: what is read.
         part: reads those of one file, given it, them, and the number of the first.
-        layers: see `Features`.
+        layers: see `Readings`.
         on_problem: called for each problem that is done.
     """
     parts: list[Readings] = []
@@ -168,7 +170,7 @@ def readings_of(
         found: of each step that has a score: the place of its tree in `trees`, its index, its states, and `read`.
         trees: the trees.
         first: number of the first one.
-        layers: see `Features`.
+        layers: see `Readings`.
         hidden: width of the states of one layer.
     """
     row_of: dict[tuple[int, int], int] = {}

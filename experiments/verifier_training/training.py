@@ -1,6 +1,6 @@
-"""Trains a head to predict the values of steps from hidden states, calibrates it, and measures it on other problems."""
+"""Teaches linear heads to predict the values of steps from hidden states, and chooses among them by cross-fitting."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,151 +13,186 @@ from torch import nn
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.prm_evaluation.metrics import auc, auc_within
-from espalier.experiments.prm_evaluation.show import plot_reliability
-from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.runs.statistics import calibration
-from espalier.experiments.verifier_training.features import LAST, Features
-from espalier.prm.scorers.trunk_head import ARCHITECTURE
+from espalier.experiments.verifier_training.features import LAST, Readings
+from espalier.experiments.verifier_training.pairs import share_ahead, solution_pairs
 
-_HELD_OUT = 0.1
-"""Share of the problems that choose the head and calibrate it; as many again measure it."""
-_EPOCHS, _PATIENCE = 60, 6
-_STEPS_AN_EPOCH = 200
-_LEARNING_RATE = 1e-3
-_WEIGHT_DECAYS = (1e-3, 1e-1)
-_WORTH_A_LAYER = 0.99
-"""Share of the loss of one layer below which that of two must be: a few problems choose, by chance if it is close."""
+_MEASURED = 0.1
+"""Share of the problems that teach nothing and measure what was learned."""
+_FOLDS = 5
+_PENALTIES = (1e-2, 1e-1, 1e-3)
+"""Weights of the squared length of a head's direction beside the loss, for states made standard."""
 _WORTH_A_TAP = 0.01
-"""By how much a head on a middle layer's states must rank better than one after the last: few problems choose."""
-_USES = ("train", "choose", "measure")
+"""By how much a head on a middle layer's states must rank better than one after the last: it may be chance."""
 _MAX_COUNTED = 32
 """A step that more solutions have counts no more than so often in a measure."""
 
 
+def best_head(readings: Readings, teach: np.ndarray, seed: int) -> tuple[nn.Linear, np.ndarray, dict[str, Any]]:
+    """Teach linear heads on the states of each layer, and take the one that ranks best on problems it was not taught.
+
+    Each is taught five times, on four fifths of the problems, and scores the others. Layer and penalty are those with
+    which the mean of a solution's scores ranks best within a problem, and the last layer unless another is better by a
+    hundredth. That head is then taught on all of them. Its logit is calibrated by a slope and an offset (Platt,
+    1999), fitted on the scores of the fifths.
+
+    Args:
+        readings: steps of all problems.
+        teach: numbers of those that teach.
+        seed: of the fifths.
+
+    Returns:
+        The head, which maps states to the calibrated logit; the score of each teaching problem's step, `[S]`, by a head
+        that was not taught it, NaN for other steps; and what is recorded: `auc_by_layer`, the `penalty`, and the
+        `layer` whose states are read as they enter it, if not the last ones.
+
+    Raises:
+        EspalierError: all steps have one label.
+    """
+    pairs = solution_pairs(readings, teach)
+    found: list[tuple[float, int, float, np.ndarray]] = []
+    for place in range(len(readings.layers)):
+        ranked = list[tuple[float, float, np.ndarray]]()
+        for penalty in _PENALTIES:
+            logits = _cross_fitted(readings, place, teach, penalty, seed)
+            rank = share_ahead(readings.path_means(sigmoid(logits)), pairs) if len(pairs.weights) else None
+            ranked.append((0.5 if rank is None else rank, penalty, logits))
+        rank, penalty, logits = max(ranked, key=lambda one: one[0])
+        found.append((rank, place, penalty, logits))
+    _, place, penalty, logits = max(found, key=lambda one: one[0] - (_WORTH_A_TAP if one[1] else 0.0))
+    head = LinearHead.fit(readings, place, teach, penalty).of_plain_states()
+    slope, offset = fit_line(logits, readings, np.isin(readings.problems, teach))
+    rescale(head, slope, offset)
+    chosen: dict[str, Any] = {"penalty": penalty}
+    if (layer := readings.layers[place]) != LAST:
+        chosen["layer"] = layer
+    names = (str(layer) if layer != LAST else "last" for layer in readings.layers)
+    chosen["auc_by_layer"] = dict(zip(names, (rank for rank, *_ in found), strict=True))
+    return head, sigmoid(slope * logits + offset), chosen
+
+
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Steps of some of the problems, on torch."""
+class LinearHead:
+    """A linear head on states that are made standard.
 
-    states: torch.Tensor
-    values: torch.Tensor
-    samples: torch.Tensor
-    problems: np.ndarray
-
-
-def train_head(
-    features: Features, folder: Path, trunk: dict[str, str], record: dict[str, Any], seed: int
-) -> dict[str, Any]:
-    """Train heads of one and two layers, and write the best one as a folder that `--verifier` takes; see `best_head`.
-
-    Two layers are taken where their loss is lower by a hundredth or more.
-
-    A head's logit is calibrated by a slope and an offset (Platt, 1999), which its last layer takes in, as the first
-    takes in the scaling of the states. The problems are split: 80% train, 10% choose and calibrate, 10% measure.
-
-    Args:
-        features: of at least 10 problems.
-        folder: gets `config.json`, `model.safetensors`, `training.json` and `reliability.svg`.
-        trunk: name and digest of the generator.
-        record: what else `training.json` is to say.
-        seed: of the split, the initial weights and the batches.
-
-    Returns:
-        The content of `training.json`.
-
-    Raises:
-        EspalierError: there are too few problems, or all steps have one label.
+    Attributes:
+        linear: maps standard states `[S, hidden]` to logits `[S, 1]`.
+        mean: `[hidden]`, subtracted from states to make them standard.
+        scale: `[hidden]`, which they are divided by then.
     """
-    return fit_head(features, folder, trunk, record, seed)[1]
+
+    linear: nn.Linear
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    @classmethod
+    def fit(cls, readings: Readings, place: int, problems: np.ndarray, penalty: float) -> "LinearHead":
+        """Fit it to the values of some problems' steps, each weighed by the solutions that have it.
+
+        Args:
+            readings: the steps.
+            place: of the states' layer among the readings' layers.
+            problems: numbers of those that teach.
+            penalty: see `_PENALTIES`.
+
+        Raises:
+            EspalierError: all steps have one label.
+        """
+        rows = np.isin(readings.problems, problems)
+        states = torch.from_numpy(np.ascontiguousarray(readings.states_of(place)[rows]))
+        values, samples = torch.from_numpy(readings.values[rows]), torch.from_numpy(readings.samples[rows]).float()
+        if float(values.min()) == float(values.max()):
+            raise EspalierError("all steps have the same value, so there is nothing to learn; sample more problems")
+        mean, scale = states.mean(0), states.std(0) + 1e-6
+        states = (states - mean).div_(scale)
+        linear = nn.Linear(states.shape[1], 1)
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+
+        def loss() -> torch.Tensor:
+            each = F.binary_cross_entropy_with_logits(linear(states)[:, 0], values, reduction="none")
+            return (each * samples).sum() / samples.sum() + penalty * linear.weight.square().sum()
+
+        minimise(loss, list(linear.parameters()))
+        return cls(linear, mean, scale)
+
+    def logits(self, states: np.ndarray) -> np.ndarray:
+        """The logits of states `[S, hidden]`, `[S]`."""
+        with torch.no_grad():
+            return self.linear((torch.from_numpy(np.ascontiguousarray(states)) - self.mean) / self.scale)[:, 0].numpy()
+
+    def of_plain_states(self) -> nn.Linear:
+        """The same head for states as they are; `linear` becomes it."""
+        with torch.no_grad():
+            self.linear.weight.div_(self.scale)
+            self.linear.bias.sub_(self.linear.weight @ self.mean)
+        return self.linear
 
 
-def fit_head(
-    features: Features, folder: Path, trunk: dict[str, str], record: dict[str, Any], seed: int
-) -> tuple[nn.Sequential, dict[str, Any]]:
-    """The same; returns the head, too."""
-    train, choose, measure = parts_of(features, seed)
-    head, chosen = best_head(features, train, choose, seed)
-    counts = {
-        name: int(np.isin(features.problems, its).sum())
-        for name, its in zip(_USES, (train, choose, measure), strict=True)
-    }
-    summary = {
-        "trunk": trunk,
-        **record,
-        "steps": counts,
-        **chosen,
-        "measured": _measure(head, _part(features, measure, place_of(features, chosen))),
-    }
-    save_head(head, folder)
-    config = {"architectures": [ARCHITECTURE], "model_type": "trunk-head", "trunk": trunk}
-    write_whole(folder / "config.json", config | {"hidden_size": features.hidden} | at_layer(chosen))
-    write_whole(folder / "training.json", summary)
-    plot_reliability(summary["measured"] | {"threshold": 0.5}, folder / "reliability.svg")
-    return head, summary
+def _cross_fitted(readings: Readings, place: int, teach: np.ndarray, penalty: float, seed: int) -> np.ndarray:
+    """Logits of the teaching problems' steps by heads that were taught on the other fifths; NaN for other steps."""
+    logits = np.full(len(readings.values), np.nan, np.float32)
+    for fold in np.array_split(np.random.default_rng(seed).permutation(teach), _FOLDS):
+        rows = np.isin(readings.problems, fold)
+        head = LinearHead.fit(readings, place, np.setdiff1d(teach, fold), penalty)
+        logits[rows] = head.logits(readings.states_of(place)[rows])
+    return logits
 
 
-def best_head(
-    features: Features, train: np.ndarray, choose: np.ndarray, seed: int
-) -> tuple[nn.Sequential, dict[str, Any]]:
-    """The best of heads of one and two layers on the states of each of the features' layers; and what was tried.
+def minimise(loss_of: Callable[[], torch.Tensor], parameters: list[torch.Tensor]) -> None:
+    """Find the parameters of the least loss by L-BFGS."""
+    optimizer = torch.optim.LBFGS(parameters, max_iter=200, line_search_fn="strong_wolfe")
 
-    Of each layer's heads the one of the least loss, see `train_head`; of those the one that ranks the steps of the
-    choosing problems best, the one after the last layer unless another is better by a hundredth.
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        return loss
 
-    Args:
-        features: steps of all problems.
-        train: numbers of the problems that train.
-        choose: numbers of those that choose and calibrate.
-        seed: of the initial weights and the batches.
+    optimizer.step(closure)  # type: ignore[arg-type]
 
-    Returns:
-        The head, and what is recorded; `layer` is the one whose states it reads as they enter it, if not the last ones.
 
-    Raises:
-        EspalierError: all steps have one label.
+def fit_line(sums: np.ndarray, readings: Readings, rows: np.ndarray) -> tuple[float, float]:
+    """The slope and the offset that make probabilities of numbers, `[S]`, by the values of some rows (Platt, 1999).
+
+    The slope is 1, and the offset 0, where a slope that is not above 0 fits best: so little data could turn the ranking
+    round.
     """
-    found: list[tuple[float, nn.Sequential, dict[str, Any]]] = []
-    for place, layer in enumerate(features.layers):
-        its = _part(features, choose, place)
-        head, chosen = _best_head(_part(features, train, place), its, seed)
-        rank = _measure(head, its)["auc_within_a_problem"] or 0.5
-        found.append((rank, head, chosen | ({"layer": layer} if layer != LAST else {})))
-    best = max(range(len(found)), key=lambda place: found[place][0] - (_WORTH_A_TAP if place else 0.0))
-    ranks = {
-        str(layer) if layer != LAST else "last": rank for layer, (rank, *_) in zip(features.layers, found, strict=True)
-    }
-    _, head, chosen = found[best]
-    return head, chosen | ({"auc_by_layer": ranks} if len(ranks) > 1 else {})
+    line = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    x, values, samples = (
+        torch.from_numpy(each[rows].astype(np.float64)) for each in (sums, readings.values, readings.samples)
+    )
+
+    def loss() -> torch.Tensor:
+        each = F.binary_cross_entropy_with_logits(line[0] * x + line[1], values, reduction="none")
+        return (each * samples).sum() / samples.sum()
+
+    minimise(loss, [line])
+    slope, offset = line.detach().tolist()
+    return (slope, offset) if slope > 0 else (1.0, 0.0)
 
 
-def linear_head(
-    features: Features, train: Sequence[int], choose: Sequence[int], seed: int
-) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
-    """A head of one layer on the states after the last layer, made standard; see `best_head`.
-
-    Returns:
-        The head, and the mean and the scale, `[hidden]`, that make states standard for it; see `fold_in`.
-
-    Raises:
-        EspalierError: all steps have one label.
-    """
-    of_train, of_choose = (_part(features, np.asarray(part), 0) for part in (train, choose))
-    _require_labels(of_train)
-    mean, scale = _standard(of_train)
-    torch.manual_seed(seed)
-    head = _new_head(features.hidden, 1)
-    _fit(head, of_train, of_choose, mean, scale, max(_WEIGHT_DECAYS))
-    return head, mean, scale
+def rescale(head: nn.Linear, slope: float, offset: float) -> None:
+    """Make a head give `slope` times its logit, plus `offset`."""
+    with torch.no_grad():
+        head.weight.mul_(slope)
+        head.bias.mul_(slope).add_(offset)
 
 
-def calibrated(head: nn.Sequential, features: Features, choose: np.ndarray) -> dict[str, float]:
-    """Calibrate a head on the states after the last layer, in place; returns what is recorded of it."""
-    slope, offset = _calibrate(head, _part(features, choose, 0))
-    return {"calibration_slope": slope, "calibration_offset": offset}
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """The probabilities that logits stand for."""
+    return torch.from_numpy(logits).sigmoid().numpy()
 
 
-def place_of(features: Features, chosen: dict[str, Any]) -> int:
-    """The place among the features' layers of the one that a head was learned on; see `best_head`."""
-    return features.layers.index(chosen.get("layer", LAST))
+def scores_of(head: nn.Linear, states: np.ndarray) -> np.ndarray:
+    """A head's scores of states `[S, hidden]`, `[S]`."""
+    with torch.no_grad():
+        return head(torch.from_numpy(np.ascontiguousarray(states)))[:, 0].sigmoid().numpy()
+
+
+def place_of(readings: Readings, chosen: dict[str, Any]) -> int:
+    """The place among the readings' layers of the one that a head was learned on; see `best_head`."""
+    return readings.layers.index(chosen.get("layer", LAST))
 
 
 def at_layer(chosen: dict[str, Any]) -> dict[str, int]:
@@ -165,136 +200,28 @@ def at_layer(chosen: dict[str, Any]) -> dict[str, int]:
     return {"layer": chosen["layer"]} if "layer" in chosen else {}
 
 
-def _best_head(train: _Part, choose: _Part, seed: int) -> tuple[nn.Sequential, dict[str, Any]]:
-    _require_labels(train)
-    mean, scale = _standard(train)
-    tried: list[tuple[float, nn.Sequential, dict[str, Any]]] = []
-    for layers in (1, 2):
-        for decay in _WEIGHT_DECAYS:
-            torch.manual_seed(seed)
-            head = _new_head(train.states.shape[1], layers)
-            loss, epochs = _fit(head, train, choose, mean, scale, decay)
-            tried.append((loss, head, {"layers": layers, "weight_decay": decay, "epochs": epochs, "loss": loss}))
-    loss, head, chosen = min(tried, key=lambda one: one[0] / (1.0 if one[2]["layers"] == 1 else _WORTH_A_LAYER))
-    fold_in(head, mean, scale)
-    slope, offset = _calibrate(head, choose)
-    return head, {
-        "heads": [one for _, _, one in tried],
-        "chosen": chosen,
-        "calibration_slope": slope,
-        "calibration_offset": offset,
-    }
-
-
-def _require_labels(part: _Part) -> None:
-    if float(part.values.min()) == float(part.values.max()):
-        raise EspalierError("all steps have the same value, so there is nothing to learn; sample more problems")
-
-
-def _standard(part: _Part) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and scale that states are made standard with."""
-    return part.states.mean(0), part.states.std(0) + 1e-6
-
-
-def parts_of(features: Features, seed: int, choose: float = _HELD_OUT) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split the problems into those that train, those that choose, a share `choose`, and a tenth that measures.
+def split(readings: Readings, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split the problems into those that teach, and a tenth that measures.
 
     Raises:
         EspalierError: there are too few.
     """
-    problems = np.unique(features.problems)
+    problems = np.unique(readings.problems)
     if len(problems) < 10:
         raise EspalierError(f"a verifier needs at least 10 problems with steps, there are {len(problems)}")
     order = np.random.default_rng(seed).permutation(problems)
-    chooses, measures = (max(1, round(share * len(order))) for share in (choose, _HELD_OUT))
-    return order[chooses + measures :], order[:chooses], order[chooses : chooses + measures]
+    measures = max(1, round(_MEASURED * len(order)))
+    return order[measures:], order[:measures]
 
 
-def _part(features: Features, problems: np.ndarray, place: int) -> _Part:
-    chosen = np.isin(features.problems, problems)
-    states = torch.from_numpy(np.ascontiguousarray(features.states_of(place)[chosen]))
-    values = torch.from_numpy(features.values[chosen])
-    return _Part(states, values, torch.from_numpy(features.samples[chosen]).float(), features.problems[chosen])
-
-
-def _new_head(hidden: int, layers: int) -> nn.Sequential:
-    inner = [module for _ in range(layers - 1) for module in (nn.Linear(hidden, hidden), nn.ReLU())]
-    return nn.Sequential(*inner, nn.Linear(hidden, 1))
-
-
-def _fit(
-    head: nn.Sequential, train: _Part, choose: _Part, mean: torch.Tensor, scale: torch.Tensor, decay: float
-) -> tuple[float, int]:
-    """Train until the loss on other problems rises no more; returns it and the epochs. The best weights are kept."""
-    states, others = (train.states - mean) / scale, (choose.states - mean) / scale
-    batch = min(4096, max(64, len(states) // _STEPS_AN_EPOCH))
-    optimizer = torch.optim.AdamW(head.parameters(), lr=_LEARNING_RATE, weight_decay=decay)
-    best, kept, since = float("inf"), head.state_dict(), 0
-    epochs = 0
-    while epochs < _EPOCHS and since < _PATIENCE:
-        epochs += 1
-        for rows in torch.randperm(len(states)).split(batch):
-            optimizer.zero_grad()
-            _loss(head(states[rows])[:, 0], train.values[rows], train.samples[rows]).backward()
-            optimizer.step()
-        with torch.no_grad():
-            loss = float(_loss(head(others)[:, 0], choose.values, choose.samples))
-        since += 1
-        if loss < best:
-            best, kept, since = loss, {name: value.clone() for name, value in head.state_dict().items()}, 0
-    head.load_state_dict(kept)
-    return best, epochs
-
-
-def _loss(logits: torch.Tensor, values: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy with soft labels, each step weighed by the solutions that have it."""
-    return (F.binary_cross_entropy_with_logits(logits, values, reduction="none") * samples).sum() / samples.sum()
-
-
-def fold_in(head: nn.Sequential, mean: torch.Tensor, scale: torch.Tensor) -> None:
-    """Make the first layer of a head for standard states take states as they are."""
-    first = head[0]
-    assert isinstance(first, nn.Linear)
-    with torch.no_grad():
-        first.weight.div_(scale)
-        first.bias.sub_(first.weight @ mean)
-
-
-def _calibrate(head: nn.Sequential, choose: _Part) -> tuple[float, float]:
-    """Fit a slope and an offset of the logit, and make the last layer give it."""
-    last = head[-1]
-    assert isinstance(last, nn.Linear)
-    with torch.no_grad():
-        logits = head(choose.states)[:, 0]
-    line = torch.tensor([1.0, 0.0], requires_grad=True)
-    optimizer = torch.optim.LBFGS([line], max_iter=100)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = _loss(line[0] * logits + line[1], choose.values, choose.samples)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)  # type: ignore[arg-type]
-    slope, offset = line.detach().tolist()
-    if not slope > 0:
-        slope, offset = 1.0, 0.0  # nothing was learned that could be turned round by so little data
-    with torch.no_grad():
-        last.weight.mul_(slope)
-        last.bias.mul_(slope).add_(offset)
-    return slope, offset
-
-
-def _measure(head: nn.Sequential, part: _Part) -> dict[str, Any]:
-    """Ranking and calibration of scores on problems that training has not seen."""
-    with torch.no_grad():
-        scores = head(part.states)[:, 0].sigmoid().numpy()
-    counts = np.minimum(part.samples.numpy().astype(int), _MAX_COUNTED)
-    right = np.rint(part.values.numpy() * counts).astype(int)
-    pairs = [
-        (np.repeat(scores[rows], right[rows]).tolist(), np.repeat(scores[rows], (counts - right)[rows]).tolist())
-        for rows in (part.problems == problem for problem in np.unique(part.problems))
-    ]
+def measure_steps(scores: np.ndarray, readings: Readings, problems: np.ndarray) -> dict[str, Any]:
+    """Measure how scores of steps, `[S]`, rank and how well they are calibrated, on some problems."""
+    pairs = list[tuple[list[float], list[float]]]()
+    for problem in problems:
+        rows = readings.problems == problem
+        counts = np.minimum(readings.samples[rows], _MAX_COUNTED)
+        right = np.rint(readings.values[rows] * counts).astype(int)
+        pairs.append((np.repeat(scores[rows], right).tolist(), np.repeat(scores[rows], counts - right).tolist()))
     all_right, all_wrong = ([score for pair in pairs for score in pair[side]] for side in (0, 1))
     bins, error = calibration(all_right + all_wrong, [True] * len(all_right) + [False] * len(all_wrong))
     return {
@@ -306,9 +233,8 @@ def _measure(head: nn.Sequential, part: _Part) -> dict[str, Any]:
     }
 
 
-def save_head(head: nn.Sequential, folder: Path) -> None:
-    """Write a head's layers as `score.0`, `score.1`, … of `model.safetensors`."""
+def save_head(head: nn.Linear, folder: Path) -> None:
+    """Write a head as `score.0` of `model.safetensors`."""
     folder.mkdir(parents=True, exist_ok=True)
-    layers = [layer for layer in head if isinstance(layer, nn.Linear)]
-    named = {f"score.{i}.{name}": value for i, layer in enumerate(layers) for name, value in layer.named_parameters()}
-    save_file({name: value.detach().contiguous() for name, value in named.items()}, folder / "model.safetensors")
+    tensors = {f"score.0.{name}": value.detach().contiguous() for name, value in head.named_parameters()}
+    save_file(tensors, folder / "model.safetensors")

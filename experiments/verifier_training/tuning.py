@@ -28,11 +28,13 @@ from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.verifier_training.entering import KeptStates, TreeStates
 from espalier.experiments.verifier_training.features import Readings
 from espalier.experiments.verifier_training.pairs import Pairs, share_ahead, solution_pairs
-from espalier.experiments.verifier_training.training import fold_in, linear_head
+from espalier.experiments.verifier_training.training import LinearHead
 
 log = logging.getLogger("espalier.training")
 RANK = 16
 _LEARNING_RATE = 3e-4
+_PENALTY = 1e-2
+"""Of the head that tuning begins with; see `training.LinearHead`."""
 _PROBLEMS_A_STEP = 4
 _MAX_EPOCHS, _PATIENCE = 12, 2
 _MAX_TOKENS = 16_384
@@ -275,12 +277,11 @@ class Tuner:
                 "--tune: too few problems have right and wrong solutions; sample more problems, or more of each (-N)"
             )
         self._require_same(self._teach[0], readings)
-        head, self._mean, self._scale = linear_head(readings, *parts, seed)
-        self._head = head
+        self._head = LinearHead.fit(readings, 0, np.asarray(parts[0]), _PENALTY)
         low_rank = [parameter for name, parameter in layers.named_parameters() if name.endswith((".a", ".b"))]
         for parameter in low_rank:
             parameter.requires_grad_(True)
-        self._trained = [*low_rank, *head.parameters()]
+        self._trained = [*low_rank, *self._head.linear.parameters()]
         self._optimizer = torch.optim.AdamW(self._trained, lr=_LEARNING_RATE, weight_decay=0.01)
         self._best = self._snapshot()
         self._go_on()
@@ -341,15 +342,15 @@ class Tuner:
         self._save()
         return epoch
 
-    def finish(self) -> nn.Sequential:
-        """Give the layers the weights of the best epoch; returns the head that was trained with them."""
+    def finish(self) -> nn.Linear:
+        """Give the layers the weights of the best epoch; returns the head trained with them."""
         self._load(self._best)
-        fold_in(self._head, self._mean, self._scale)
-        return self._head
+        return self._head.of_plain_states()
 
     def _logits(self, tree: TreeStates) -> torch.Tensor:
-        states = self._layers(tree)[tree.ends.to(self._mean.device)]
-        return self._head((states - self._mean) / self._scale)[:, 0]
+        head = self._head
+        states = self._layers(tree)[tree.ends.to(head.mean.device)]
+        return head.linear((states - head.mean) / head.scale)[:, 0]
 
     def _require_same(self, one: _Problem, readings: Readings) -> None:
         """Raise CheckpointError if the layers, with nothing added, do not give the states that were read."""

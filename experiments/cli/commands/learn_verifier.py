@@ -125,13 +125,13 @@ def learn_verifier_command(
         seconds = {"rollouts": round(sampled - started, 1), "features": round(taken - sampled, 1)}
         record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels), "seconds": seconds}
         summary = train_own_evidence(features, out / "verifier", of_generator, record, rollouts.seed)
-    measured, chosen = summary["measured"], summary["chosen"]
+    measured = summary["measured"]
     where = f"the states that enter layer {summary['layer']}" if "layer" in summary else "the last states"
     score = "evidence of the whole path" if "weights" in summary else "the newest step's probability"
     typer.echo(f"the score is {score}")
     typer.echo(
-        f"head of {chosen['layers']} layer{'s' * (chosen['layers'] > 1)} on {where}; on {measured['problems']} other "
-        f"problems: AUC {_figure(measured['auc'])}, within a problem {_figure(measured['auc_within_a_problem'])}, "
+        f"head on {where}; on {measured['problems']} other problems: AUC {_figure(measured['auc'])}, "
+        f"within a problem {_figure(measured['auc_within_a_problem'])}, "
         f"calibration error {measured['expected_calibration_error']:.3f}"
     )
     if (measured["auc_within_a_problem"] or 0.5) < _RANKS:
@@ -186,7 +186,7 @@ def _learn_from_tuned_trunk(
 ) -> None:
     """The same, with the trunk's last layers tuned: writes the adapter, and what is learned with and without it."""
     from espalier.experiments.cli.progress import count_progress
-    from espalier.experiments.verifier_training.combining import parts_for_evidence, train_trunk_evidence
+    from espalier.experiments.verifier_training.combining import split_for_tuning, train_trunk_evidence
     from espalier.experiments.verifier_training.entering import KeptStates
     from espalier.experiments.verifier_training.tuning import Tuner, identity_of
 
@@ -196,7 +196,7 @@ def _learn_from_tuned_trunk(
     readings, trunk, files = _read(trees, out / "readings", by_transformers, layers.first)
     typer.echo("the trunk as it is:")
     _show(train_trunk_evidence(readings, out / "untuned", trunk, record, seed).summary["measured"])
-    teach, choose, _ = parts_for_evidence(readings, seed)
+    teach, choose = split_for_tuning(readings, seed)
     identity = identity_of(trunk["digest"], layers.first, files)
     kept = KeptStates(files, readings)
     tuner = Tuner(layers, readings, kept, (teach.tolist(), choose.tolist()), out / "tuning.pt", identity, seed)

@@ -15,10 +15,11 @@ from espalier.engine.errors import EspalierError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.verifier_training import training
-from espalier.experiments.verifier_training.features import HIDDEN, Features, take_features
+from espalier.experiments.verifier_training.combining import train_own_evidence
+from espalier.experiments.verifier_training.features import HIDDEN, LAST, Readings, take_features
+from espalier.experiments.verifier_training.pairs import share_ahead, solution_pairs
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
-from espalier.experiments.verifier_training.training import train_head
+from espalier.experiments.verifier_training.training import best_head
 from espalier.prm.scorers.trunk_head import add_trunk_head
 from espalier.search.grading.math_verify import Grader
 from espalier.search.rollout import RolloutSettings
@@ -82,54 +83,69 @@ def test_features_are_transformers_hidden_states_and_are_taken_once(
     assert set(take_features(engine, longer, tmp_path / "features", lambda: None).values.tolist()) == {0.5}
 
 
-def separable(problems: int = 60, hidden: int = 48, labels: bool = True) -> Features:
+def separable(problems: int = 60, hidden: int = 48, labels: bool = True) -> Readings:
     """States whose first value, on a scale and with an offset of its own, tells right from wrong with some noise."""
     draw = np.random.default_rng(0)
     rows = 20 * problems
     states = draw.normal(size=(rows, hidden)).astype(np.float32) * 7 + 3
     values = (states[:, 0] + draw.normal(size=rows) > 3).astype(np.float32) if labels else np.ones(rows, np.float32)
     samples = draw.integers(1, 5, rows)
-    return Features(states, values, samples, np.repeat(np.arange(problems), 20))
+    first, nothing = np.full(rows, -1), np.ones((rows, 2))
+    numbers, steps = np.repeat(np.arange(problems), 20), np.tile(np.arange(20), problems)
+    return Readings(states, values, samples, numbers, first, values.astype(np.int64), nothing, nothing, steps)
 
 
 def test_a_head_learns_what_states_tell_and_its_folder_scores_so(load_model: Callable[[str], Model], tmp_path: Path):
     talker = load_model("talker")
     trunk = TRUNK | {"digest": talker.digest}
     features = separable()
-    summary = train_head(features, tmp_path / "head", trunk, {"benchmark": "made"}, seed=0)
+    summary = train_own_evidence(features, tmp_path / "head", trunk, {"benchmark": "made"}, seed=0)
     measured = summary["measured"]
     assert measured["auc"] > 0.9
     assert measured["auc_within_a_problem"] > 0.9
     assert measured["expected_calibration_error"] < 0.1
     assert measured["problems"] == 6
-    assert summary["steps"] == {"train": 960, "choose": 120, "measure": 120}
+    assert summary["problems_by_use"] == {"teach": 54, "measure": 6}
     assert summary == json.loads((tmp_path / "head" / "training.json").read_text())
     assert (tmp_path / "head" / "reliability.svg").stat().st_size > 1000
     model, _ = add_trunk_head(Checkpoint(tmp_path / "head"), talker)
     logits = model.head_named("trunk-head")(torch.from_numpy(features.states))[:, 0].numpy()
     assert ((logits > 0) == (features.values > 0.5)).mean() > 0.85
-    again = train_head(features, tmp_path / "again", trunk, {"benchmark": "made"}, seed=0)
+    again = train_own_evidence(features, tmp_path / "again", trunk, {"benchmark": "made"}, seed=0)
     assert again == summary
     same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("head", "again")]
     assert same[0] == same[1]
 
 
-def test_two_layers_are_taken_only_where_one_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(training, "_STEPS_AN_EPOCH", 50)  # enough for eight values
-    features, draw = separable(200, hidden=8), np.random.default_rng(1)
-    chances = 1 / (1 + np.exp((3 - features.states[:, 0]) / 7))
-    features = replace(features, values=(draw.random(len(chances)) < chances).astype(np.float32))
-    assert train_head(features, tmp_path / "line", TRUNK, {}, 0)["chosen"]["layers"] == 1
-    sides = features.states[:, :2] > 3
-    crossed = replace(features, values=(sides[:, 0] != sides[:, 1]).astype(np.float32))
-    assert train_head(crossed, tmp_path / "cross", TRUNK, {}, 0)["chosen"]["layers"] == 2
+def test_scores_of_the_teaching_problems_are_by_heads_that_were_not_taught_them():
+    noise = np.random.default_rng(3).integers(0, 2, 240).astype(np.float32)  # nothing that a state could tell
+    readings = separable(12, hidden=300)
+    readings = replace(readings, values=noise, right=noise.astype(np.int64))
+    teach = np.arange(10)
+    head, scores, chosen = best_head(readings, teach, 0)
+    taught = np.isin(readings.problems, teach)
+    assert np.isnan(scores[~taught]).all()
+    with torch.no_grad():
+        own = head(torch.from_numpy(readings.states))[:, 0].numpy()
+    pairs = solution_pairs(readings, teach)
+    assert share_ahead(own, pairs) > 0.9, "300 values tell 200 steps apart"
+    assert share_ahead(scores, pairs) == pytest.approx(0.5, abs=0.1)
+    assert chosen["auc_by_layer"]["last"] == pytest.approx(share_ahead(scores, pairs), abs=1e-6)
+
+
+def test_a_middle_layer_is_taken_only_where_it_ranks_better_by_a_hundredth():
+    readings = separable()
+    blurred = readings.states + np.random.default_rng(1).normal(size=readings.states.shape).astype(np.float32) * 7
+    for last, middle, layer in ((blurred, readings.states, 5), (readings.states, readings.states, None)):
+        both = replace(readings, states=np.concatenate([last, middle], 1), layers=(LAST, 5))
+        assert best_head(both, np.arange(60), 0)[2].get("layer") == layer
 
 
 def test_what_nothing_can_be_learned_from_is_refused(tmp_path: Path):
     with pytest.raises(EspalierError, match="at least 10 problems with steps, there are 9"):
-        train_head(separable(9), tmp_path, TRUNK, {}, 0)
+        train_own_evidence(separable(9), tmp_path, TRUNK, {}, 0)
     with pytest.raises(EspalierError, match="all steps have the same value"):
-        train_head(separable(labels=False), tmp_path, TRUNK, {}, 0)
+        train_own_evidence(separable(labels=False), tmp_path, TRUNK, {}, 0)
 
 
 def test_from_a_generator_to_a_search_with_its_verifier_by_two_commands(espalier, tmp_path: Path):

@@ -147,11 +147,11 @@ def test_tuning_lowers_the_loss_and_ranks_what_it_was_taught(make_tuner: Callabl
     assert epochs[0].loss is None
     assert epochs[-1].loss < 0.7 * epochs[1].loss
     assert "before tuning" in str(epochs[0])
-    tuner.finish()
+    head = tuner.finish()
     one = tuner._teach[0]
     with torch.no_grad():
         states = tuner._layers(one.tree())[one.tree().ends]
-        assert one.ahead(tuner._head(states)[:, 0]) >= 0.5, "the head takes states as they are once it is finished"
+        assert one.ahead(head(states)[:, 0]) >= 0.5, "the head takes states as they are once it is finished"
 
 
 def test_tuning_ends_when_other_problems_are_ranked_no_better_and_takes_the_best_epoch(
