@@ -100,7 +100,8 @@ def measure_on_run(learned: LearnedEvidence, trees: Sequence[TreeRecord], readin
     Returns:
         The AUC within a problem of solutions and of siblings, for the score and for each kind of evidence; for 2, 4, …
         paths and for all, the share of problems that a majority solves, that hold a right path, and that a vote weighed
-        by each kind solves, with its difference to the majority and that one's 95% interval; and every problem's paths.
+        by each kind solves, with its difference to the majority and that one's 95% interval; which problems each solves
+        with all paths; and every problem's paths.
 
     Raises:
         EspalierError: scipy is not installed.
@@ -114,10 +115,13 @@ def measure_on_run(learned: LearnedEvidence, trees: Sequence[TreeRecord], readin
     problems = [_paths(number, tree, readings, scores) for number, tree in enumerate(trees)]
     most = max((sum(path["samples"] for path in paths) for paths in problems), default=0)
     counts = [count for count in (2**power for power in range(1, 16)) if count < most] + [most]
+    solved = [_solved(problems, list(scores), count) for count in counts]
     return {
         "problems": len(trees),
         **ranks(scores, readings, np.arange(len(trees))),
-        "votes": [_votes(problems, list(scores), count) for count in counts],
+        "votes": [_votes(its, count) for its, count in zip(solved, counts, strict=True)],
+        "right": {"problem_ids": [tree.problem_id for tree in trees]}
+        | {kind: its.astype(int).tolist() for kind, its in solved[-1].items()},
         "paths": [{"problem_id": tree.problem_id, "paths": paths} for tree, paths in zip(trees, problems, strict=True)],
     }
 
@@ -135,8 +139,8 @@ def _paths(number: int, tree: TreeRecord, readings: Readings, scores: Mapping[st
     return paths
 
 
-def _votes(problems: Sequence[Sequence[dict[str, Any]]], kinds: Sequence[str], count: int) -> dict[str, Any]:
-    """Votes of `count` of each problem's paths."""
+def _solved(problems: Sequence[Sequence[dict[str, Any]]], kinds: Sequence[str], count: int) -> dict[str, np.ndarray]:
+    """The share of draws of `count` of a problem's paths that each vote solves, by its kind, one for each problem."""
     random = np.random.default_rng(0)
     solved = {kind: np.zeros(len(problems)) for kind in (MAJORITY, "any", *kinds)}
     for place, paths in enumerate(problems):
@@ -152,9 +156,16 @@ def _votes(problems: Sequence[Sequence[dict[str, Any]]], kinds: Sequence[str], c
                 ]
                 best = select(candidates, vote).best
                 solved[kind][place] += (best is not None and paths[best.node_id]["right"]) / draws
+    return solved
+
+
+def _votes(solved: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:
+    """What votes of `count` paths solve."""
     row: dict[str, Any] = {"paths": count, MAJORITY: solved[MAJORITY].mean(), "any": solved["any"].mean()}
-    for kind in kinds:
-        ahead = (solved[kind] - solved[MAJORITY]).tolist()
-        row[kind] = {"accuracy": solved[kind].mean(), "ahead": float(np.mean(ahead))}
+    for kind, its in solved.items():
+        if kind in (MAJORITY, "any"):
+            continue
+        ahead = (its - solved[MAJORITY]).tolist()
+        row[kind] = {"accuracy": its.mean(), "ahead": float(np.mean(ahead))}
         row[kind]["interval"] = paired_bootstrap_interval(ahead)
     return row

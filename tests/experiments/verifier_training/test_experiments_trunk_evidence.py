@@ -410,14 +410,18 @@ def test_a_vote_by_evidence_that_knows_solves_what_any_path_solves(run_folder: P
     wrong = StepRecord(None, "\\boxed{5}", [0], [-1.0], 3, "eos", "5", False)
     outvoted = [wrong, StepRecord(None, "\\boxed{4}", [0], [-1.0], 1, "eos", "4", True, value=1.0)]
     trees.append(TreeRecord("outvoted", "2+2?", "4", steps=outvoted))
-    found = [(at, i, np.zeros(4), (-1.0 - i, 1)) for at, tree in enumerate(trees) for i in range(len(tree.steps))]
-    readings = readings_of(found, trees, 0, (LAST,), 4)
+    rows = [(at, i, np.zeros(4), (-1.0 - i, 1)) for at, tree in enumerate(trees) for i in range(len(tree.steps))]
+    readings = readings_of(rows, trees, 0, (LAST,), 4)
     right = np.maximum(readings.right, 0)
     learned = LearnedEvidence(torch.nn.Linear(4, 1), Combination((0.0,) * 5, 0.0), {})
     features = np.repeat(np.where(right, 0.0, -9.0)[:, None], len(FEATURES), axis=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LearnedEvidence, "features", lambda self, readings: features)
-        last = measure_on_run(learned, trees, readings)["votes"][-1]
+        found = measure_on_run(learned, trees, readings)
+    last, solved = found["votes"][-1], found["right"]
+    assert solved["problem_ids"] == [tree.problem_id for tree in trees]
+    assert mean(solved["likelihood"]) == pytest.approx(last["likelihood"]["accuracy"])
+    assert (solved["majority"][-1], solved["likelihood"][-1]) == (0, 1)
     assert last["majority"] < last["any"]
     assert last["likelihood"]["accuracy"] == last["any"]
     assert last["likelihood"]["ahead"] == pytest.approx(last["any"] - last["majority"])
