@@ -160,7 +160,7 @@ def _solved(problems: Sequence[Sequence[dict[str, Any]]], kinds: Sequence[str], 
 
 
 def _votes(solved: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:
-    """What votes of `count` paths solve."""
+    """The accuracies of votes of `count` paths, and their differences to the majority."""
     row: dict[str, Any] = {"paths": count, MAJORITY: solved[MAJORITY].mean(), "any": solved["any"].mean()}
     for kind, its in solved.items():
         if kind in (MAJORITY, "any"):
