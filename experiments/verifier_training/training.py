@@ -49,6 +49,8 @@ def best_head(readings: Readings, teach: np.ndarray, seed: int) -> tuple[nn.Line
     Raises:
         EspalierError: all steps have one label.
     """
+    if len(np.unique(readings.values[np.isin(readings.problems, teach)])) == 1:
+        raise EspalierError("all steps have the same value, so there is nothing to learn; sample more problems")
     pairs = solution_pairs(readings, teach)
     found: list[tuple[float, int, float, np.ndarray]] = []
     for place in range(len(readings.layers)):
@@ -94,15 +96,10 @@ class LinearHead:
             place: of the states' layer among the readings' layers.
             problems: numbers of those that teach.
             penalty: see `_PENALTIES`.
-
-        Raises:
-            EspalierError: all steps have one label.
         """
         rows = np.isin(readings.problems, problems)
         states = torch.from_numpy(np.ascontiguousarray(readings.states_of(place)[rows]))
         values, samples = torch.from_numpy(readings.values[rows]), torch.from_numpy(readings.samples[rows]).float()
-        if float(values.min()) == float(values.max()):
-            raise EspalierError("all steps have the same value, so there is nothing to learn; sample more problems")
         mean, scale = states.mean(0), states.std(0) + 1e-6
         states = (states - mean).div_(scale)
         linear = nn.Linear(states.shape[1], 1)

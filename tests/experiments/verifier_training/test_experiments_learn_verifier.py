@@ -141,6 +141,14 @@ def test_a_middle_layer_is_taken_only_where_it_ranks_better_by_a_hundredth():
         assert best_head(both, np.arange(60), 0)[2].get("layer") == layer
 
 
+def test_one_problem_alone_may_have_right_solutions():
+    readings = separable(10)
+    alone = replace(readings, values=readings.values * (readings.problems == 3))
+    head, scores, _ = best_head(replace(alone, right=alone.values.astype(np.int64)), np.arange(10), 0)
+    assert np.isfinite(scores).all()
+    assert torch.isfinite(head.weight).all()
+
+
 def test_what_nothing_can_be_learned_from_is_refused(tmp_path: Path):
     with pytest.raises(EspalierError, match="at least 10 problems with steps, there are 9"):
         train_own_evidence(separable(9), tmp_path, TRUNK, {}, 0)
