@@ -18,6 +18,7 @@ from espalier.search.rollout import RolloutSettings
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
+    from espalier.engine.engine import Engine
     from espalier.experiments.verifier_training.combining import LearnedEvidence
     from espalier.experiments.verifier_training.features import Readings
     from espalier.experiments.verifier_training.tree_file import TreeRecord
@@ -84,10 +85,7 @@ def learn_verifier_command(
     runtime: Annotated[RuntimeSettings, Without(*OF_VERIFIERS)],
 ) -> None:
     """Learn a verifier for a generator: sample solutions, value their steps, and train a head on its hidden states."""
-    from espalier.engine.roles import GENERATOR
-    from espalier.experiments.cli.progress import count_progress
-    from espalier.experiments.verifier_training.combining import train_own_evidence
-    from espalier.experiments.verifier_training.features import HIDDEN, take_features, tap_candidates
+    from espalier.experiments.verifier_training.features import HIDDEN
 
     if tune and not trunk:
         raise EspalierError("--tune K tunes a trunk; name it by --trunk, which may be the generator's model")
@@ -104,40 +102,20 @@ def learn_verifier_command(
         engine, generator, trees = sample_rollouts(
             problems, rollouts, file, benchmark, grader, runtime, {HIDDEN: lambda hidden: hidden}
         )
-        sampled = time.perf_counter()
-        if trunk:
+        seconds = {"rollouts": round(time.perf_counter() - started, 1)}
+        record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels), "seconds": seconds}
+        if not trunk:
+            of_generator = {"name": runtime.generator, "digest": generator.model.digest}
+            _learn_from_own_states(engine, of_generator, trees, out, record, rollouts.seed)
+        else:
             engine.close()
             del engine, generator  # whose weights would stay in memory beside the trunk's
-            record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels)}
             of_trunk = replace(of_trunk, max_running=in_flight)
             if tune:
                 _learn_from_tuned_trunk(trees, tests, out, of_trunk, tune, record, rollouts.seed)
             else:
                 _learn_from_trunk(trees, tests, out, of_trunk, record, rollouts.seed)
-            typer.echo(f"{time.perf_counter() - started:.0f} s in all")
-            return
-        tap_candidates(engine.model(GENERATOR).decoder)
-        with count_progress("problems", len(trees)) as advance:
-            features = take_features(engine, trees, out / "features", advance)
-        taken = time.perf_counter()
-        typer.echo(f"{len(features.values):,} steps with hidden states of {features.hidden} values")
-        of_generator = {"name": runtime.generator, "digest": generator.model.digest}
-        seconds = {"rollouts": round(sampled - started, 1), "features": round(taken - sampled, 1)}
-        record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels), "seconds": seconds}
-        summary = train_own_evidence(features, out / "verifier", of_generator, record, rollouts.seed)
-    measured = summary["measured"]
-    where = f"the states that enter layer {summary['layer']}" if "layer" in summary else "the last states"
-    score = "evidence of the whole path" if "weights" in summary else "the newest step's probability"
-    typer.echo(f"the score is {score}")
-    typer.echo(
-        f"head on {where}; on {measured['problems']} other problems: AUC {_figure(measured['auc'])}, "
-        f"within a problem {_figure(measured['auc_within_a_problem'])}, "
-        f"calibration error {measured['expected_calibration_error']:.3f}"
-    )
-    if (measured["auc_within_a_problem"] or 0.5) < _RANKS:
-        typer.echo(_RANKS_BADLY, err=True)
     typer.echo(f"{time.perf_counter() - started:.0f} s in all")
-    typer.echo(f"verifier  {out / 'verifier'}")
 
 
 def _recorded(run: Path, offline: bool) -> "list[TreeRecord]":
@@ -152,6 +130,41 @@ def _recorded(run: Path, offline: bool) -> "list[TreeRecord]":
     problems = {problem.unique_id: problem for problem in load_benchmark(benchmark, None, dict(fields), offline)}
     with make_grader() as grader:
         return trees_of_run(recorded.folder, problems, grader)
+
+
+def _learn_from_own_states(
+    engine: "Engine",
+    of_generator: dict[str, str],
+    trees: "list[TreeRecord]",
+    out: Path,
+    record: dict[str, Any],
+    seed: int,
+) -> None:
+    """Teach a head on the states of the generator that sampled the trees, and write it into `out`."""
+    from espalier.engine.roles import GENERATOR
+    from espalier.experiments.cli.progress import count_progress
+    from espalier.experiments.verifier_training.combining import train_own_evidence
+    from espalier.experiments.verifier_training.features import take_features, tap_candidates
+
+    started = time.perf_counter()
+    tap_candidates(engine.model(GENERATOR).decoder)
+    with count_progress("problems", len(trees)) as advance:
+        features = take_features(engine, trees, out / "features", advance)
+    record["seconds"]["features"] = round(time.perf_counter() - started, 1)
+    typer.echo(f"{len(features.values):,} steps with hidden states of {features.hidden} values")
+    summary = train_own_evidence(features, out / "verifier", of_generator, record, seed)
+    measured = summary["measured"]
+    where = f"the states that enter layer {summary['layer']}" if "layer" in summary else "the last states"
+    score = "evidence of the whole path" if "weights" in summary else "the newest step's probability"
+    typer.echo(f"the score is {score}")
+    typer.echo(
+        f"head on {where}; on {measured['problems']} other problems: AUC {_figure(measured['auc'])}, "
+        f"within a problem {_figure(measured['auc_within_a_problem'])}, "
+        f"calibration error {measured['expected_calibration_error']:.3f}"
+    )
+    if (measured["auc_within_a_problem"] or 0.5) < _RANKS:
+        typer.echo(_RANKS_BADLY, err=True)
+    typer.echo(f"verifier  {out / 'verifier'}")
 
 
 def _learn_from_trunk(

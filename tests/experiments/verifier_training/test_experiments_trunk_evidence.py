@@ -22,6 +22,7 @@ from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.experiments.runs.folder import read_samples
 from espalier.experiments.verifier_training.combining import (
     LearnedEvidence,
+    _fitted,
     path_features,
     train_own_evidence,
     train_trunk_evidence,
@@ -173,6 +174,18 @@ def test_evidence_together_ranks_better_than_any_alone(tmp_path: Path):
     assert siblings["score"] > 0.7, "first steps are told apart by their states alone"
     assert summary["problems_by_use"] == {"teach": 54, "measure": 6}
     assert summary == json.loads((tmp_path / "training.json").read_text())
+
+
+def test_scores_of_whole_solutions_are_calibrated():
+    readings = made(60)
+    readings = replace(readings, values=np.where(readings.right >= 0, readings.values, 0.9).astype(np.float32))
+    features = path_features(readings, np.random.default_rng(1).random(len(readings.values)))
+    combination = _fitted(features, readings, np.arange(60))
+    ends = readings.right >= 0
+    scores = np.array([combination.score(row) for row in features[ends].tolist()])
+    missed = scores - readings.right[ends]
+    assert abs(missed.mean()) < 1e-3, "on average"
+    assert abs((missed * np.log(scores / (1 - scores))).mean()) < 1e-2, "neither too sure nor too unsure"
 
 
 def test_a_paths_evidence_is_means_minimum_and_last():
