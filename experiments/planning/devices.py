@@ -14,7 +14,6 @@ from espalier.experiments.planning.inspection import inspect_checkpoint, verifie
 from espalier.experiments.planning.known_models import MODELS, ModelShape
 from espalier.experiments.planning.options import DeviceOptions
 from espalier.experiments.planning.roofline import CARDS, Card
-from espalier.prm.scorers import SELF
 from espalier.search.run.load import TREE, RuntimeSettings
 
 CARD_MEMORY = {"a100": 80 * 10**9, "h100": 80 * 10**9, "h200": 141 * 10**9}
@@ -26,7 +25,7 @@ _COPIED, _MULTIPLIED, _REPEATS = 2**26, 1024, 3
 def planned_models(
     runtime: RuntimeSettings, scored: bool, dtype: torch.dtype, on_cpu: bool = False
 ) -> dict[str, ModelShape]:
-    """Sizes of the models that a search computes with, by role; the verifier's only for a search that is `scored`.
+    """Sizes of the models that a search computes with, by role; the verifier's if it is `scored` by a model of its own.
 
     Each is a known shape by its name, else a checkpoint, whose weights are not read.
 
@@ -41,10 +40,8 @@ def planned_models(
     """
     generator = planned_model(runtime, GENERATOR, runtime.generator, dtype, on_cpu)
     verifier = runtime.verifier if scored else ""
-    if verifier == SELF:  # the generator's weights, with a KV of its own
-        return {GENERATOR: generator, VERIFIER: replace(generator, memory_bytes=0, outputs=2)}
     if verifier and verifier not in MODELS:
-        verifier = verifier_checkpoint(verifier, runtime.generator, _hub(runtime))
+        verifier = verifier_checkpoint(verifier, _hub(runtime))
     if not verifier:
         return {GENERATOR: generator}
     return {GENERATOR: generator, VERIFIER: planned_model(runtime, VERIFIER, verifier, dtype, on_cpu)}

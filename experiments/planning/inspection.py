@@ -25,7 +25,7 @@ from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.base import PrmFamily, StepPath, special_tokens_in
 from espalier.prm.families import FamilyMatch, families_of, identify, known_classes, load_verifier
 from espalier.prm.policy_pair import PolicyPairDecoder
-from espalier.prm.scorers import SELF, names_checkpoint
+from espalier.prm.scorers import names_checkpoint
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
 from espalier.search.run.generator import has_thinking_switch, render_prompt
 from espalier.search.thoughts.marks import find_marks
@@ -173,14 +173,12 @@ def _answering(outline: Outline, tokenizer: TextTokenizer) -> Mapping[str, float
     return sampling_for(outline.optional_json("generation_config.json"), thinks=False)
 
 
-def verifier_checkpoint(verifier: str, generator: str, hub: HubSettings | None = None) -> str:
+def verifier_checkpoint(verifier: str, hub: HubSettings | None = None) -> str:
     """The checkpoint whose model computes the verifier's KV; empty if scores are read from the generator's own states.
 
     Raises:
         CheckpointError: the verifier is not found.
     """
-    if verifier == SELF:
-        return generator
     return "" if not names_checkpoint(verifier) or is_trunk_head(_outline(verifier, hub)) else verifier
 
 
