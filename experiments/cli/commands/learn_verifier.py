@@ -251,7 +251,7 @@ def _test(learned: "LearnedEvidence", trees: "list[TreeRecord]", out: Path, runt
     write_whole(out / "verifier" / "test.json", found)
     most = found["votes"][-1]
     table = Table(title=f"{found['problems']} problems, {most['paths']} paths each")
-    names = "weighed by", "AUC, solutions", "siblings", "vote", "minus majority, points"
+    names = "weighed by", "AUC, paths", "siblings", "vote", "minus majority, points"
     for place, name in enumerate(names):
         table.add_column(name, justify="right" if place else "left", no_wrap=True)
     table.add_row("majority", "", "", f"{most['majority']:.1%}", "")
