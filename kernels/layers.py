@@ -200,9 +200,22 @@ def checked_taps(layers: Layers, added: Sequence[int]) -> tuple[int, ...]:
     Raises:
         UnsupportedShapeError: there is no such layer.
     """
-    if beyond := [layer for layer in added if not 0 < layer < len(layers)]:
-        raise UnsupportedShapeError(f"there is no layer {beyond[0]} of 1 to {len(layers) - 1}")
-    return tuple(sorted({*layers.taps, *added}))
+    return tuple(sorted({*layers.taps, *(_checked(layers, layer, first=1) for layer in added)}))
+
+
+def checked_raw_tap(layers: Layers, layer: int) -> int:
+    """The layer, for `Layers.tap_raw`.
+
+    Raises:
+        UnsupportedShapeError: there is no such layer.
+    """
+    return _checked(layers, layer, first=0)
+
+
+def _checked(layers: Layers, layer: int, first: int) -> int:
+    if not first <= layer < len(layers):
+        raise UnsupportedShapeError(f"there is no layer {layer} of {first} to {len(layers) - 1}")
+    return layer
 
 
 class TorchLayers(Layers):
@@ -234,6 +247,10 @@ class TorchLayers(Layers):
         """See `Layers`."""
         self.taps = checked_taps(self, layers)
 
+    def tap_raw(self, layer: int) -> None:
+        """See `Layers`."""
+        self.raw_tap = checked_raw_tap(self, layer)
+
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
         s, outer = self._spec, self.outer
@@ -244,9 +261,12 @@ class TorchLayers(Layers):
         hidden = embedded(token_ids, outer.embedding, s.embedding_scale)  # [T, hidden]
         attend: dict[int, Attend] = {}  # by KV group
         tapped: list[torch.Tensor] = []
+        raw: list[torch.Tensor] = []
         for index, (layer, layer_kv) in enumerate(zip(self._layers, layer_kvs, strict=True)):
             if index in self.taps:
                 tapped.append(rms_norm(hidden, outer.norm, s.norm_eps))
+            if index == self.raw_tap:
+                raw.append(hidden)
             group, its = layer_kv.group, batch.of(layer_kv.group)
             if group not in attend:
                 attend[group] = self._prepare_attention(layer_kv, its, s.num_heads)
@@ -261,7 +281,7 @@ class TorchLayers(Layers):
                 added = rms_norm(added, layer.mlp_post_norm, s.norm_eps)
             hidden = hidden + added
         last = rms_norm(hidden, outer.norm, s.norm_eps)
-        return torch.cat([last, *tapped], dim=1) if tapped else last
+        return torch.cat([last, *tapped, *raw], dim=1) if tapped or raw else last
 
     def _attention(
         self,

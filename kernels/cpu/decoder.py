@@ -31,6 +31,7 @@ from espalier.kernels.cpu.phases import (
     Tokens,
     add_normed_rows,
     add_rows,
+    copy_rows,
     embed_rows,
     gated_phase,
     norm_and_store_rows,
@@ -56,7 +57,15 @@ from espalier.kernels.cpu.products.tiles import aligned
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import num_threads, parallel_run, phase_items
 from espalier.kernels.kept import Kept
-from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, checked_taps
+from espalier.kernels.layers import (
+    Activation,
+    DecoderSpec,
+    EmbeddingAndNorm,
+    Layers,
+    LayerWeights,
+    checked_raw_tap,
+    checked_taps,
+)
 from espalier.kernels.layout import KVLayout, LayerKV
 
 _PHASES = 9
@@ -132,8 +141,9 @@ class _Step(NamedTuple):
         parts: into how many parts the panels of qkv, of the residual stream and of the MLP are cut.
         rotary: cosines and sines.
         output: float32 `[T, hidden]`, receives the hidden states.
-        taps: `[layers]`, which of `tapped` receives the states that enter a layer; -1 for none.
-        tapped: float32 `[taps, T, hidden]`.
+        taps: `[layers]`, which of `tapped` receives the states that enter a layer, normalised; -1 for none.
+        raw_tap: the layer whose entering states the last of `tapped` receives as they are; -1 for none.
+        tapped: float32 `[taps and raw tap, T, hidden]`.
     """
 
     tokens: Tokens
@@ -156,6 +166,7 @@ class _Step(NamedTuple):
     rotary: tuple[np.ndarray, np.ndarray]
     output: np.ndarray
     taps: np.ndarray
+    raw_tap: int
     tapped: np.ndarray
 
 
@@ -173,7 +184,7 @@ def _forward(counters: int, step: _Step) -> None:
     """
     (
         tokens, outer, weights, windows, pairs, gelu, eps, flat, places, groups, scale, inner, refined, packs, parts,
-        threads, buffers, rotary, output, taps, tapped,
+        threads, buffers, rotary, output, taps, raw_tap, tapped,
     ) = step  # fmt: skip
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
     hidden, branch, normed, qkv, attn_out, packed_attn_out, gated = buffers
@@ -211,6 +222,8 @@ def _forward(counters: int, step: _Step) -> None:
             if taps[layer] >= 0:
                 begin = taps[layer] * rows * width
                 norm_rows(item, hidden, stride, outer.norm, eps, tapped[begin : begin + rows * width])
+            if layer == raw_tap:
+                copy_rows(item, hidden, stride, width, tapped[len(tapped) - rows * width :])
             norm_and_store_rows(item, rows, hidden, stride, norms[layer, 0], eps, normed)
         phase += 1
 
@@ -331,6 +344,11 @@ class CpuLayers(Layers):
         self._places_of_taps[list(self.taps)] = range(len(self.taps))
         self._last = _LastStep()
 
+    def tap_raw(self, layer: int) -> None:
+        """See `Layers`."""
+        self.raw_tap = checked_raw_tap(self, layer)
+        self._last = _LastStep()
+
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
         vocabulary, width = self.outer.embedding.shape
@@ -344,11 +362,11 @@ class CpuLayers(Layers):
             for group, geometry in kv_places.geometries.items()
         )
         output = torch.empty(len(ids), width)
-        tapped = torch.empty(len(self.taps), len(ids), width)
+        tapped = torch.empty(len(self.taps) + (self.raw_tap is not None), len(ids), width)
         outputs = output.view(-1).numpy(), tapped.view(-1).numpy()
         packed = self._step(Tokens(ids, step.positions.numpy()), kv_places, groups, *outputs)
         parallel_run(_forward, _PHASES * len(self) + 1, packed)
-        return torch.cat([output, *tapped], dim=1) if self.taps else output
+        return torch.cat([output, *tapped], dim=1) if len(tapped) else output
 
     def release(self, layer_kvs: Sequence[LayerKV]) -> None:
         """See `Layers`."""
@@ -414,6 +432,7 @@ class CpuLayers(Layers):
             rotary=(np.empty((rows, pairs), np.float32), np.empty((rows, pairs), np.float32)),
             output=output,
             taps=self._places_of_taps,
+            raw_tap=-1 if self.raw_tap is None else self.raw_tap,
             tapped=tapped,
         )
 

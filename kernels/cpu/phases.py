@@ -67,6 +67,13 @@ def norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: 
 
 
 @compiled(**INNER)
+def copy_rows(item: int, x: np.ndarray, x_stride: int, width: int, out: np.ndarray) -> None:
+    """Copy a few rows of `x`, `x_stride` apart, into `out`, `[T, width]`."""
+    for r in range(item * FEW_ROWS, min((item + 1) * FEW_ROWS, len(out) // width)):
+        out[r * width : (r + 1) * width] = x[r * x_stride : r * x_stride + width]
+
+
+@compiled(**INNER)
 def add_normed_rows(
     item: int, rows: int, x: np.ndarray, stride: int, weight: np.ndarray, eps: np.float32, hidden: np.ndarray
 ) -> None:

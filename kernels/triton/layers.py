@@ -66,6 +66,16 @@ class TritonLayers(TorchLayers):
         self._device = outer.embedding.device
         self._planner: Planner | None = None  # once it is known how blocks are cut
 
+    def tap(self, layers: Sequence[int]) -> None:
+        """See `Layers`; what was recorded gave none."""
+        super().tap(layers)
+        self._recorded_steps.clear()
+
+    def tap_raw(self, layer: int) -> None:
+        """See `Layers`; what was recorded gave none."""
+        super().tap_raw(layer)
+        self._recorded_steps.clear()
+
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`. What it returns for a step of one token to a sequence holds until the next such step."""
         tokens = self._describe(step, layer_kvs)
@@ -117,15 +127,21 @@ class TritonLayers(TorchLayers):
         return programs_of(self._costs, layer_kvs[0].keys.shape[3])
 
     def _compute(self, step: DeviceStep, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
-        """Hidden states of a step's tokens, `[tokens, hidden]`; waits for nothing and asks nothing of the host."""
+        """States of a step's tokens, as `forward` returns them; waits for nothing and asks nothing of the host."""
         s, outer = self._spec, self.outer
         of_window = dict(zip(self._windows, zip(step.plans, step.places, step.tables, strict=True), strict=True))
         rotaries = [rotary_table(inverse, step.positions, factor) for inverse, factor in self._frequencies]
         hidden = embedded(step.token_ids, outer.embedding, s.embedding_scale)  # [T, hidden]
         added = added_norm = None
+        tapped: list[torch.Tensor] = []
+        raw: list[torch.Tensor] = []
         for index, (layer, products) in enumerate(zip(self._layers, self._products, strict=True)):
             qkv_product, out, gate_up, down = products
             normed = add_norm(hidden, added, layer.attention_norm, s.norm_eps, added_norm)
+            if index in self.taps:
+                tapped.append(add_norm(hidden, None, outer.norm, s.norm_eps))
+            if index == self.raw_tap:
+                raw.append(hidden.clone())
             qkv = qkv_product(normed).view(len(hidden), -1, s.head_dim)  # [T, heads + 2 * kv_heads, head_dim]
             norms = None if layer.query_norm is None or layer.key_norm is None else (layer.query_norm, layer.key_norm)
             plan, places, tables = of_window[window := s.window(index)]
@@ -134,7 +150,8 @@ class TritonLayers(TorchLayers):
             added = out(mixed.flatten(1))
             normed = add_norm(hidden, added, layer.mlp_norm, s.norm_eps, layer.attention_post_norm)
             added, added_norm = down(gated(gate_up(normed), s.activation)), layer.mlp_post_norm
-        return add_norm(hidden, added, outer.norm, s.norm_eps, added_norm)
+        last = add_norm(hidden, added, outer.norm, s.norm_eps, added_norm)
+        return torch.cat([last, *tapped, *raw], dim=1) if tapped or raw else last
 
     def _describe(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> StepTokens:
         """Plan a step's attention, and say where its keys and values go."""

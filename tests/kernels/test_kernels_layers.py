@@ -13,7 +13,7 @@ from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.cpu import threads as workers
 from espalier.kernels.cpu.backend import CpuBackend
 from espalier.kernels.cpu.decoder import CpuLayers
-from espalier.kernels.layers import DecoderSpec, Layers, LayerWeights, TorchLayers
+from espalier.kernels.layers import DecoderSpec, Layers, LayerWeights, TorchLayers, UnsupportedShapeError, rms_norm
 from espalier.kernels.torch_backend import TorchBackend
 
 
@@ -102,6 +102,17 @@ def test_the_states_that_enter_a_layer_are_the_last_ones_of_a_decoder_that_ends_
         kvs = [step.layout.layer_view(kv_pool, i) for i in range(count)]
         expected = decoder(count).forward(step.given(), kvs)
         assert torch.equal(tapped[:, 40 * place : 40 * (place + 1)], expected), count
+    for layer in range(LAYERS):
+        layers.tap_raw(layer)
+        with_raw, _ = step.run(layers)
+        assert with_raw.shape == (len(plain), 4 * 40)
+        assert torch.equal(with_raw[:, :120], tapped)
+        if layer in layers.taps:
+            normed = rms_norm(with_raw[:, 120:], random_outer(40, shape).norm, shape.norm_eps)
+            torch.testing.assert_close(normed, tapped[:, 40 * layer : 40 * (layer + 1)], rtol=1e-5, atol=1e-6)
+    for beyond in (-1, LAYERS):
+        with pytest.raises(UnsupportedShapeError, match=f"no layer {beyond}"):
+            layers.tap_raw(beyond)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from espalier.engine.errors import EspalierError
-from espalier.engine.models.options import ModelImpl, Quantization
+from espalier.engine.models.options import Quantization
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, sample_rollouts
 from espalier.experiments.cli.runs import load_problems, writing_to
@@ -204,9 +204,7 @@ def _learn_from_tuned_trunk(
     from espalier.experiments.verifier_training.tuning import Tuner, identity_of
 
     layers = _open_last_layers(runtime, tune)
-    # transformers' code gives the states that enter a layer as they are.
-    by_transformers = replace(runtime, model_impl=ModelImpl.TRANSFORMERS)
-    readings, trunk, files = _read(trees, out / "readings", by_transformers, layers.first)
+    readings, trunk, files = _read(trees, out / "readings", runtime, layers.first)
     typer.echo("the trunk as it is:")
     _show(train_trunk_evidence(readings, out / "untuned", trunk, record, seed).summary["measured"])
     teach, choose = split_for_tuning(readings, seed)

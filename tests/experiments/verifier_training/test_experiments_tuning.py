@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
+from gguf_files import write_gguf
 from hybrids import write_hybrid_talker
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -80,7 +82,7 @@ def graded(readings: Readings) -> Readings:
 
 @pytest.fixture
 def make_tuner(tiny_checkpoints: dict[str, Path], read: Read, tmp_path: Path) -> Callable[..., Tuner]:
-    readings, reader = read(by_transformers(tiny_checkpoints[TRUNK]), 1)
+    readings, reader = read(Checkpoint(tiny_checkpoints[TRUNK]), 1)
     readings = graded(readings)
 
     def make(saved: str = "tuning.pt", identity: str = "these", seed: int = 0) -> Tuner:
@@ -91,13 +93,18 @@ def make_tuner(tiny_checkpoints: dict[str, Path], read: Read, tmp_path: Path) ->
     return make
 
 
+@pytest.mark.parametrize("by", [Checkpoint, by_transformers], ids=["native", "transformers"])
 @pytest.mark.parametrize("name", [TRUNK, "gemma3"])
 def test_kept_states_enter_the_layer_and_the_layers_above_give_the_last(
-    name: str, tiny_checkpoints: dict[str, Path], trees: list[TreeRecord], read: Read
+    name: str,
+    by: Callable[[Path], Checkpoint],
+    tiny_checkpoints: dict[str, Path],
+    trees: list[TreeRecord],
+    read: Read,
 ):
     folder = tiny_checkpoints[name]
     layers = LastLayers(Checkpoint(folder), 2)  # of two, the second reads what the first gives of tokens within steps
-    readings, reader = read(by_transformers(folder), layers.first)
+    readings, reader = read(by(folder), layers.first)
     kept = KeptStates(reader.entering_files, readings)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     branched = 0
@@ -202,13 +209,16 @@ def _interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("tied", ["qwen2-tied", TRUNK])
+@pytest.mark.parametrize("form", ["folder", "GGUF"])
+@pytest.mark.parametrize("name", ["qwen2-tied", TRUNK])
 def test_the_merged_adapter_gives_what_the_trained_layers_gave(
-    tied: str, tiny_checkpoints: dict[str, Path], read: Read, tmp_path: Path
+    name: str, form: str, tiny_checkpoints: dict[str, Path], read: Read, tmp_path: Path
 ):
-    folder = tiny_checkpoints[tied]
+    folder = tiny_checkpoints[name]
+    if form == "GGUF":
+        folder = write_gguf(folder, tmp_path / "trunk.gguf", GGMLQuantizationType.Q8_0)
     layers = LastLayers(Checkpoint(folder), 1)
-    readings, reader = read(by_transformers(folder), layers.first)
+    readings, reader = read(Checkpoint(folder), layers.first)
     kept = KeptStates(reader.entering_files, readings)
     torch.manual_seed(0)
     for name, parameter in layers.named_parameters():
@@ -243,7 +253,7 @@ def test_the_adapter_is_in_pefts_layout(tiny_checkpoints: dict[str, Path], tmp_p
 def test_layers_that_give_other_states_by_themselves_are_refused(
     tiny_checkpoints: dict[str, Path], read: Read, tmp_path: Path
 ):
-    readings, reader = read(by_transformers(tiny_checkpoints[TRUNK]), 1)
+    readings, reader = read(Checkpoint(tiny_checkpoints[TRUNK]), 1)
     readings = graded(readings)
     one_fewer = LastLayers(Checkpoint(tiny_checkpoints[TRUNK]), 1)
     with pytest.raises(CheckpointError, match=r"the last 1 layers give other states .*cannot be tuned"):
@@ -263,8 +273,8 @@ def test_what_cannot_be_tuned_is_refused(tiny_checkpoints: dict[str, Path], tmp_
         LastLayers(Checkpoint(folder, adapter=tmp_path / "adapter"), 1)
     with pytest.raises(CheckpointError, match=r"--tune: layers of linear_attention, .*cannot be tuned"):
         LastLayers(Checkpoint(write_hybrid_talker(tmp_path / "hybrid")), 2)
-    with pytest.raises(CheckpointError, match="not given as they are"):
-        load_generator(Checkpoint(folder), torch.float32, "cpu").decoder.tap_raw(1)
+    with pytest.raises(CheckpointError, match="there is no layer 3 of 0 to 2"):
+        load_generator(Checkpoint(folder), torch.float32, "cpu").decoder.tap_raw(3)
     with pytest.raises(CheckpointError, match="are not given"):
         load_generator(by_transformers(folder), torch.float32, "cpu").decoder.tap_raw(3)
 
@@ -272,7 +282,7 @@ def test_what_cannot_be_tuned_is_refused(tiny_checkpoints: dict[str, Path], tmp_
 def test_states_that_do_not_fit_are_refused_before_any_is_read(
     tiny_checkpoints: dict[str, Path], read: Read, monkeypatch: pytest.MonkeyPatch
 ):
-    readings, reader = read(by_transformers(tiny_checkpoints[TRUNK]), 1)
+    readings, reader = read(Checkpoint(tiny_checkpoints[TRUNK]), 1)
     tokens, needed = reader.require_room()
     kept = KeptStates(reader.entering_files, readings)
     assert tokens == sum(kept.tokens(number) for number in range(8))

@@ -75,7 +75,11 @@ def test_layers_that_differ_equal_the_reference(post_norms: bool):
         )
         for backend in (TritonBackend(FEW), TorchBackend())
     )
+    for layers in (one, other):
+        layers.tap([1])
+        layers.tap_raw(2)
     (output, kv_pool), (expected, expected_kv_pool) = step.run(one), step.run(other)
+    assert output.shape[1] == 3 * 40, "last states, those that enter layer 1, and as they are those that enter layer 2"
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(kv_pool, expected_kv_pool, rtol=1e-4, atol=1e-4)
 
