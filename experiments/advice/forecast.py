@@ -218,7 +218,8 @@ class Forecaster:
     def _vote_over_paths(self, request: SearchRequest) -> _Outcomes:
         draws = [_draws_of(tree, request.beam_width, f"{self._seed} {i}") for i, tree in enumerate(self.trees)]
         vote = vote_of(request)
-        right = [[_solved(paths, vote, request.aggregation) for paths in row] for row in draws]
+        how = request.aggregation if needs_verifier(request) else None
+        right = [[_solved(paths, vote, how) for paths in row] for row in draws]
         drawn = [[_steps(paths) for paths in row] for row in draws]
         tokens = [[sum(step.tokens for step in steps) for steps in row] for row in drawn]
         own_tokens = [[self._own_tokens.of_all(steps) for steps in row] for row in drawn]
@@ -293,9 +294,10 @@ def _draws_of(tree: RecordedTree, paths: int, seed: str) -> list[list[RecordedSt
     return [every] if paths == len(every) else [draw.sample(every, paths) for _ in range(_DRAWS)]
 
 
-def _solved(paths: Sequence[RecordedStep], vote: Vote, how: Aggregation) -> bool:
+def _solved(paths: Sequence[RecordedStep], vote: Vote, how: Aggregation | None) -> bool:
+    """Return whether a vote solves it; without `how`, no score is known, and none breaks ties."""
     candidates = [
-        Candidate(i, _RIGHT if end.right else end.answer, aggregate(end.scores(), how), 1, ())
+        Candidate(i, _RIGHT if end.right else end.answer, aggregate(end.scores(), how) if how else None, 1, ())
         for i, end in enumerate(paths)
         if end.complete
     ]

@@ -24,7 +24,7 @@ import numpy as np
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.advice.recorded import OwnTokens, RecordedStep, RecordedTree
-from espalier.search.algorithms import make_algorithm, vote_of
+from espalier.search.algorithms import make_algorithm, needs_verifier, vote_of
 from espalier.search.algorithms.base import Expand
 from espalier.search.request import SearchRequest
 from espalier.search.result import Candidate
@@ -274,5 +274,6 @@ class _ModelledSearch:
         answer = _RIGHT if step.right else step.answer
         if answer and not step.right and node in self._new and self._model.gave(self._problem, step) < 2:
             answer = f"{answer} {node.node_id}"  # it was drawn once: those like it differ
-        score = aggregate(node.step_scores(), self._request.aggregation)
+        scored = needs_verifier(self._request)
+        score = aggregate(node.step_scores(), self._request.aggregation) if scored else None
         return Candidate(node.node_id, answer, score, node.multiplicity, ())

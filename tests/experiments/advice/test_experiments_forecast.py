@@ -132,6 +132,16 @@ def test_votes_over_recorded_paths_need_no_model():
     assert set(whole.outcomes) <= {0.0, 1.0}  # all paths: nothing is drawn
 
 
+def test_no_score_breaks_a_majoritys_ties_which_a_run_without_a_verifier_has_not():
+    root = RecordedStep(None, count=2)
+    wrong = RecordedStep(root, 0.1, 10, 1, EOS, "1", right=False)
+    right = RecordedStep(root, 0.9, 10, 1, EOS, "gold", right=True)
+    root.children += [wrong, right]
+    forecaster = Forecaster([RecordedTree((root, wrong, right), prompt_tokens=20)], COSTS)
+    assert forecaster.forecast(request("majority", 2)).accuracy == 0
+    assert forecaster.forecast(request("best-of-n", 2)).accuracy == 1
+
+
 def test_the_first_wrong_step_is_found_by_its_score_and_the_end():
     def path(*scores: float, right: bool) -> RecordedTree:
         steps = [RecordedStep(None, count=1)]
