@@ -45,7 +45,13 @@ MADE = {"make demo": "espalier solve", "make test": "pytest"}
 ONLY_READ = {
     "espalier solve --generator Qwen/Qwen2.5-1.5B-Instruct --verifier Qwen/Qwen2.5-Math-PRM-7B --kv-memory 8G "
     '"What is 2 + 3 + 4?"',
-    "espalier models inspect Qwen2.5-1.5B-Instruct Qwen2.5-Math-PRM-7B --memory 24G --dtype bfloat16",
+    "espalier models inspect small.gguf large.gguf --memory 8G",
+    "espalier eval --generator small.gguf --verifier confidence --benchmark gsm8k_test.jsonl --limit 200 "
+    "--algorithm best-of-n -N 16 --early-stop off --trees --out small-16",
+    "espalier learn-verifier --generator small.gguf --trunk large.gguf --benchmark gsm8k_train.jsonl --limit 500 -N 8 "
+    "--test small-16 --out evidence",
+    "espalier advise --generator small.gguf --verifier large.gguf --verifier-family evidence/verifier "
+    "--benchmark gsm8k_more.jsonl --limit 60",
 }
 """Those that need a download: their options are read, and nothing is run."""
 
