@@ -117,12 +117,20 @@ def record_paths(
     return list(trees.values()), costs_of([trees[s.key] for s in fresh], [s.usage for s in fresh], stepped, wall)
 
 
-def run_single_paths(
-    evaluation: Evaluation, requests: Sequence[SearchRequest], out: Path, command: dict[str, Any]
+def run_some(
+    forecaster: Forecaster,
+    evaluation: Evaluation,
+    requests: Sequence[SearchRequest],
+    out: Path,
+    command: dict[str, Any],
 ) -> dict[SearchRequest, dict[str, Sample]]:
-    """Run those of the searches that are one path of the likeliest tokens: they cost little, and samples tell nothing.
+    """Run those of the searches of which recorded paths tell too little.
+
+    One path of the likeliest tokens costs little, and samples do not show it. Of the step-by-step searches one is run,
+    and corrects the forecasts of the others; see `Forecaster.step_by_step`.
 
     Args:
+        forecaster: of the recorded paths.
         evaluation: see `record_paths`.
         requests: the searches to choose from.
         out: folder of the advice; gets one for each search that is run.
@@ -132,20 +140,28 @@ def run_single_paths(
         Their samples by problem, by the request with every default filled in.
     """
     fill = evaluation.executor.defaults.fill
+    filled = {fill(request): request for request in distinct(requests, fill)}
+    folders = {
+        each: str(each.algorithm)
+        for each in filled
+        if each.temperature == 0 and algorithm_of(each).candidates(each) == 1
+    }
+    step_by_step = forecaster.step_by_step([each for each in filled if each not in folders])
+    if step_by_step:
+        folders[step_by_step] = f"{step_by_step.algorithm}-{step_by_step.beam_width}x{step_by_step.expansion}"
     found: dict[SearchRequest, dict[str, Sample]] = {}
-    for request in distinct(requests, fill):
-        effective = fill(request)
-        if effective.temperature == 0 and algorithm_of(effective).candidates(effective) == 1:
-            folder = RunFolder(out / str(request.algorithm), evaluation.configuration(request), command)
-            evaluation.run(request, folder)
-            samples = folder.samples_of(evaluation.asked or evaluation.problems)
-            found[effective] = {sample.unique_id: sample for sample in samples if not sample.refused}
+    for each, name in folders.items():
+        folder = RunFolder(out / name, evaluation.configuration(filled[each]), command)
+        evaluation.run(filled[each], folder)
+        samples = folder.samples_of(evaluation.asked or evaluation.problems)
+        found[each] = {sample.unique_id: sample for sample in samples if not sample.refused}
+    if step_by_step and found[step_by_step]:
+        forecaster.correct(step_by_step, found[step_by_step])
     return {request: samples for request, samples in found.items() if samples}
 
 
 def advise(
-    trees: Sequence[RecordedTree],
-    costs: Costs,
+    forecaster: Forecaster,
     requests: Sequence[SearchRequest],
     fill: Callable[[SearchRequest], SearchRequest],
     target: float | None = None,
@@ -155,15 +171,13 @@ def advise(
     """Forecast searches, and choose one.
 
     Args:
-        trees: the recorded paths.
-        costs: of their tokens.
+        forecaster: of the recorded paths.
         requests: the searches to choose from.
         fill: fills in a request's defaults.
         target: see `recommend`.
         budget: see `recommend`.
-        run: samples of searches that were run; see `run_single_paths`.
+        run: samples of searches that were run; see `run_some`.
     """
-    forecaster = Forecaster(trees, costs)
     found: dict[bool, list[Forecast]] = {True: [], False: []}
     skipped: dict[str, str] = {}
     for request in map(fill, distinct(requests, fill)):
@@ -184,7 +198,7 @@ def advise(
     findings = _findings(forecaster, requests[0], fill)
     advice = recommend(searches, single, found[False], findings, target, budget)
     ordered = sorted(searches, key=lambda search: search.seconds)
-    return Report(len(trees), forecaster.paths, findings, costs, tuple(ordered), advice, skipped)
+    return Report(len(forecaster.trees), forecaster.paths, findings, forecaster.costs, tuple(ordered), advice, skipped)
 
 
 def _findings(

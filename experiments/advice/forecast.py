@@ -10,14 +10,21 @@ from typing import Any
 import numpy as np
 
 from espalier.engine.roles import GENERATOR
-from espalier.experiments.advice.modelled_search import SearchModel
+from espalier.experiments.advice.modelled_search import SearchModel, UnpredictableSearchError
 from espalier.experiments.advice.recorded import OwnTokens, RecordedStep, RecordedTree
 from espalier.experiments.advice.step_states import fit_step_states
 from espalier.experiments.prm_evaluation.metrics import auc_within
 from espalier.experiments.runs.grid import settings_of
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import pass_at_k
-from espalier.search.algorithms import algorithm_of, answers_suffice, has_independent_paths, needs_verifier, vote_of
+from espalier.search.algorithms import (
+    algorithm_of,
+    answers_suffice,
+    has_independent_paths,
+    needs_verifier,
+    samples_whole_paths,
+    vote_of,
+)
 from espalier.search.common_fields import Aggregation, Vote
 from espalier.search.request import SearchRequest
 from espalier.search.result import Candidate
@@ -75,7 +82,7 @@ class Forecast:
         generator_tokens: that the generator computes a problem, prompts included.
         verifier_tokens: that the verifier reads a problem.
         seconds: of a problem, where as many searches run at once as were sampled.
-        outcomes: share of repetitions that solve each problem.
+        outcomes: share of repetitions that solve each problem, moved like the accuracy.
     """
 
     settings: Mapping[str, Any]
@@ -125,12 +132,14 @@ class Forecaster:
         fit_step_states(trees)
         self.trees = trees
         self.paths = min(tree.paths for tree in trees)
-        self._costs = costs
+        self.costs = costs
         self._seed = seed
         self._prompt_tokens = float(np.mean([tree.prompt_tokens for tree in trees]))
         self._own_tokens = OwnTokens(trees)
         self._models = [SearchModel(trees, seed + i, self._own_tokens) for i in range(_MODELS)]
         self._found: dict[tuple[str, SearchRequest], _Outcomes] = {}
+        self._error = 0.0  # of the model's accuracy of step-by-step searches, where one was run
+        self._more_tokens = 1.0  # than the model has, likewise
 
     @property
     def scores_steps(self) -> bool:
@@ -140,6 +149,38 @@ class Forecaster:
     def can(self, request: SearchRequest) -> bool:
         """Return true if the search reads no scores that the paths were recorded without."""
         return answers_suffice(request) or self.scores_steps
+
+    def step_by_step(self, requests: Sequence[SearchRequest]) -> SearchRequest | None:
+        """The search to run and to give to `correct`: a step-by-step one of about as many candidates as recorded paths.
+
+        Of most candidates, at most as many as the paths, else of fewest; None if the model has none of the requests.
+        """
+
+        def size(request: SearchRequest) -> int:
+            candidates = algorithm_of(request).candidates(request)
+            return candidates if candidates <= self.paths else -candidates
+
+        for request in sorted(requests, key=size, reverse=True):
+            if samples_whole_paths(request) or not self.can(request):
+                continue
+            try:
+                self._modelled(request)
+            except UnpredictableSearchError:
+                continue
+            return request
+        return None
+
+    def correct(self, request: SearchRequest, samples: Mapping[str, Sample]) -> None:
+        """Move the forecasts of all step-by-step searches by what the model errs by where one was run on the problems.
+
+        Recorded paths do not tell how a verifier's errors add up over the steps of a search. A run of few problems
+        tells less, and moves them less: by what is expected of a normal error of `_MODEL_ERROR`.
+        """
+        run, found = self.of_run(request, samples), self._made(request, Basis.PREDICTED, self._modelled(request))
+        error = run.outcomes - found.outcomes
+        noise = float(error.var()) / len(error)
+        self._error = float(error.mean()) * _MODEL_ERROR**2 / (_MODEL_ERROR**2 + noise)
+        self._more_tokens = run.generator_tokens / found.generator_tokens
 
     def forecast(self, request: SearchRequest) -> Forecast:
         """Forecast a search with every default filled in.
@@ -151,17 +192,22 @@ class Forecaster:
         if independent and request.beam_width <= self.paths:
             return self._made(request, Basis.RECORDED, self._recorded(request))
         found = self._modelled(request)
+        if not samples_whole_paths(request):
+            return self._made(request, Basis.PREDICTED, found, self._error, self._more_tokens)
         shift = 0.0
         if independent:  # how far the model is off where more is known
             known = replace(request, beam_width=self.paths)
             shift = float(self._recorded(known).right.mean() - self._modelled(known).right.mean())
         return self._made(request, Basis.PREDICTED, found, shift)
 
-    def _made(self, request: SearchRequest, basis: Basis, found: _Outcomes, shift: float = 0.0) -> Forecast:
+    def _made(
+        self, request: SearchRequest, basis: Basis, found: _Outcomes, shift: float = 0.0, more_tokens: float = 1.0
+    ) -> Forecast:
         low, high = _interval(found.right, self._seed)
-        costs, prompt, steps = self._costs, self._prompt_tokens, float(found.tokens.mean())
-        generator = prompt + costs.sampled * float(found.own_tokens.mean())
+        costs, prompt, steps = self.costs, self._prompt_tokens, float(found.tokens.mean())
+        generator = more_tokens * (prompt + costs.sampled * float(found.own_tokens.mean()))
         verifier = costs.read_of_prompt * prompt + costs.read * steps if needs_verifier(request) else 0.0
+        verifier *= more_tokens
         seconds = generator * costs.generator_seconds + verifier * costs.verifier_seconds
         of_problems = found.right.mean(1)
         accuracy = float(of_problems.mean())
@@ -179,7 +225,7 @@ class Forecaster:
             generator,
             verifier,
             seconds,
-            of_problems,
+            of_problems + shift,
         )
 
     def of_run(self, request: SearchRequest, samples: Mapping[str, Sample]) -> Forecast:
@@ -190,7 +236,7 @@ class Forecaster:
             float(np.mean([sample.usage[name] for sample in samples.values()]))
             for name in ("generator_tokens", "verifier_tokens")
         )
-        seconds = generator * self._costs.generator_seconds + verifier * self._costs.verifier_seconds
+        seconds = generator * self.costs.generator_seconds + verifier * self.costs.verifier_seconds
         settings, candidates = settings_of(request), algorithm_of(request).candidates(request)
         figures = float(right.mean()), low, high, generator, verifier, seconds
         return Forecast(settings, candidates, Basis.RUN, *figures, right.mean(1))

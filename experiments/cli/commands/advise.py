@@ -50,7 +50,8 @@ def advise_command(
     where: ExecutorSettings,
 ) -> None:
     """Sample paths once, and advise what search to spend on: accuracy and cost of many, most of which are not run."""
-    from espalier.experiments.advice.advise import ADVICE, advise, record_paths, run_single_paths, sampling_request
+    from espalier.experiments.advice.advise import ADVICE, advise, record_paths, run_some, sampling_request
+    from espalier.experiments.advice.forecast import Forecaster
     from espalier.experiments.advice.recommend import read_budget
     from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.runs.evaluate import Evaluation
@@ -76,8 +77,9 @@ def advise_command(
             executor, problems, checker, benchmark, asked, keep_trees=True, on_sample=on_sample
         )  # fmt: skip
         trees, costs = record_paths(evaluation, sampled, out, command, lambda: _step_seconds(executor))
-        run = run_single_paths(evaluation, requests, out, command)
-        report = advise(trees, costs, requests, executor.defaults.fill, target, limits, run)
+        forecaster = Forecaster(trees, costs)
+        run = run_some(forecaster, evaluation, requests, out, command)
+        report = advise(forecaster, requests, executor.defaults.fill, target, limits, run)
     found = {"command": command, "benchmark": benchmark} | report.to_dict()
     write_whole(out / ADVICE, found)
     if as_json:

@@ -41,6 +41,10 @@ def test_paths_are_sampled_once_and_the_file_is_what_auto_takes(espalier, tmp_pa
     assert found["greedy", None]["accuracy"] == sum(sample["correct"] for sample in greedy) / 4
     computed = sum(sample["usage"]["generator_tokens"] for sample in greedy) / 4
     assert found["greedy", None]["generator_tokens"] == round(computed)
+    beam = [json.loads(line) for line in (tmp_path / "out/beam-2x2/samples.jsonl").read_text().splitlines()]
+    assert found["beam", 2]["basis"] == "run"
+    assert found["beam", 2]["accuracy"] == sum(sample["correct"] for sample in beam) / 4
+    assert found["beam", 1]["basis"] == "predicted"
     assert found["majority", 2]["verifier_tokens"] == 0 < found["best-of-n", 2]["verifier_tokens"]
 
 
@@ -81,8 +85,8 @@ def test_a_file_that_is_no_advice_is_refused(espalier, tmp_path):
 
 @pytest.mark.slow
 def test_five_searches_of_the_bundled_pair_are_forecast_within_four_points_on_average(espalier, tmp_path):
-    """`espalier advise` and five runs on 200 problems; every forecast's interval holds its run's accuracy."""
-    searches = [("beam", 4, 4), ("beam", 2, 8), ("dvts", 4, 4), ("dvts", 8, 2), ("best-of-n", 32, 1)]
+    """`espalier advise`, which runs beam 2x8, and five more: the interval of each forecast holds its run's accuracy."""
+    searches = [("beam", 4, 4), ("beam", 8, 2), ("dvts", 4, 4), ("dvts", 8, 2), ("best-of-n", 32, 1)]
     lists = ("-a", "beam,dvts,best-of-n", "-N", "2,4,8,32", "-M", "2,4,8")
     advice = json.loads(espalier("advise", "--limit", 200, *lists, "--out", tmp_path / "advice", "--json").out)
     found = {

@@ -2,7 +2,9 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from espalier.experiments.advice import forecast
@@ -104,6 +106,32 @@ def test_searches_that_were_not_run_are_forecast_within_what_the_samples_tell():
         assert found.seconds == pytest.approx(0.001 * found.generator_tokens + 0.0005 * found.verifier_tokens)
         errors.append(abs(found.accuracy - truth))
     assert sum(errors) / 3 < 0.05, errors  # the standard error of one run of 100 problems is 0.04
+
+
+def test_a_run_of_one_step_by_step_search_corrects_the_forecasts_of_the_others():
+    forecaster = Forecaster([World(1, seed).tree(0, 8) for seed in range(12)], COSTS)
+    asked = [request("best-of-n", 16), request("beam", 1), request("beam", 2), request("beam"), request("lookahead", 2)]
+    one = forecaster.step_by_step(asked)
+    assert one == request("beam", 2), "as many candidates as recorded paths, and no greedy steps"
+    assert forecaster.step_by_step(asked[-2:]) == request("beam"), "more than recorded paths, where there is no other"
+    assert forecaster.step_by_step(asked[:1]) is None
+    before, apart = forecaster.forecast(request("beam")), forecaster.forecast(request("best-of-n", 16))
+    own = forecaster.forecast(one)
+    usage = {"generator_tokens": 2 * own.generator_tokens, "verifier_tokens": 7}
+    samples = {str(i): SimpleNamespace(correct=i < 3, usage=usage) for i in range(12)}
+    for number, tree in enumerate(forecaster.trees):
+        object.__setattr__(tree, "problem_id", str(number))
+    forecaster.correct(one, samples)
+    errors = np.array([i < 3 for i in range(12)]) - own.outcomes
+    known = forecast._MODEL_ERROR**2 / (forecast._MODEL_ERROR**2 + errors.var() / 12)
+    after = forecaster.forecast(request("beam"))
+    assert after.accuracy == pytest.approx(before.accuracy + known * errors.mean())
+    assert after.accuracy < before.accuracy
+    assert after.low < after.accuracy < after.high
+    assert (after.generator_tokens, after.verifier_tokens) == pytest.approx(
+        (2 * before.generator_tokens, 2 * before.verifier_tokens)
+    )
+    assert forecaster.forecast(request("best-of-n", 16)).accuracy == apart.accuracy
 
 
 def test_a_verifier_that_ranks_badly_is_forecast_to_help_less():
