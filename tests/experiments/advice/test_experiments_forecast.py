@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from espalier.experiments.advice.forecast import Basis, Costs, Forecaster
 from espalier.experiments.advice.modelled_search import SearchModel, UnpredictableSearchError
 from espalier.experiments.advice.recorded import OwnTokens, RecordedStep, RecordedTree
 from espalier.experiments.advice.step_states import fit_step_states
+from espalier.experiments.runs.record import Sample
 from espalier.search.algorithms import make_algorithm, vote_of, with_defaults
 from espalier.search.common_fields import Aggregation
 from espalier.search.request import SearchRequest
@@ -109,19 +109,18 @@ def test_searches_that_were_not_run_are_forecast_within_what_the_samples_tell():
 
 
 def test_a_run_of_one_step_by_step_search_corrects_the_forecasts_of_the_others():
-    forecaster = Forecaster([World(1, seed).tree(0, 8) for seed in range(12)], COSTS)
+    forecaster = Forecaster([replace(World(1, i).tree(0, 8), problem_id=str(i)) for i in range(12)], COSTS)
     asked = [request("best-of-n", 16), request("beam", 1), request("beam", 2), request("beam"), request("lookahead", 2)]
     one = forecaster.step_by_step(asked)
+    assert one is not None
     assert one == request("beam", 2), "as many candidates as recorded paths, and no greedy steps"
     assert forecaster.step_by_step(asked[-2:]) == request("beam"), "more than recorded paths, where there is no other"
     assert forecaster.step_by_step(asked[:1]) is None
     before, apart = forecaster.forecast(request("beam")), forecaster.forecast(request("best-of-n", 16))
     own = forecaster.forecast(one)
     usage = {"generator_tokens": 2 * own.generator_tokens, "verifier_tokens": 7}
-    samples = {str(i): SimpleNamespace(correct=i < 3, usage=usage) for i in range(12)}
-    for number, tree in enumerate(forecaster.trees):
-        object.__setattr__(tree, "problem_id", str(number))
-    forecaster.correct(one, samples)
+    found = {str(i): Sample(str(i), None, "1", "1", i < 3, "", 0.5, "finished", "", {}, usage) for i in range(12)}
+    forecaster.correct(one, found)
     errors = np.array([i < 3 for i in range(12)]) - own.outcomes
     known = forecast._MODEL_ERROR**2 / (forecast._MODEL_ERROR**2 + errors.var() / 12)
     after = forecaster.forecast(request("beam"))
