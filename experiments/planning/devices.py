@@ -10,22 +10,25 @@ from espalier.engine.models.decoder import chosen_quantization
 from espalier.engine.models.hub import HubSettings
 from espalier.engine.models.options import Quantization
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
-from espalier.experiments.planning.inspection import inspect_checkpoint, verifier_checkpoint
+from espalier.experiments.planning.inspection import inspect_checkpoint, question_tokens, verifier_checkpoint
 from espalier.experiments.planning.known_models import MODELS, ModelShape
 from espalier.experiments.planning.options import DeviceOptions
 from espalier.experiments.planning.roofline import CARDS, Card
+from espalier.prm.scorers import SELF
 from espalier.search.run.load import TREE, RuntimeSettings
 
 CARD_MEMORY = {"a100": 80 * 10**9, "h100": 80 * 10**9, "h200": 141 * 10**9}
 """Bytes by the data sheet."""
 CPU = "cpu"
+QUESTION_TOKENS = 32
+"""Tokens of asking a model of which only sizes are known about a step: those of `yes-no` for Qwen2.5."""
 _COPIED, _MULTIPLIED, _REPEATS = 2**26, 1024, 3
 
 
 def planned_models(
     runtime: RuntimeSettings, scored: bool, dtype: torch.dtype, on_cpu: bool = False
 ) -> dict[str, ModelShape]:
-    """Sizes of the models that a search computes with, by role; the verifier's if it is `scored` by a model of its own.
+    """Sizes of the models that a search computes with, by role; the verifier's if one with a KV of its own scores.
 
     Each is a known shape by its name, else a checkpoint, whose weights are not read.
 
@@ -40,11 +43,22 @@ def planned_models(
     """
     generator = planned_model(runtime, GENERATOR, runtime.generator, dtype, on_cpu)
     verifier = runtime.verifier if scored else ""
+    if verifier == SELF and not planned_question(runtime):  # the generator's weights, with a KV of their own
+        return {GENERATOR: generator, VERIFIER: replace(generator, memory_bytes=0, outputs=2)}
     if verifier and verifier not in MODELS:
         verifier = verifier_checkpoint(verifier, _hub(runtime))
     if not verifier:
         return {GENERATOR: generator}
     return {GENERATOR: generator, VERIFIER: planned_model(runtime, VERIFIER, verifier, dtype, on_cpu)}
+
+
+def planned_question(runtime: RuntimeSettings) -> int:
+    """Tokens that a step costs where a generator is asked about it on its own path; 0 where paths are read apart.
+
+    Raises:
+        CheckpointError: the generator is not found, or cannot be asked.
+    """
+    return QUESTION_TOKENS if runtime.generator in MODELS else question_tokens(runtime)
 
 
 def planned_draft(

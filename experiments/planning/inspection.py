@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from os.path import lexists
 from pathlib import Path
 
@@ -23,11 +24,20 @@ from espalier.engine.models.weights import named_files, weight_lists
 from espalier.engine.models.zoo.description import TransformersConfig
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.base import PrmFamily, StepPath, special_tokens_in
-from espalier.prm.families import FamilyMatch, families_of, identify, known_classes, load_verifier
+from espalier.prm.families import (
+    FamilyMatch,
+    families_of,
+    identify,
+    known_classes,
+    load_verifier,
+    verifier_of_generator,
+)
 from espalier.prm.policy_pair import PolicyPairDecoder
 from espalier.prm.scorers import names_checkpoint
+from espalier.prm.scorers.own_path import tokens_of_questions
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
 from espalier.search.run.generator import has_thinking_switch, render_prompt
+from espalier.search.run.load import RuntimeSettings, asks_on_own_paths
 from espalier.search.thoughts.marks import find_marks
 from espalier.search.thoughts.mode_sampling import sampling_for
 
@@ -180,6 +190,19 @@ def verifier_checkpoint(verifier: str, hub: HubSettings | None = None) -> str:
         CheckpointError: the verifier is not found.
     """
     return "" if not names_checkpoint(verifier) or is_trunk_head(_outline(verifier, hub)) else verifier
+
+
+@lru_cache(1)
+def question_tokens(runtime: RuntimeSettings) -> int:
+    """Tokens that a generator of `--verifier self` reads for a step on its own path; 0 if it reads paths apart.
+
+    Raises:
+        CheckpointError: it is not found, or cannot be asked.
+    """
+    outline = _outline(runtime.generator, HubSettings(runtime.offline, runtime.cache_dir))
+    generator = load_generator(outline, torch.float32, "meta")
+    family = verifier_of_generator(outline, generator, runtime.verifier_family)
+    return tokens_of_questions(family.probes) if asks_on_own_paths(family, generator, outline, runtime) else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,7 @@ class LengthOptions:
     step_tokens: Annotated[float, Interval(ge=1, le=2048), Option("Tokens of a step.")] = 50
     verifier_prompt_tokens: Annotated[int | None, Interval(ge=1), Option("Default: --prompt-tokens.")] = None
     verifier_step_tokens: Annotated[
-        float | None,
-        Interval(ge=1, le=4096),
-        Option("With separators; default: --step-tokens. self: of its questions; default: 30."),
+        float | None, Interval(ge=1, le=4096), Option("With separators; default: --step-tokens.")
     ] = None
     merged_share: Annotated[
         float, Interval(ge=0, le=0.99), Option("Share of sampled steps that equal a sibling, and are merged.")

@@ -17,7 +17,14 @@ from espalier.experiments.planning.closed_form import (
     blocks_by_round,
     states_by_round,
 )
-from espalier.experiments.planning.devices import CARD_MEMORY, CPU, card_of, planned_draft, planned_models
+from espalier.experiments.planning.devices import (
+    CARD_MEMORY,
+    CPU,
+    card_of,
+    planned_draft,
+    planned_models,
+    planned_question,
+)
 from espalier.experiments.planning.drafts import MODEL_ACCEPTANCE, TREE_ACCEPTANCE, draft_rows
 from espalier.experiments.planning.known_models import ModelShape
 from espalier.experiments.planning.options import DeviceOptions, LengthOptions
@@ -30,8 +37,6 @@ from espalier.search.request import SearchRequest, validate
 from espalier.search.run.load import DTYPES, RuntimeSettings, default_cpu_kv_memory
 from espalier.search.run.resolve import worst_case_blocks, worst_case_states
 
-QUESTION_TOKENS = 30
-"""Of `--verifier self` for a step: 9,824 for 321 steps of a 0.5B's, measured (prm/scorers)."""
 _MANY = (1, 8, 32)
 """Searches at once for which the speed is planned, besides as many as fit."""
 _Models = Mapping[str, ModelShape]
@@ -71,8 +76,8 @@ def make_plan(
             lengths.verifier_prompt_tokens or lengths.prompt_tokens, lengths.verifier_step_tokens or lengths.step_tokens
         ),
     }
-    asked = needs_verifier(request) and runtime.verifier == SELF
-    question = (lengths.verifier_step_tokens or QUESTION_TOKENS) if asked else 0
+    asked = needs_verifier(request) and runtime.verifier == SELF and VERIFIER not in models
+    question = planned_question(runtime) if asked else 0
     search = _search_bytes(tree, models, paths, runtime.block_size, runtime.max_batch_tokens)
     weights = sum(model.memory_bytes for model in loaded.values())
     if device.card == CPU and device.memory is None:
@@ -179,14 +184,14 @@ def _speed(
     tree: TreeShape,
     models: _Models,
     lengths: _Lengths,
-    question: float,
+    question: int,
     card: Card,
     searches: int,
     block_size: int,
 ) -> dict[str, float]:
     """The floor of `searches` searches in step with each other: weights, KV, products and launches, nothing else.
 
-    `question` is the tokens of what the generator is asked about a step of its own, 0 if nothing.
+    `question` is the number of tokens that asking the generator about a step of its own path takes, 0 if it is not.
     """
     generating = scoring = 0.0
     rows = searches * tree.children

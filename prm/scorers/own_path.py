@@ -168,3 +168,9 @@ def tokens_in_common(probes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The tokens that all probes begin with, each of which has one more at least."""
     alike = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*(probe[:-1] for probe in probes), strict=False))
     return tuple(tokens[0] for tokens in alike)
+
+
+def tokens_of_questions(probes: Sequence[tuple[int, ...]]) -> int:
+    """Tokens that asking about a step takes: the path's last one, and the probes, what all begin with once."""
+    together = len(tokens_in_common(probes))
+    return 1 + together + sum(len(probe) - together for probe in probes)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from espalier.engine.engine import Engine
-    from espalier.engine.models.checkpoint import Checkpoint
+    from espalier.engine.models.checkpoint import Checkpoint, Outline
     from espalier.engine.models.config import DecoderConfig
     from espalier.engine.models.model import Head, Model
     from espalier.prm.asked import AskedFamily
@@ -390,20 +390,26 @@ def _load(
 def _asked_itself(
     family: AskedFamily, generator: Model, checkpoint: Checkpoint, settings: RuntimeSettings
 ) -> tuple[Model, Verifier]:
-    """The generator, and the scorer that asks it about its steps: on its own paths, where their layout allows.
+    """The generator, and the scorer that asks it about its steps: on its own paths, where their layout allows."""
+    from espalier.prm.scorers.own_path import HEAD, OwnPathVerifier
+    from espalier.prm.verifier import Verifier
+
+    if not asks_on_own_paths(family, generator, checkpoint, settings):
+        return generator, Verifier(family, settings.verify_incremental)
+    heads = {**generator.other_heads, HEAD: family.model.head}
+    return replace(generator, other_heads=heads), OwnPathVerifier(family, settings.verify_incremental)
+
+
+def asks_on_own_paths(family: AskedFamily, generator: Model, checkpoint: Outline, settings: RuntimeSettings) -> bool:
+    """Return whether `--verifier self` asks on the generator's own paths, else each is read apart on a second KV.
 
     Paths with thoughts are read apart: a question about a step would stand within the thought.
     """
     from espalier.engine.models.chat.system_prompt import system_prompt_of
-    from espalier.prm.scorers.own_path import HEAD, OwnPathVerifier
-    from espalier.prm.verifier import Verifier
     from espalier.search.thoughts.marks import find_marks
 
     system_prompt = system_prompt_of(checkpoint) if settings.system_prompt is None else settings.system_prompt
-    if find_marks(generator.tokenizer, settings.thought_marks) or not family.follows(system_prompt):
-        return generator, Verifier(family, settings.verify_incremental)
-    heads = {**generator.other_heads, HEAD: family.model.head}
-    return replace(generator, other_heads=heads), OwnPathVerifier(family, settings.verify_incremental)
+    return not find_marks(generator.tokenizer, settings.thought_marks) and family.follows(system_prompt)
 
 
 def _load_draft(checkpoint: Checkpoint, generator: Model, dtype: torch.dtype, device: torch.device) -> Model:

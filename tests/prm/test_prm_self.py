@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError
 from espalier.engine.work import Generated, StopCause
+from espalier.experiments.planning.devices import planned_models, planned_question
 from espalier.prm.base import Sampled
 from espalier.prm.scorer import StepNode
-from espalier.prm.scorers.own_path import OwnPathSession, OwnPathVerifier, tokens_in_common
+from espalier.prm.scorers.own_path import OwnPathSession, OwnPathVerifier, tokens_in_common, tokens_of_questions
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.generator import render_prompt
@@ -229,6 +230,18 @@ def test_a_template_without_the_turns_between_is_refused(copied: RuntimeSettings
         load_orchestrator(copied)
 
 
+def test_it_is_planned_with_its_questions_and_with_a_second_kv_where_paths_are_read_apart(settings: RuntimeSettings):
+    usage = searched(load_orchestrator(settings)).usage
+    question = planned_question(settings)
+    assert 10 < question < usage.verifier_tokens
+    assert usage.verifier_tokens % question == 0
+    assert list(planned_models(settings, True, torch.float32)) == ["generator"]
+    thinking = replace(settings, thought_marks="<t> </t>")
+    assert planned_question(thinking) == 0
+    generator, apart = planned_models(thinking, True, torch.float32).values()
+    assert (apart.kv_bytes_per_token, apart.memory_bytes) == (generator.kv_bytes_per_token, 0)
+
+
 def test_it_may_be_asked_as_a_judge(family_folders: dict[str, Path], paths: dict[StepNode, list[int]]):
     folder = str(family_folders["judge"])
     settings = RuntimeSettings(folder, "self", "judge", kv_memory=2**24, system_prompt="", verify_incremental=True)
@@ -247,6 +260,7 @@ def test_it_may_be_asked_as_a_judge(family_folders: dict[str, Path], paths: dict
     together = len(tokens_in_common(family.probes))
     assert together > 3
     each = 1 + together + sum(len(probe) - together for probe in family.probes)
+    assert tokens_of_questions(family.probes) == each
     assert result.usage.verifier_tokens == each * sum(node.score is not None for node in paths)
     assert len({node.score for node in result.nodes}) > 3
     with pytest.raises(CheckpointError, match="needs a model of its own; --verifier self takes yes-no, judge"):

@@ -49,22 +49,6 @@ def test_a_plan_and_an_estimate_count_no_verifier(verifier: str, espalier, tmp_p
     assert ran.code == 0, ran.err
 
 
-def test_a_plan_counts_what_a_generator_is_asked_and_no_second_kv_of_its_paths(espalier):
-    plans = {}
-    for name, flags in {"": (), "self": (), "longer": ("--verifier-step-tokens", 300)}.items():
-        model = "self" if name else ""
-        algorithm = "best-of-n" if name else "majority"
-        ran = espalier(
-            "plan", "--verifier", model, "-a", algorithm, "-N", 4, "--memory", "1G", "--card", "h100", *flags, "--json"
-        )
-        assert ran.code == 0, ran.err
-        plans[name] = json.loads(ran.out)
-    assert plans["self"]["models"] == plans[""]["models"]
-    assert plans["self"]["search"]["peak_bytes"] == plans[""]["search"]["peak_bytes"]
-    shares = [plan["speed"][-1]["generator_share"] for plan in plans.values()]
-    assert shares[0] == 1 > shares[1] > shares[2]
-
-
 def test_inspect_shows_whose_states_a_head_reads(head: Path, espalier):
     shown = espalier("models", "inspect", "demo-generator", head, "--memory", "1G")
     assert shown.code == 0, shown.err

@@ -29,6 +29,15 @@ def refusal(*flags: str) -> str:
     return f"{done.output}{done.exception}"
 
 
+def test_a_generator_that_is_asked_itself_reads_questions_and_holds_no_second_kv():
+    flags = ("--generator", "Qwen2.5-1.5B", "--card", "h100", "-N", "4")
+    alone = planned(*flags, "--verifier", "", "-a", "majority")
+    asked = planned(*flags, "--verifier", "self", "-a", "best-of-n")
+    assert asked["models"] == alone["models"]
+    assert asked["search"] == alone["search"]
+    assert [plan["speed"][-1]["generator_share"] < 1 for plan in (alone, asked)] == [False, True]
+
+
 def test_known_shapes_are_planned_without_any_file():
     plan = planned(*QWEN, "--card", "h100", "-N", "8", "-M", "4")
     assert plan["models"]["generator"]["kv_bytes_per_token"] == 28 * 2 * 2 * 128 * 2
