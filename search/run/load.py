@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from espalier.engine.engine import Engine
-    from espalier.engine.models.checkpoint import Checkpoint, Outline
+    from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.config import DecoderConfig
     from espalier.engine.models.model import Head, Model
     from espalier.prm.asked import AskedFamily
@@ -400,7 +400,7 @@ def _asked_itself(
     return replace(generator, other_heads=heads), OwnPathVerifier(family, settings.verify_incremental)
 
 
-def asks_on_own_paths(family: AskedFamily, generator: Model, checkpoint: Outline, settings: RuntimeSettings) -> bool:
+def asks_on_own_paths(family: AskedFamily, generator: Model, checkpoint: Checkpoint, settings: RuntimeSettings) -> bool:
     """Return whether `--verifier self` asks on the generator's own paths, else each is read apart on a second KV.
 
     Paths with thoughts are read apart: a question about a step would stand within the thought.

@@ -126,6 +126,7 @@ def test_a_run_of_one_step_by_step_search_corrects_the_forecasts_of_the_others()
     after = forecaster.forecast(request("beam"))
     assert after.accuracy == pytest.approx(before.accuracy + known * errors.mean())
     assert after.accuracy < before.accuracy
+    assert after.outcomes.mean() == pytest.approx(after.accuracy), "by which searches are compared"
     assert after.low < after.accuracy < after.high
     assert (after.generator_tokens, after.verifier_tokens) == pytest.approx(
         (2 * before.generator_tokens, 2 * before.verifier_tokens)
@@ -167,6 +168,12 @@ def test_no_score_breaks_a_majoritys_ties_which_a_run_without_a_verifier_has_not
     forecaster = Forecaster([RecordedTree((root, wrong, right), prompt_tokens=20)], COSTS)
     assert forecaster.forecast(request("majority", 2)).accuracy == 0
     assert forecaster.forecast(request("best-of-n", 2)).accuracy == 1
+    models = [SearchModel(forecaster.trees, seed) for seed in range(20)]
+    one, two, scored = (
+        [model.search(0, asked).right for model in models]
+        for asked in (request("majority", 1), request("majority", 2), request("best-of-n", 2))
+    )
+    assert one == two != scored, "of two the earlier"
 
 
 def test_the_first_wrong_step_is_found_by_its_score_and_the_end():
