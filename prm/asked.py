@@ -29,6 +29,8 @@ class AskedFamily(PrmFamily):
         probes: the tokens of each, from the end of the assistant's turn on.
     """
 
+    costly = True
+
     def __init__(self, model: Model, questions: Sequence[str]) -> None:
         """Find the text that the chat template puts before the steps and after them.
 

@@ -106,6 +106,8 @@ class PrmFamily(ABC):
         max_probe_tokens: maximum probe tokens of a step.
         other_probes: further probe tokens, each fed on a fork of its own in place of those of a step's `ScoreInput` and
             read at their last; what they give follows in `values`.
+        costly: whether a score costs tokens besides the step's own, a question or a rationale. Where only a path's last
+            score counts, no others are then computed.
         rounding: maximum difference between scores computed step by step and from the whole path, from summation order.
     """
 
@@ -114,6 +116,7 @@ class PrmFamily(ABC):
     max_special_tokens: int = 0
     max_probe_tokens: int = 0
     other_probes: tuple[tuple[int, ...], ...] = ()
+    costly: bool = False
     rounding: float = 0.0
 
     @cached_property

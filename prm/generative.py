@@ -49,6 +49,7 @@ class GenerativeFamily(PrmFamily):
     closing_tokens: int
     lead_ids: tuple[int, ...]
     verdict_ids: tuple[int, int]
+    costly = True
 
     def __init__(self, model: Model, settings: RationaleSettings) -> None:
         self.model = model

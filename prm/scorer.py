@@ -101,6 +101,7 @@ class ScoredSearch:
         limits: bounds on the verifier's tokens; None for those of the model alone.
         budget: the verifier tokens that a node's step may still use.
         sampled: whether the steps are sampled by the engine's generator; else they are given texts.
+        ends_only: whether the last steps of paths are the only ones to be scored, so that each path is read at once.
     """
 
     engine: Engine
@@ -113,6 +114,7 @@ class ScoredSearch:
     limits: PathLimits | None = None
     budget: Callable[[Any], int] = lambda node: UNLIMITED
     sampled: bool = False
+    ends_only: bool = False
 
 
 class ScoreSession:
@@ -190,6 +192,7 @@ class Scorer(ABC):
     Attributes:
         name: what it is called in messages.
         scores: whether every step has a score, or complete answers only.
+        costly: whether a score costs much more than sampling the step; see `PrmFamily`.
         reads_texts: whether it scores steps by their text; else only as they are sampled.
         reads_tokens: whether its scores may differ between steps of equal text that were sampled as other tokens; then
             only siblings that are the same tokens are merged.
@@ -203,6 +206,7 @@ class Scorer(ABC):
 
     name: str
     scores: Literal["steps", "answers"] = "steps"
+    costly: bool = False
     reads_texts: bool = True
     reads_tokens: bool = False
     reads_probes: bool = False

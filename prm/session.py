@@ -40,8 +40,8 @@ class NodeState:
 class VerifierSession(ScoreSession, Generic[Family]):
     """Scores a tree's steps, each after its parent's.
 
-    A step that is too long, or over its budget, has no score and is never cut; nor has a step after it. A family that
-    scores whole answers reads each from the problem on.
+    A step that is too long, or over its budget, has no score and is never cut; nor has a step after it. Where only the
+    ends of paths are scored, each path is read at once, from the problem on.
     """
 
     def __init__(self, family: Family, search: ScoredSearch, check: FullRescore | None = None) -> None:
@@ -61,7 +61,7 @@ class VerifierSession(ScoreSession, Generic[Family]):
 
     def want(self, node: StepNode, in_place: bool = False) -> Iterable[StepScore]:
         """See `ScoreSession`."""
-        return self._add(node, NodeState(wanted=True, in_place=in_place and not self._family.info.whole_answers))
+        return self._add(node, NodeState(wanted=True, in_place=in_place and not self._search.ends_only))
 
     def skip(self, node: StepNode) -> Iterable[StepScore]:
         """See `ScoreSession`."""
@@ -120,7 +120,7 @@ class VerifierSession(ScoreSession, Generic[Family]):
     def _submit_step(self, node: StepNode, state: NodeState) -> StepScore:
         """Submit the step of a node, whose parent is scored, if it is wanted."""
         search, limits = self._search, self._search.limits
-        parent = self._states[search.root if self._family.info.whole_answers else node.parent]  # pyright: ignore[reportArgumentType]
+        parent = self._states[search.root if search.ends_only else node.parent]  # pyright: ignore[reportArgumentType]
         state.evidence = parent.evidence
         if not state.wanted:
             if parent.sequence is not None and not node.text.strip():  # its path goes on from what was read before it
@@ -130,7 +130,8 @@ class VerifierSession(ScoreSession, Generic[Family]):
             return StepScore(node, status=ScoreStatus.UNREADABLE, reason="a step before it has no score")
         room, length = UNLIMITED, self._engine.length(parent.sequence)
         if limits:
-            room = min(limits.prompt_tokens + limits.path_tokens - length, limits.step_tokens)
+            room = limits.prompt_tokens + limits.path_tokens - length
+            room = room if search.ends_only else min(room, limits.step_tokens)
         left = search.budget(node) - self._family.other_probe_tokens
         try:
             tokens = self._submit(node, parent.sequence, state, min(room, left))
@@ -200,7 +201,7 @@ class StepSession(VerifierSession[PrmFamily]):
 
     def _submit(self, node: StepNode, parent: KVSequence, state: NodeState, max_tokens: int) -> int | None:
         path, length = self._path(steps_with_text(node)), self._engine.length(parent)
-        full = self._family.read(path)
+        full = self._family.full_path(path) if self._search.ends_only else self._family.read(path)
         self._family.model.require_embedded(VERIFIER, full.token_ids)
         reading, extends = self._relative(parent, full)
         added = len(reading.token_ids) - (0 if extends else length)

@@ -35,6 +35,7 @@ class Verifier(Scorer):
         self.family = family
         self.name = family.name
         self.scores = "answers" if family.info.whole_answers else "steps"
+        self.costly = family.costly
         self.reads_texts, self.reads_tokens = not family.info.of_sampling, family.info.of_sampling
         self.rescored = VERIFIER if full_rescore else ""
         self._same_vocabulary: dict[TextTokenizer, bool] = {}

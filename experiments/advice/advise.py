@@ -17,8 +17,8 @@ from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.grid import distinct
 from espalier.experiments.runs.record import Sample
-from espalier.search.algorithms import algorithm_of, needs_verifier
-from espalier.search.common_fields import AlgorithmName, EarlyStop
+from espalier.search.algorithms import algorithm_of, last_score_suffices, needs_verifier
+from espalier.search.common_fields import Aggregation, AlgorithmName, EarlyStop
 from espalier.search.request import SearchRequest
 
 SAMPLES, ADVICE = "samples", "advice.json"
@@ -61,15 +61,17 @@ class Report:
 def sampling_request(requests: Sequence[SearchRequest], paths: int) -> SearchRequest:
     """The search that records paths for `requests`: independent ones, all to their ends, scored if any is.
 
+    Its steps all have scores if any of the requests reads more than a path's last.
+
     Raises:
         EspalierError: the requests differ in how they sample, so that one set of paths is not enough.
     """
-    scored = any(map(needs_verifier, requests))
+    scored, last = any(map(needs_verifier, requests)), all(map(last_score_suffices, requests))
     name = AlgorithmName.BEST_OF_N if scored else AlgorithmName.MAJORITY
     sampled = {
         replace(
             request, algorithm=name, beam_width=paths, expansion=1, vote=None, early_stop=EarlyStop.OFF,
-            aggregation=requests[0].aggregation,
+            aggregation=Aggregation.LAST if last else Aggregation.MEAN,
             **dict.fromkeys(("lookahead_steps", "simulations", "exploration", "rebase_temperature")),
             iterations=None, confidence=None,
         )

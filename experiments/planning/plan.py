@@ -32,7 +32,7 @@ from espalier.experiments.planning.roofline import Card, decode_seconds, scoring
 from espalier.kernels.layout import kv_groups
 from espalier.prm.limits import PathLimits, verifier_limits
 from espalier.prm.scorers import SELF
-from espalier.search.algorithms import memory_estimate, needs_verifier
+from espalier.search.algorithms import last_score_suffices, memory_estimate, needs_verifier
 from espalier.search.request import SearchRequest, validate
 from espalier.search.run.load import DTYPES, RuntimeSettings, default_cpu_kv_memory
 from espalier.search.run.resolve import worst_case_blocks, worst_case_states
@@ -192,6 +192,7 @@ def _speed(
     """The floor of `searches` searches in step with each other: weights, KV, products and launches, nothing else.
 
     `question` is the number of tokens that asking the generator about a step of its own path takes, 0 if it is not.
+    Where only the last score of a path counts, it is asked once a path.
     """
     generating = scoring = 0.0
     rows = searches * tree.children
@@ -210,7 +211,7 @@ def _speed(
             new = tree.children * lengths[VERIFIER].step_tokens
             old = max(0.0, held[VERIFIER] - new)
             scoring += scoring_seconds(models[VERIFIER], card, round(searches * new), round(searches * old))
-        elif question:
+        elif question and (number == tree.rounds or not last_score_suffices(tree.request)):
             asker, held_tokens = replace(models[GENERATOR], outputs=2), round(searches * held[GENERATOR])
             scoring += scoring_seconds(asker, card, round(rows * question), held_tokens)
     seconds = generating + scoring

@@ -18,6 +18,7 @@ from espalier.search.algorithms.rebase import RewardBalancedSearch
 from espalier.search.common_fields import (
     DEFAULT_MAX_STEP_TOKENS,
     DEFAULT_MAX_STEPS,
+    Aggregation,
     AlgorithmName,
     CommonFields,
     EarlyStop,
@@ -135,6 +136,11 @@ def stops_early(request: CommonFields) -> bool:
 def answers_suffice(request: CommonFields) -> bool:
     """True if the search uses no scores, or only those of complete answers."""
     return algorithm_of(request).scores != "steps"
+
+
+def last_score_suffices(request: CommonFields) -> bool:
+    """True if of a path's scores the search uses the last one alone, or none."""
+    return answers_suffice(request) and request.aggregation is Aggregation.LAST
 
 
 def algorithms_for_answers() -> list[str]:

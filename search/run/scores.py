@@ -37,6 +37,7 @@ class RunningScoring(Running[ResolvedScores, ScoreResult]):
             self.options.salt,
             request.seed,
             budget=self._tokens_left,
+            ends_only=self._scorer.scores == "answers",
         )
         self._session = self._scorer.begin(scored)
         self.meter.verifier_tree_tokens += self._session.prompt_tokens

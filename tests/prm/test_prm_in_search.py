@@ -22,7 +22,7 @@ from espalier.prm.families.universal import UniversalPrm
 from espalier.prm.session import StepSession
 from espalier.prm.verifier import Verifier
 from espalier.search.algorithms.base import MemoryEstimate
-from espalier.search.request import AlgorithmName, SearchRequest, Vote
+from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
 from espalier.search.result import NodeRecord, SearchResult
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import Generator
@@ -36,6 +36,7 @@ BEAM = SearchRequest(
 BEST_OF_N = SearchRequest(
     PROBLEM, AlgorithmName.BEST_OF_N, beam_width=6, expansion=1, max_steps=4, max_tokens=60, max_step_tokens=20
 )
+BEST_OF_N_BY_MEAN = replace(BEST_OF_N, aggregation=Aggregation.MEAN)  # the score of every step counts
 Make = Callable[..., Orchestrator]
 
 
@@ -84,7 +85,7 @@ def nodes_of(result: SearchResult) -> list[tuple[object, ...]]:
     return sorted((node.path, node.text, node.score, node.termination) for node in result.nodes)
 
 
-@pytest.mark.parametrize("request_", [BEAM, BEST_OF_N], ids=["beam", "best-of-n"])
+@pytest.mark.parametrize("request_", [BEAM, BEST_OF_N_BY_MEAN], ids=["beam", "best-of-n"])
 @pytest.mark.parametrize("name", STEPWISE)
 def test_a_searchs_scores_are_the_recipes_and_the_full_rescore_agrees(
     name: str, request_: SearchRequest, search_with: Make, family_folders: dict[str, Path]
@@ -181,6 +182,31 @@ def test_an_outcome_model_scores_the_complete_answers_of_best_of_n(
             expected = plain_families.outcome(family_folders["outcome"], PROBLEM, [step.text for step in path])
         assert node.score == pytest.approx(expected, abs=1e-5)
     assert {candidate.score for candidate in result.candidates} == {node.score for node in complete}
+
+
+@pytest.mark.parametrize("full_rescore", [False, True])
+@pytest.mark.parametrize("name", ["yes-no", "judge"])
+def test_best_of_n_asks_about_whole_paths_alone_where_their_last_score_is_the_one_that_counts(
+    name: str, full_rescore: bool, search_with: Make, family_folders: dict[str, Path]
+):
+    (result,) = run(search_with(name, full_rescore), BEST_OF_N)
+    (of_all_steps,) = run(search_with(name), BEST_OF_N_BY_MEAN)
+    assert_complete_paths_alone_have_a_score(result, of_all_steps)
+    assert result.usage.verifier_tree_tokens < 0.8 * of_all_steps.usage.verifier_tree_tokens
+    for path in scored_paths(result):
+        expected = plain_families.plain_scores(name, family_folders, PROBLEM, [node.text for node in path])
+        assert path[-1].score == pytest.approx(expected[-1], abs=1e-5)
+
+
+def assert_complete_paths_alone_have_a_score(result: SearchResult, of_all_steps: SearchResult) -> None:
+    """And every one has; `of_all_steps` is of the same paths, whose steps have the same scores."""
+    assert [(node.path, node.text) for node in result.nodes] == [(node.path, node.text) for node in of_all_steps.nodes]
+    scores = {node.path: node.score for node in result.nodes if node.score is not None}
+    assert scores.keys() == {node.path for node in result.nodes if node.termination in ("eos", "boxed")}
+    known = {node.path: node.score for node in of_all_steps.nodes if node.score is not None}
+    ends = {path: score for path, score in known.items() if path in scores}
+    assert 2 < len(ends) < len(known), "no path has two steps"
+    assert {path: scores[path] for path in ends} == pytest.approx(ends, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,15 @@ import pytest
 import torch
 from family_models import write_thinkprm
 from paths import PROBLEM, STEPS, begin, child, score_path, score_step, want
-from test_prm_in_search import BEAM, BEST_OF_N, nodes_of, run, scored_paths
+from test_prm_in_search import (
+    BEAM,
+    BEST_OF_N,
+    BEST_OF_N_BY_MEAN,
+    assert_complete_paths_alone_have_a_score,
+    nodes_of,
+    run,
+    scored_paths,
+)
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, RequestTooLargeError
@@ -32,7 +40,7 @@ from espalier.search.tree import Node
 
 Make = Callable[..., tuple[Engine, Verifier]]
 SETTINGS = {"greedy": {}, "chains": {"chains": 3, "temperature": 1.0}}
-requests_ = pytest.mark.parametrize("request_", [BEAM, BEST_OF_N], ids=["beam", "best-of-n"])
+requests_ = pytest.mark.parametrize("request_", [BEAM, BEST_OF_N_BY_MEAN], ids=["beam", "best-of-n"])
 
 
 @pytest.fixture(scope="session")
@@ -240,6 +248,15 @@ def test_a_search_gives_the_same_scores_alone_in_company_and_with_scarce_memory(
             assert path[-1].score == pytest.approx(
                 plain_families.thinkprm(folders[name], PROBLEM, steps, cut), abs=1e-5
             )
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_best_of_n_writes_about_whole_paths_alone_where_their_last_score_is_the_one_that_counts(
+    name: str, search_with: Callable[..., Orchestrator]
+):
+    (result,), (of_all_steps,) = (run(search_with(name), request) for request in (BEST_OF_N, BEST_OF_N_BY_MEAN))
+    assert_complete_paths_alone_have_a_score(result, of_all_steps)
+    assert result.usage.verifier_tree_tokens < 0.7 * of_all_steps.usage.verifier_tree_tokens
 
 
 def test_another_seed_writes_other_rationales_and_the_same_text_gets_the_same_ones(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from paths import PROBLEM
+from test_prm_in_search import assert_complete_paths_alone_have_a_score
 from tiny_models import edit_json
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -17,7 +18,7 @@ from espalier.experiments.planning.devices import planned_models, planned_questi
 from espalier.prm.base import Sampled
 from espalier.prm.scorer import StepNode
 from espalier.prm.scorers.own_path import OwnPathSession, OwnPathVerifier, tokens_in_common, tokens_of_questions
-from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.generator import render_prompt
 from espalier.search.run.load import RuntimeSettings, load_orchestrator, load_verifier_alone
@@ -147,6 +148,16 @@ def test_a_search_asks_the_same_in_any_company(request_: SearchRequest, settings
     assert [(node.path, node.score) for node in together.nodes] == [(node.path, node.score) for node in alone.nodes]
     assert any(node.score is not None for node in alone.nodes)
     orchestrator.engine.check_drained()
+
+
+def test_best_of_n_asks_about_whole_paths_alone_where_their_last_score_is_the_one_that_counts(
+    settings: RuntimeSettings,
+):
+    by_mean = replace(BEST_OF_N, aggregation=Aggregation.MEAN)
+    result, of_all_steps = (searched(load_orchestrator(settings), request) for request in (BEST_OF_N, by_mean))
+    assert_complete_paths_alone_have_a_score(result, of_all_steps)
+    asked = sum(node.score is not None for node in result.nodes)
+    assert result.usage.verifier_tokens == asked * planned_question(settings)
 
 
 @pytest.mark.parametrize("budget", [1, 60, 400])
