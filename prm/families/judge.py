@@ -7,7 +7,7 @@ another way, and every second one letters the scale from its other end, so that 
 wording cancels; nothing is sampled.
 
 A `prm` object in `config.json` sets them, such as `{"letters": 20, "criteria": ["Every calculation is right."],
-"repeats": 2}`. Each question is fed after each step, on a fork of its own: C·K times 50 to 65 tokens.
+"repeats": 2}`. Each question is fed on a fork of its own: C·K times 50 to 65 tokens a score.
 
 Source: scoring by the expectation over score tokens, times criteria, times repeats is the LLM-as-a-verifier of
 arXiv:2607.05391; G-Eval (arXiv:2303.16634) weighs scores by their probabilities too. There a repeat is sampled; the

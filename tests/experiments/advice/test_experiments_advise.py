@@ -4,6 +4,10 @@ import json
 
 import pytest
 
+from espalier.experiments.advice.advise import sampling_request
+from espalier.search.algorithms import last_score_suffices
+from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
+
 SMALL = (
     "advise",
     "--limit",
@@ -46,6 +50,15 @@ def test_paths_are_sampled_once_and_the_file_is_what_auto_takes(espalier, tmp_pa
     assert found["beam", 2]["accuracy"] == sum(sample["correct"] for sample in beam) / 4
     assert found["beam", 1]["basis"] == "predicted"
     assert found["majority", 2]["verifier_tokens"] == 0 < found["best-of-n", 2]["verifier_tokens"]
+
+
+def test_all_steps_are_scored_where_a_search_reads_them():
+    best_of_n, by_least = (
+        SearchRequest("1+1?", AlgorithmName.BEST_OF_N, aggregation=how) for how in (Aggregation.LAST, Aggregation.MIN)
+    )
+    beam = SearchRequest("1+1?", AlgorithmName.BEAM)
+    sampled = [sampling_request(requests, 4) for requests in ([best_of_n], [best_of_n, beam], [by_least])]
+    assert [last_score_suffices(request) for request in sampled] == [True, False, False]
 
 
 def test_auto_runs_the_best_search_of_a_file(espalier, tmp_path):

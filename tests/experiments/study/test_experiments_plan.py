@@ -36,6 +36,9 @@ def test_a_generator_that_is_asked_itself_reads_questions_and_holds_no_second_kv
     assert asked["models"] == alone["models"]
     assert asked["search"] == alone["search"]
     assert [plan["speed"][-1]["generator_share"] < 1 for plan in (alone, asked)] == [False, True]
+    longer = planned(*flags, "--verifier", "self", "-a", "best-of-n", "--steps", "40", "--step-tokens", "10")
+    asking = [(1 - p["speed"][0]["generator_share"]) * p["speed"][0]["seconds"] for p in (asked, longer)]
+    assert asking[1] == pytest.approx(asking[0], rel=0.05), "paths of as many tokens are asked about once"
 
 
 def test_known_shapes_are_planned_without_any_file():
