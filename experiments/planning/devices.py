@@ -14,6 +14,7 @@ from espalier.experiments.planning.inspection import inspect_checkpoint, questio
 from espalier.experiments.planning.known_models import MODELS, ModelShape
 from espalier.experiments.planning.options import DeviceOptions
 from espalier.experiments.planning.roofline import CARDS, Card
+from espalier.kernels.cpu import HAS_VNNI
 from espalier.prm.scorers import SELF
 from espalier.search.run.load import TREE, RuntimeSettings
 
@@ -134,4 +135,10 @@ def _measured_cpu() -> Card:
     square = torch.ones(_MULTIPLIED, _MULTIPLIED)
     copying = min(timeit.repeat(lambda: target.copy_(source), number=1, repeat=_REPEATS))
     multiplying = min(timeit.repeat(lambda: square @ square, number=1, repeat=_REPEATS))
-    return Card(2 * _COPIED / copying, 2 * _MULTIPLIED**3 / multiplying, kernel_seconds=0.0)
+    operations, int8_rate = 2 * _MULTIPLIED**3, 0.0
+    if HAS_VNNI:
+        of_bytes = square.to(torch.int8)
+        int8_rate = operations / min(
+            timeit.repeat(lambda: torch._int_mm(of_bytes, of_bytes), number=1, repeat=_REPEATS)
+        )
+    return Card(2 * _COPIED / copying, operations / multiplying, kernel_seconds=0.0, int8_rate=int8_rate)

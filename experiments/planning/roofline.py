@@ -6,6 +6,7 @@ verifier's step multiplies. What a step takes beyond this is what software adds.
 
 from dataclasses import dataclass
 
+from espalier.engine.models.options import Quantization
 from espalier.experiments.planning.known_models import ModelShape
 
 KERNELS_OF_A_LAYER = 10
@@ -20,11 +21,18 @@ class Card:
         bandwidth: bytes read or written in a second, as a large copy reaches it.
         matrix_rate: bfloat16 operations in a second, as a large product reaches it.
         kernel_seconds: the least time of a kernel within a CUDA graph.
+        int8_rate: operations in a second with int8 weights, where these are multiplied as bytes; 0 where they are not.
     """
 
     bandwidth: float
     matrix_rate: float
     kernel_seconds: float = 2e-6
+    int8_rate: float = 0.0
+
+    def rate_of(self, model: ModelShape) -> float:
+        """Operations in a second of products with a model's weights."""
+        as_bytes = self.int8_rate > 0 and model.quantization is Quantization.INT8
+        return self.int8_rate if as_bytes else self.matrix_rate
 
 
 CARDS = {
@@ -48,7 +56,7 @@ def decode_seconds(model: ModelShape, card: Card, rows: int, context: int, share
     """
     unique = shared + rows * (context - shared)
     moved = model.weight_bytes + unique * model.kv_bytes_per_token
-    multiplied = 2 * rows * tokens * model.parameters / card.matrix_rate
+    multiplied = 2 * rows * tokens * model.parameters / card.rate_of(model)
     launches = KERNELS_OF_A_LAYER * model.config.num_layers * card.kernel_seconds
     return max(moved / card.bandwidth, multiplied, launches)
 
@@ -57,4 +65,4 @@ def scoring_seconds(model: ModelShape, card: Card, tokens: int, cached: int) -> 
     """Seconds to compute `tokens` new tokens beside `cached` ones that are read again."""
     moved = model.weight_bytes + (tokens + cached) * model.kv_bytes_per_token
     launches = KERNELS_OF_A_LAYER * model.config.num_layers * card.kernel_seconds
-    return max(moved / card.bandwidth, 2 * tokens * model.parameters / card.matrix_rate, launches)
+    return max(moved / card.bandwidth, 2 * tokens * model.parameters / card.rate_of(model), launches)

@@ -33,6 +33,8 @@ from espalier.search.voting.decided import make_gate
 from espalier.search.voting.unsure import ConfidenceBar
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
+_PEAK_LOOKS = 16
+"""Times in a round of whole paths that memory is looked at: before paths end, as each gives its own back."""
 
 
 @dataclass(slots=True, eq=False)
@@ -152,6 +154,7 @@ class TreeExpander:
         # How much of a budget they may use is known only once they are asked for.
         self._may_run_ahead = not (resolved.request.generator_budget or resolved.probes)
         self._unfinished = 0  # children requested in this round
+        self._ended, self._look_every = 0, 1  # paths of this round that ended; before which ends memory is looked at
         self._waiting: dict[Node, PendingExpansion] = {}  # paths that wait at the gate, by what sampled their last step
         self._states: dict[Node, NodeState] = {}
         self._siblings: dict[tuple[Node, str, Termination | None, Position, HostText], Node] = {}
@@ -200,6 +203,7 @@ class TreeExpander:
         if self._bar:
             self._bar.begin_round()
         self._unfinished = sum(expand.children for expand in asked)
+        self._ended, self._look_every = 0, max(1, self._unfinished // _PEAK_LOOKS)
         if not self._budget.split(self._unfinished):
             return False
         for expand in asked:
@@ -623,6 +627,9 @@ class TreeExpander:
         if self._gate and node.termination is not None:
             self._gate.end(node, candidate)
         if state.to_end and not node.open:
+            if self._ended % self._look_every == 0:
+                self._meter.observe(self.footprint())
+            self._ended += 1
             self._release_sequences(node, state)
 
     def _release(self, node: Node) -> None:

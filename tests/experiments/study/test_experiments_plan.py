@@ -12,6 +12,7 @@ from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.main import app
 from espalier.experiments.planning.devices import planned_models
 from espalier.experiments.planning.inspection import inspect_checkpoint
+from espalier.kernels.cpu import HAS_VNNI
 from espalier.search.run.load import RuntimeSettings
 
 QWEN = ["--generator", "Qwen2.5-1.5B", "--verifier", "Qwen2.5-Math-PRM-7B"]
@@ -54,6 +55,15 @@ def test_known_shapes_are_planned_without_any_file():
     assert fit["at_their_peaks"] <= fit["on_average"]
     rates = [row["rounds_per_second"] for row in plan["speed"]]
     assert rates == sorted(rates)
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="products of bytes need AVX-512 VNNI")
+def test_a_cpus_products_with_int8_weights_are_those_of_bytes():
+    plain, as_bytes = (
+        planned(*QWEN, "--card", "cpu", "--generator-quantization", kind, "--verifier-quantization", kind)
+        for kind in ("none", "int8")
+    )
+    assert as_bytes["speed"][0]["seconds"] < 0.7 * plain["speed"][0]["seconds"], "bounded by products in both"
 
 
 def test_float32_takes_twice_the_memory_of_bfloat16():

@@ -119,7 +119,11 @@ def test_reports_and_rounds_tell_the_blocks_held_and_the_time(request_: SearchRe
     assert times == sorted(times)
     ends = [done.moments[-1].blocks for done in result.rounds]
     assert all(blocks.keys() == {GENERATOR, VERIFIER} for blocks in ends)
-    assert result.usage.physical_blocks in [sum(blocks.values()) for blocks in ends]
+    most = max(sum(blocks.values()) for blocks in ends)
+    if request_ is BEAM:
+        assert result.usage.physical_blocks == most
+    else:
+        assert result.usage.physical_blocks > most, "whole paths give back what they hold as they end"
 
 
 def test_what_others_run_beside_a_search_is_not_in_its_reports(make_orchestrator: Make):
