@@ -130,8 +130,7 @@ class VerifierSession(ScoreSession, Generic[Family]):
             return StepScore(node, status=ScoreStatus.UNREADABLE, reason="a step before it has no score")
         room, length = UNLIMITED, self._engine.length(parent.sequence)
         if limits:
-            room = limits.prompt_tokens + limits.path_tokens - length
-            room = room if search.ends_only else min(room, limits.step_tokens)
+            room = min(limits.prompt_tokens + limits.path_tokens - length, limits.step_tokens)
         left = search.budget(node) - self._family.other_probe_tokens
         try:
             tokens = self._submit(node, parent.sequence, state, min(room, left))

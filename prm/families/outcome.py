@@ -11,8 +11,6 @@ Source: the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwe
 which is a different one if a template has it between turns.)
 """
 
-from dataclasses import replace
-
 import torch
 
 from espalier.engine.models.checkpoint import Checkpoint
@@ -20,7 +18,6 @@ from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
 from espalier.prm.heads import load_value_model
-from espalier.prm.limits import PathLimits
 
 INFO = FamilyInfo(
     name="outcome",
@@ -56,10 +53,6 @@ class OutcomeModel(PrmFamily):
         ids = self.model.tokenizer.encode(self._chat(path.problem, answer))
         end = max((i for i, token in enumerate(ids) if token != self._pad_id), default=0)
         return ScoreInput(tuple(ids[: end + 1]), (end,), full_path=True)
-
-    def bounds(self, limits: PathLimits) -> PathLimits:
-        """Bounds with the whole answer as one step."""
-        return replace(limits, step_tokens=limits.path_tokens)
 
     def _chat(self, problem: str, answer: str) -> str:
         messages = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]

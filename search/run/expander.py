@@ -13,7 +13,7 @@ from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import NO_MARKS, Done, Generate, Generated, PathStreams, Sampling, StopCause
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore, steps_with_text
-from espalier.search.algorithms import last_score_suffices, needs_verifier, stops_early, unused_fields
+from espalier.search.algorithms import needs_verifier, stops_early, unused_fields
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.form import answer_in
 from espalier.search.grading.boxes import boxed
@@ -117,9 +117,6 @@ class TreeExpander:
         self._salt = salt
         self._engine = engine
         self._scorer = scorer if needs_verifier(resolved.request) else None
-        self._ends_only = self._scorer is not None and (
-            self._scorer.scores == "answers" or (self._scorer.costly and last_score_suffices(resolved.request))
-        )
         self._session = ScoreSession()
         self._meter = meter
         self._rule = read_step_rule(resolved.request.step_rule)
@@ -190,7 +187,7 @@ class TreeExpander:
                     resolved.verifier_limits,
                     self._budget.verifier_left,
                     sampled=True,
-                    ends_only=self._ends_only,
+                    ends_only=self._resolved.ends_only,
                 )
             )
         self.root.verifier_tokens = self._session.prompt_tokens
@@ -580,7 +577,7 @@ class TreeExpander:
 
     def _has_score(self, node: Node) -> bool:
         """Return whether a node is to be scored: steps without text, and steps that were cut off, are not."""
-        if self._ends_only:
+        if self._resolved.ends_only:
             return node.complete
         return bool(node.text.strip()) and viable(node)
 
@@ -616,7 +613,7 @@ class TreeExpander:
         """Count a node as finished: it is scored and, for independent paths, ended or stopped."""
         state = self._states[node]
         if self._scorer and state.to_end and node.complete:
-            read = [node] if self._ends_only else steps_with_text(node)
+            read = [node] if self._resolved.ends_only else steps_with_text(node)
             if any(step.score is None for step in read):
                 node.termination = self._budget.why_unscored(node)  # no score for this path
         self._unfinished -= node.multiplicity if state.to_end else 1

@@ -14,6 +14,7 @@ from espalier.prm.scorer import Scorer
 from espalier.search.algorithms import (
     algorithms_for_answers,
     answers_suffice,
+    last_score_suffices,
     memory_estimate,
     needs_verifier,
     samples_whole_paths,
@@ -117,6 +118,11 @@ class Resolver:
             verifier_prompt = scorer.prompt(request.problem_text)
             steps = min(effective.max_steps or max(DEFAULT_MAX_STEPS, path_tokens // _STEP_TOKENS), path_tokens)
             verifier_limits = scorer.bounds(len(verifier_prompt), limits, steps, tokenizer)
+        ends_only = scorer is not None and (
+            scorer.scores == "answers" or (scorer.costly and last_score_suffices(effective))
+        )
+        if verifier_limits and ends_only:
+            verifier_limits = replace(verifier_limits, step_tokens=verifier_limits.path_tokens)
         blocks = self._worst_case(effective, limits, verifier_limits)
         if self._expected_tokens:
             expected = self._expected(limits, self._expected_tokens)
@@ -130,6 +136,7 @@ class Resolver:
             blocks,
             prompt,
             verifier_prompt,
+            ends_only,
             warnings,
             thoughts,
             probes,

@@ -125,6 +125,18 @@ def test_python_takes_the_scorer_of_the_example_and_every_step_has_its_score(fol
     assert result.digests["verifier"] == hashlib.sha256((folder / "copied.py").read_bytes()).hexdigest()
 
 
+def test_a_costly_scorer_is_asked_about_whole_paths_alone_where_their_last_score_is_the_one_that_counts(folder: Path):
+    costly = scorer_example().replace('    name = "shorter"', '    name = "shorter"\n    costly = True')
+    (folder / "copied.py").write_text(costly)
+    with Solver(verifier="copied:shorter", kv_memory="64M") as solver:
+        last, least = (
+            solver.solve(PROBLEM, algorithm="best-of-n", beam_width=2, aggregation=a) for a in ("last", "min")
+        )
+    ended = [node.path for node in last.nodes if node.termination in ("eos", "boxed")]
+    assert [node.path for node in last.nodes if node.score is not None] == ended
+    assert sum(node.score is not None for node in least.nodes) > len(ended) > 0
+
+
 def test_the_command_line_takes_a_scorer_and_records_the_digest_of_its_file(espalier, folder: Path):
     (folder / "copied.py").write_text(scorer_example())
     command = ("eval", "--verifier", "copied:shorter", "-a", "beam", *SMALL, "--limit", 1, "--out", "run")
