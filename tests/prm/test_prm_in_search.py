@@ -198,6 +198,13 @@ def test_best_of_n_asks_about_whole_paths_alone_where_their_last_score_is_the_on
         assert path[-1].score == pytest.approx(expected[-1], abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["yes-no", "outcome"])
+def test_what_is_read_at_once_may_be_as_long_as_a_path(name: str, search_with: Make):
+    limits = search_with(name).check(replace(BEST_OF_N, max_step_tokens=4)).verifier_limits
+    assert limits is not None
+    assert limits.step_tokens == limits.path_tokens >= 60
+
+
 def assert_complete_paths_alone_have_a_score(result: SearchResult, of_all_steps: SearchResult) -> None:
     """And every one has; `of_all_steps` is of the same paths, whose steps have the same scores."""
     assert [(node.path, node.text) for node in result.nodes] == [(node.path, node.text) for node in of_all_steps.nodes]
