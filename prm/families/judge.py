@@ -1,22 +1,24 @@
-"""Any chat model as a judge: it grades each step's solution by several criteria on a scale of letters.
+"""Any chat model as a judge: it grades each step's solution by several criteria, on scales of letters and digits.
 
-The layout is that of `prm.asked`. A question names one criterion and asks for a letter of a scale; what is read is not
-the likeliest letter but the expectation over all of the scale's G letters, so that a score is as fine as the model's
-probabilities, not as its letters. The score is the mean over C criteria and K repeats. A repeat words the question in
-another way, and every second one letters the scale from its other end, so that a model's liking for a letter or a
-wording cancels; nothing is sampled.
+The layout is that of `prm.asked`. A question names one criterion and asks for a grade of a scale; what is read is not
+the likeliest grade but the expectation over all of the scale, so that a score is as fine as the model's probabilities,
+not as its grades. The score is the mean over C criteria and K repeats. A repeat words the question in another way, and
+every second one asks for a digit instead of a letter; nothing is sampled.
+
+Scales all rise: asked for `A` as the best letter, small models go on giving the later letters to what they find better,
+and rank solutions the wrong way round.
 
 A `prm` object in `config.json` sets them, such as `{"letters": 20, "criteria": ["Every calculation is right."],
 "repeats": 2}`. Each question is fed on a fork of its own: C·K times 50 to 65 tokens a score.
 
 Source: scoring by the expectation over score tokens, times criteria, times repeats is the LLM-as-a-verifier of
 arXiv:2607.05391; G-Eval (arXiv:2303.16634) weighs scores by their probabilities too. There a repeat is sampled; the
-wording and the turned scale are Espalier's.
+wording and the second scale are Espalier's.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from string import ascii_uppercase
+from string import ascii_uppercase, digits
 
 import numpy as np
 import torch
@@ -34,22 +36,22 @@ _CRITERIA = (
     "Each step follows from those before it and leads towards the answer.",
 )
 _WORDINGS = (
-    "Judge the solution so far, its last step included, by this: {criterion} Answer with one letter from {first} to "
-    "{last}, where {worst} means not at all and {best} means entirely.",
-    "{criterion} How far is that true of the solution so far? {worst} is completely false, {best} is completely true. "
-    "Answer with one letter from {first} to {last}.",
-    "Grade your confidence in this statement about the solution so far: {criterion} {worst} is none, {best} is full. "
-    "Answer with one letter from {first} to {last}.",
+    "Judge the solution so far, its last step included, by this: {0} Answer with one {1} from {2} to "
+    "{3}, where {2} means not at all and {3} means entirely.",
+    "{0} How far is that true of the solution so far? {2} is completely false, {3} is completely true. "
+    "Answer with one {1} from {2} to {3}.",
+    "Grade your confidence in this statement about the solution so far: {0} {2} is none, {3} is full. "
+    "Answer with one {1} from {2} to {3}.",
 )
 
 INFO = FamilyInfo(
     name="judge",
     models="any instruction-tuned *ForCausalLM with a chat template; the generator itself with `--verifier self`",
     architectures=("*ForCausalLM",),
-    head="`lm_head` rows of the letters `A` … `T`",
+    head="`lm_head` rows of the letters `A` … `T` and the digits",
     layout="that of `yes-no`; a question for each of three criteria, twice",
     score_positions="last token of the header after each question, which is not kept",
-    score="expectation over the letters, mean of the questions",
+    score="expectation over the letters or the digits, mean of the questions",
     source="arXiv:2607.05391; the questions are Espalier's",
 )
 
@@ -59,7 +61,7 @@ class JudgeSettings:
     """The questions of a judge.
 
     Attributes:
-        letters: letters of the scale, from `A`.
+        letters: letters of the first scale, from `A`.
         criteria: statements that should be true of a solution.
         repeats: questions for each criterion.
     """
@@ -70,23 +72,22 @@ class JudgeSettings:
 
     @property
     def answers(self) -> str:
-        """The letters."""
-        return ascii_uppercase[: self.letters]
+        """All grades: those of the scale of letters, the worst first, and of that of digits if it is asked for."""
+        return ascii_uppercase[: self.letters] + (digits if self.repeats > 1 else "")
 
     def questions(self) -> tuple[str, ...]:
-        """All questions; those of a criterion stand together, and every second one turns the scale round."""
-        first, last = self.answers[0], self.answers[-1]
+        """All questions; those of a criterion stand together."""
+        kinds = ("letter", "A", ascii_uppercase[self.letters - 1]), ("digit", "0", "9")
         return tuple(
-            _WORDINGS[repeat // 2].format(
-                criterion=criterion,
-                first=first,
-                last=last,
-                worst=last if repeat % 2 else first,
-                best=first if repeat % 2 else last,
-            )
+            _WORDINGS[repeat % len(_WORDINGS)].format(criterion, *kinds[repeat % 2])
             for criterion in self.criteria
             for repeat in range(self.repeats)
         )
+
+    def scales(self) -> tuple[slice, ...]:
+        """Where the grades of each question are in `answers`."""
+        both = slice(self.letters), slice(self.letters, None)
+        return tuple(both[repeat % 2] for _ in self.criteria for repeat in range(self.repeats))
 
 
 class Judge(AskedFamily):
@@ -97,9 +98,7 @@ class Judge(AskedFamily):
     def __init__(self, model: Model, settings: JudgeSettings) -> None:
         super().__init__(model, settings.questions())
         self._settings = settings
-        scale = np.linspace(0.0, 1.0, settings.letters)
-        turned = [repeat % 2 for _ in settings.criteria for repeat in range(settings.repeats)]
-        self._scales = np.array([scale[::-1] if turns else scale for turns in turned])  # [questions, letters]
+        self._scales = settings.scales()
 
     @property
     def identity(self) -> str:
@@ -107,14 +106,14 @@ class Judge(AskedFamily):
         return self.name if self._settings == JudgeSettings() else f"{self.name} {self._settings}"
 
     def evidence(self, values: np.ndarray, before: float | None, sampled: Sampled) -> float:
-        """The mean of the questions' expectations, from the letters' probabilities, `[questions, letters]`."""
-        return float((values * self._scales).sum(axis=1).mean())
+        """The mean of the questions' expected grades, from the logits of all grades, `[questions, answers]`."""
+        return float(np.mean([_expected(row[scale]) for row, scale in zip(values, self._scales, strict=True)]))
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Judge:
     """Load a chat model; raises as `load_asked`, or CheckpointError where its `prm` object is wrong."""
     settings = _settings(checkpoint)
-    return Judge(load_asked(checkpoint, dtype, device, settings.answers, _probabilities, INFO.name), settings)
+    return Judge(load_asked(checkpoint, dtype, device, settings.answers, _logits, INFO.name), settings)
 
 
 def require_askable(checkpoint: Checkpoint) -> None:
@@ -125,11 +124,17 @@ def require_askable(checkpoint: Checkpoint) -> None:
 def of_generator(checkpoint: Checkpoint, generator: Model) -> Judge:
     """The family on the weights of a generator that is loaded already; raises as `asked_generator`."""
     settings = _settings(checkpoint)
-    return Judge(asked_generator(checkpoint, generator, settings.answers, _probabilities), settings)
+    return Judge(asked_generator(checkpoint, generator, settings.answers, _logits), settings)
 
 
-def _probabilities(logits: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(logits, dim=-1)
+def _logits(logits: torch.Tensor) -> torch.Tensor:
+    return logits
+
+
+def _expected(logits: np.ndarray) -> float:
+    """The expected grade in [0, 1], given the logits of a scale's grades, the worst first."""
+    weights = np.exp(logits - logits.max())
+    return float(weights @ np.linspace(0.0, 1.0, len(weights)) / weights.sum())
 
 
 def _settings(checkpoint: Checkpoint) -> JudgeSettings:

@@ -20,12 +20,11 @@ from espalier.search.grading.boxes import boxed
 from espalier.search.loops import LONGEST_LOOP, is_degenerate
 from espalier.search.result import Candidate
 from espalier.search.run.executor import ResolvedRequest
+from espalier.search.run.path_thoughts import PathThoughts, Writing
 from espalier.search.run.probes import AnswerProbes, RunningProbe
 from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.step_rule import PARAGRAPH, read_step_rule
-from espalier.search.thoughts.budget import CLOSING_SENTENCE, THINK_ON
-from espalier.search.thoughts.guided import AfterThought, ThoughtEnds
-from espalier.search.thoughts.reading import CLOSED, IN_ANSWER, OPENED, Phase, Position, ThoughtReader
+from espalier.search.thoughts.reading import IN_ANSWER, Position
 from espalier.search.thoughts.stop_rule import read_stop_rule
 from espalier.search.tree import HostText, Node, Probe, Termination
 from espalier.search.unsure_rule import read_unsure_rule
@@ -120,19 +119,13 @@ class TreeExpander:
         self._session = ScoreSession()
         self._meter = meter
         self._rule = read_step_rule(resolved.request.step_rule)
-        self._thoughts = resolved.thoughts
-        self._stop = read_stop_rule(resolved.request.stop_when) if resolved.request.stop_when else None
-        self._reader = None
-        self._marks_banned: tuple[int, ...] = ()  # once a thought is closed
+        self._thoughts = None
         if resolved.thoughts:
+            stop = read_stop_rule(resolved.request.stop_when) if resolved.request.stop_when else None
             model = engine.model(GENERATOR)
-            self._reader = ThoughtReader(resolved.thoughts.marks, model.tokenizer)
-            self._marks_banned = tuple(set(resolved.thoughts.mark_ids).difference(model.eos_token_ids))
+            self._thoughts = PathThoughts(resolved.thoughts, stop, model.tokenizer, model.eos_token_ids)
         self._matchers = matchers
         self._guide: Matcher | None = None  # at the beginning of an answer
-        self._thought_ends = None
-        if resolved.thoughts and resolved.grammar:
-            self._thought_ends = ThoughtEnds.of(resolved.thoughts.marks, engine.model(GENERATOR).tokenizer)
         self._failures: dict[str, int] = {}  # paths that ended with an error, by its text
         self._probes: AnswerProbes | None = None
         self._held: dict[Node, tuple[Expand, Node, bool]] = {}  # by the node whose probe they wait for, see `_generate`
@@ -168,7 +161,7 @@ class TreeExpander:
         if self._resolved.probes:
             matcher = self._matchers[grammar] if (grammar := self._resolved.probe_grammar) else None
             self._probes = AnswerProbes(self._engine, self._owner, self._resolved, matcher)
-        start = OPENED if self._thoughts and self._thoughts.opened else Position() if self._thoughts else IN_ANSWER
+        start = self._thoughts.start if self._thoughts else IN_ANSWER
         request, resolved, salt = self._request, self._resolved, self._salt
         streams = PathStreams(request.seed, request.problem)
         root = self._states[self.root] = NodeState(False, streams, scored=True, position=start)
@@ -314,11 +307,10 @@ class TreeExpander:
 
     def _resume(self, expand: Expand, round_root: Node, in_place: bool) -> None:
         """Sample the children of a node that is probed; its thought is closed before if its probes agree."""
-        node, plan = expand.node, self._thoughts
-        state = self._states[node]
+        node, state = expand.node, self._states[expand.node]
         state.expected -= expand.children
-        if plan and self._stop and state.position.inside and self._stop.holds(node.probes(), node.path_tokens()):
-            self._write(node, state, CLOSING_SENTENCE.strip(), plan.closing)
+        if self._thoughts:
+            self._write(node, state, self._thoughts.once_probed(node, state.position))
         self._sample(expand, round_root, in_place)
 
     def _sample(self, expand: Expand, round_root: Node, in_place: bool) -> None:
@@ -354,17 +346,16 @@ class TreeExpander:
         assert state.generator is not None, "the node's generator sequence was released"
         temperature = 0.0 if expand.greedy else request.temperature or 0.0
         filters = temperature, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
-        banned = self._marks_banned if state.position.closed else ()
+        banned = self._thoughts.banned(state.position) if self._thoughts else ()
         samplings = tuple(Sampling(*filters, state.streams.child(i).key, banned) for i in range(first, end))
         room = min(
             self._resolved.generator_limits.path_tokens - node.path_tokens(),
             self._budget.generator_left(node, round_root),
         )
         left, marks = min(room, request.max_step_tokens or room), NO_MARKS
-        if self._thoughts and state.position.phase is not Phase.ANSWER:
-            marks, of_thought = self._thoughts.step_marks, self._thoughts.budget - node.path_tokens()
-            if state.position.inside or (of_thought > 0 and not state.position.closed):
-                left = min(left, max(1, of_thought))
+        if self._thoughts:
+            marks = self._thoughts.step_marks(state.position)
+            left = self._thoughts.step_room(state.position, node.path_tokens(), left)
         overrun = min(self._rule.overrun(self._thoughts is not None), room - left)
         expansion = PendingExpansion(node, first, expand.to_end, expand.greedy, round_root)
         how = {"in_place": in_place, "merge_equal": request.merge_duplicates, "head": self._session.head}
@@ -382,8 +373,7 @@ class TreeExpander:
         if self._guide is None or state.position.inside:
             return None
         if state.matcher is None:
-            may_think = self._thought_ends and state.position.phase is Phase.BEFORE and not state.position.closed
-            return AfterThought(self._guide, self._thought_ends) if may_think and self._thought_ends else self._guide
+            return self._thoughts.matcher(self._guide, state.position) if self._thoughts else self._guide
         return state.matcher
 
     @property
@@ -408,8 +398,8 @@ class TreeExpander:
         self._meter.duplicates += count - 1
         self._meter.generated_tokens += count * node.num_tokens
         state = NodeState(expansion.to_end, above.streams.child(draws[0]), done.sequence)
-        if self._reader:
-            reading = self._reader.read(done.token_ids, above.position)
+        if self._thoughts:
+            reading = self._thoughts.read(done.token_ids, above.position)
             node.text, node.thought_chars, state.position = reading.text, reading.thought_chars, reading.position
         if not (state.position.inside or (state.position.closed and not above.position.closed)):
             state.matcher = done.matcher
@@ -420,7 +410,8 @@ class TreeExpander:
             above.generator = None
         self._states[node] = state
         node.termination = self._termination(node, done.cause, expansion)
-        self._close_thought(node, state, done.cause, above)
+        if self._thoughts:
+            self._write(node, state, self._thoughts.behind(node, state.position, above.position, done.cause))
         if self._bar and viable(node) and self._bar.drops(node):
             self._meter.stopped_paths += count if node.open else 0
             self._meter.stopped_tokens += self._bar.tokens_left(node) if node.open else 0
@@ -456,39 +447,18 @@ class TreeExpander:
             node.probe = Probe(answer, float(bool(answer)), 0)
         return self._probed_now(node, round_root, starts=node.open)
 
-    def _close_thought(self, node: Node, state: NodeState, cause: StopCause, above: NodeState) -> None:
-        """Close a thought that has used its budget up or goes round in circles; begin the answer's channel.
-
-        A step behind `above` that has thought, and ends with the model's closing mark, loses the mark if its path is to
-        think on.
-        """
-        plan = self._thoughts
-        if plan is None:
+    def _write(self, node: Node, state: NodeState, writing: Writing | None) -> None:
+        """Write behind a step's tokens, if there is anything to write, so that its path goes on."""
+        if writing is None:
             return
-        thought = above.position.inside or node.thought_chars > 0
-        looping = node.termination is Termination.DEGENERATE
-        ended = cause is StopCause.EOS  # whose token the closing takes the place of
-        spent = ended or node.path_tokens() >= plan.budget
-        if state.position.inside and (looping or (node.open and spent)):
-            node.termination = None
-            self._write(node, state, CLOSING_SENTENCE.strip(), plan.closing, instead_of=int(ended))
-        elif not node.open or cause is not StopCause.MARK or state.position.inside:
-            return
-        elif thought and plan.thinks_on((step.written.text for step in node.lineage()), node.path_tokens()):
-            self._write(node, state, THINK_ON, plan.think_on, instead_of=1)
-            state.position = OPENED._replace(blank=False)
-        elif plan.header:
-            self._write(node, state, plan.marks.header, plan.header)
-
-    def _write(self, node: Node, state: NodeState, text: str, ids: tuple[int, ...], instead_of: int = 0) -> None:
-        """Write behind a step's tokens; what comes then is an answer, unless the model thinks again in text marks."""
-        if node.path_tokens() + len(ids) >= self._resolved.generator_limits.path_tokens:
+        if node.path_tokens() + len(writing.ids) >= self._resolved.generator_limits.path_tokens:
             node.termination = Termination.LENGTH  # it has thought again behind its first thought
             return
         assert state.generator is not None
-        self._engine.append(state.generator, ids, instead_of)
-        node.written, state.position, state.matcher = HostText(text, len(ids)), CLOSED, None
-        self._meter.appended_tokens += node.multiplicity * len(ids)
+        self._engine.append(state.generator, writing.ids, writing.instead_of)
+        node.termination, node.written = None, HostText(writing.text, len(writing.ids))
+        state.position, state.matcher = writing.position, None
+        self._meter.appended_tokens += node.multiplicity * len(writing.ids)
 
     def _go_on(self, node: Node, expansion: PendingExpansion) -> None:
         """Sample the next step of independent paths that are one so far; `expansion` sampled their last."""

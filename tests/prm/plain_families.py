@@ -93,27 +93,34 @@ def yes_no(folder: Path, problem: str, steps: list[str]) -> list[float]:
 
 
 def judge(folder: Path, problem: str, steps: list[str]) -> list[float]:
-    """One chat of three turns for each step and question, read whole; the mean of expectations over five letters."""
+    """One chat of three turns for each step and question, read whole; the mean of expectations over each scale."""
     model, scores = _causal(folder), []
-    letters = hf_tokenizer(folder).convert_tokens_to_ids(list("ABCDE"))
-    scale = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
+    letters, digits = (hf_tokenizer(folder).convert_tokens_to_ids(list(scale)) for scale in ("ABCDE", "0123456789"))
     for end in range(1, len(steps) + 1):
         expected = []
         for criterion in JUDGED["criteria"]:
-            first = (
-                f"Judge the solution so far, its last step included, by this: {criterion} Answer with one letter "
-                "from A to E, where {} means not at all and {} means entirely."
+            asked = (
+                (
+                    f"Judge the solution so far, its last step included, by this: {criterion} Answer with one letter "
+                    "from A to E, where A means not at all and E means entirely.",
+                    letters,
+                ),
+                (
+                    f"{criterion} How far is that true of the solution so far? 0 is completely false, 9 is completely "
+                    "true. Answer with one digit from 0 to 9.",
+                    digits,
+                ),
+                (
+                    f"Grade your confidence in this statement about the solution so far: {criterion} A is none, E is "
+                    "full. Answer with one letter from A to E.",
+                    letters,
+                ),
             )
-            second = (
-                f"{criterion} How far is that true of the solution so far? A is completely false, E is completely "
-                "true. Answer with one letter from A to E."
-            )
-            asked = ((first.format("A", "E"), False), (first.format("E", "A"), True), (second, False))
-            for question, turned in asked:
+            for question, scale in asked:
                 answer = "".join(step.strip("\n") + "\n\n" for step in steps[:end])
                 chat = _chat(folder, problem, "ANSWER", question).replace("ANSWER", answer)
-                logits = model(torch.tensor([_encode(folder, chat)])).logits[0, -1, letters]
-                expected.append(torch.softmax(logits, dim=-1) @ (scale.flip(0) if turned else scale))
+                logits = model(torch.tensor([_encode(folder, chat)])).logits[0, -1, scale]
+                expected.append(torch.softmax(logits, dim=-1) @ torch.linspace(0.0, 1.0, len(scale)))
         scores.append(float(sum(expected) / len(expected)))
     return scores
 

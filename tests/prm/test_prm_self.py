@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from paths import PROBLEM
@@ -263,11 +264,10 @@ def test_it_may_be_asked_as_a_judge(family_folders: dict[str, Path], paths: dict
     scorer = orchestrator._scorer
     assert isinstance(scorer, OwnPathVerifier)
     family = scorer.family
-    letters = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(list("ABCDE"))
+    grades = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(list("ABCDE0123456789"))
     for node, path in paths.items():
-        logits = asked_by_transformers(folder, path, family.questions)
-        values = torch.softmax(torch.tensor(logits)[:, letters], dim=-1).numpy()
-        assert node.score == pytest.approx(family.evidence(values, None, Sampled()), abs=1e-5)
+        logits = np.array(asked_by_transformers(folder, path, family.questions))[:, grades]
+        assert node.score == pytest.approx(family.evidence(logits, None, Sampled()), abs=1e-5)
     together = len(tokens_in_common(family.probes))
     assert together > 3
     each = 1 + together + sum(len(probe) - together for probe in family.probes)
