@@ -85,7 +85,7 @@ class JudgeSettings:
         )
 
     def scales(self) -> tuple[slice, ...]:
-        """Where the grades of each question are in `answers`."""
+        """The part of `answers` that is the scale of each question."""
         both = slice(self.letters), slice(self.letters, None)
         return tuple(both[repeat % 2] for _ in self.criteria for repeat in range(self.repeats))
 

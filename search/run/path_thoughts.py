@@ -14,7 +14,7 @@ from espalier.search.tree import Node, Termination
 
 
 class Writing(NamedTuple):
-    """What the host writes behind a step.
+    """Text that the host writes behind a step.
 
     Attributes:
         text: the text, without marks.
@@ -75,7 +75,7 @@ class PathThoughts:
         return AfterThought(answer, self._ends) if may_think else answer
 
     def behind(self, node: Node, position: Position, before: Position, cause: StopCause) -> Writing | None:
-        """What the host writes behind a newly sampled step, which ends at `position` by `cause`.
+        """Return the host's text behind a newly sampled step, which ends at `position` by `cause`.
 
         It closes a thought that has used its budget up or goes round in circles, has a thought go on that the model
         closes, from `before` the step or within it, and begins the answer's channel.
@@ -93,7 +93,7 @@ class PathThoughts:
         return Writing(self._plan.marks.header, self._plan.header) if self._plan.header else None
 
     def once_probed(self, node: Node, position: Position) -> Writing | None:
-        """What the host writes behind a step that has been probed: it closes a thought whose probes agree."""
+        """Return the host's text behind a step that has been probed: it closes a thought whose probes agree."""
         sure = self._stop and position.inside and self._stop.holds(node.probes(), node.path_tokens())
         return self._closing() if sure else None
 

@@ -269,9 +269,8 @@ def test_a_dead_engine_is_shown_as_such_and_a_scrape_answers(start):
     scrape(server)
     solve(server, "die")
     wait_until(lambda: states(scrape(server))["dead"] == 1)
-    seen = scrape(server)
-    assert seen.number("espalier_engine_report_age_seconds") > 0
-    assert seen.value("espalier_call_failures_total", reason="not_ready") == 1
+    assert scrape(server).number("espalier_engine_report_age_seconds") > 0
+    wait_until(lambda: scrape(server).value("espalier_call_failures_total", reason="not_ready") == 1)
 
 
 def test_askers_that_leave_do_not_fill_the_engines_queue(start, fake, pool):
