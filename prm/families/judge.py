@@ -5,8 +5,8 @@ the likeliest grade but the expectation over all of the scale, so that a score i
 not as its grades. The score is the mean over C criteria and K repeats. A repeat words the question in another way, and
 every second one asks for a digit instead of a letter; nothing is sampled.
 
-Scales all rise: asked for `A` as the best letter, small models go on giving the later letters to what they find better,
-and rank solutions the wrong way round.
+Both scales have the worst grade first. Asked for `A` as the best letter, two small models went on giving the later
+letters to what they found better, and ranked solutions the wrong way round; see `prm/README.md`.
 
 A `prm` object in `config.json` sets them, such as `{"letters": 20, "criteria": ["Every calculation is right."],
 "repeats": 2}`. Each question is fed on a fork of its own: C·K times 50 to 65 tokens a score.
@@ -36,12 +36,12 @@ _CRITERIA = (
     "Each step follows from those before it and leads towards the answer.",
 )
 _WORDINGS = (
-    "Judge the solution so far, its last step included, by this: {0} Answer with one {1} from {2} to "
-    "{3}, where {2} means not at all and {3} means entirely.",
-    "{0} How far is that true of the solution so far? {2} is completely false, {3} is completely true. "
-    "Answer with one {1} from {2} to {3}.",
-    "Grade your confidence in this statement about the solution so far: {0} {2} is none, {3} is full. "
-    "Answer with one {1} from {2} to {3}.",
+    "Judge the solution so far, its last step included, by this: {criterion} Answer with one {kind} from {worst} to "
+    "{best}, where {worst} means not at all and {best} means entirely.",
+    "{criterion} How far is that true of the solution so far? {worst} is completely false, {best} is completely true. "
+    "Answer with one {kind} from {worst} to {best}.",
+    "Grade your confidence in this statement about the solution so far: {criterion} {worst} is none, {best} is full. "
+    "Answer with one {kind} from {worst} to {best}.",
 )
 
 INFO = FamilyInfo(
@@ -77,9 +77,10 @@ class JudgeSettings:
 
     def questions(self) -> tuple[str, ...]:
         """All questions; those of a criterion stand together."""
-        kinds = ("letter", "A", ascii_uppercase[self.letters - 1]), ("digit", "0", "9")
+        letters = {"kind": "letter", "worst": "A", "best": ascii_uppercase[self.letters - 1]}
+        both = letters, {"kind": "digit", "worst": "0", "best": "9"}
         return tuple(
-            _WORDINGS[repeat % len(_WORDINGS)].format(criterion, *kinds[repeat % 2])
+            _WORDINGS[repeat % len(_WORDINGS)].format(criterion=criterion, **both[repeat % 2])
             for criterion in self.criteria
             for repeat in range(self.repeats)
         )
