@@ -506,6 +506,37 @@ def test_a_model_that_closes_its_thought_thinks_on_as_often_as_asked(think: Call
     assert (once.best.thought, once.answer) == ("Try 6. no, 7.", "6")
 
 
+@pytest.mark.parametrize(
+    ("last", "thinking"),
+    [("</think>", {"more_thinking": 1}), ("<|im_end|>", {"thinking": "on"}), ("5", {"thinking": "2"})],
+)
+def test_the_host_writes_in_place_of_a_mark_or_an_end_and_behind_any_other_token(
+    last: str,
+    thinking: dict[str, object],
+    checkpoint: Callable[[str], Checkpoint],
+    make_orchestrator: Callable[..., Orchestrator],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    orchestrator = make_orchestrator(thinker(checkpoint("opened by the prompt"), "6", last), None)
+    engine, seen = orchestrator.engine, list[tuple[list[int], list[int]]]()
+    append = engine.append
+
+    def watch(sequence: Any, token_ids: Any, instead_of: int = 0) -> None:
+        before = engine.token_ids(sequence)
+        append(sequence, token_ids, instead_of)
+        seen.append((before, engine.token_ids(sequence)))
+
+    monkeypatch.setattr(engine, "append", watch)
+    run(orchestrator, replace(PATH, **thinking))
+    before, after = seen[0]
+    sampled = generator_of(orchestrator).model.tokenizer.encode(last)
+    assert before[-len(sampled) :] == sampled
+    kept = before if last == "5" else before[:-1]
+    assert after[: len(kept)] == kept
+    written = generator_of(orchestrator).model.tokenizer.show(after[len(kept) :])
+    assert written.strip().startswith("Wait" if last == "</think>" else CLOSING_SENTENCE.strip())
+
+
 def test_a_path_that_ends_where_it_was_to_think_on_answers_all_the_same(think: Callable[..., Any]):
     script = ["Try 6.", "</think>", " no, 7.", "<|im_end|>", "\\boxed{7}", "<|im_end|>"]
     result = think("opened by the prompt", *script, more_thinking=2)
