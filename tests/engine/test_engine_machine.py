@@ -446,7 +446,7 @@ FAST = {
     LaunchAheadMachine: 50,
     WindowedMachine: 50,
     MixedMachine: 50,
-    RecurrentMachine: 50,
+    RecurrentMachine: 20,
     DraftedMachine: 3,
     DraftedAheadMachine: 3,
     DraftedMixedMachine: 4,

@@ -271,7 +271,7 @@ def test_answers_that_run_away_do_not_hold_up_others_and_change_no_verdict(monke
             runaways = [pool.submit(equivalence.compare, *RUNAWAY, evil) for _ in range(2)]
             while not any(future.running() or future.done() for future in runaways):
                 time.sleep(0.01)
-            for i in range(2, 8):
+            for i in range(2, 5):
                 assert equivalence.compare(f"\\sqrt{{{i**3}}}", f"{i}\\sqrt{{{i}}}", good).equal
                 assert not equivalence.compare(f"\\sqrt{{{i}}}", f"\\sqrt{{{i + 1}}}", good).equal
             assert not any(future.done() for future in runaways), "they have run for less than one of them may"
