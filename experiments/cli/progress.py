@@ -6,27 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 _EVERY_SECONDS = 20.0
 """Between two lines where there is no terminal."""
 
 
 @contextmanager
-def share_progress(total: int, done: int) -> Iterator[Callable[[int, int], None]]:
-    """Show progress towards `total` problems, of which `done` are done.
+def share_progress(total: int, done: int, at_once: int = 1) -> Iterator[Callable[[int, int], None]]:
+    """Show progress towards `total` problems, of which `done` are done; `at_once` of them are under way together.
 
     Yields a callback for each new problem, which takes how many of its solutions are right, and how many there are.
     """
     right = seen = 0
-    with count_progress("problems", total, done) as advance:
+    with count_progress("problems", total, done, at_once) as advance:
 
         def advance_share(more_right: int, more: int) -> None:
             nonlocal right, seen
@@ -37,29 +31,23 @@ def share_progress(total: int, done: int) -> Iterator[Callable[[int, int], None]
 
 
 @contextmanager
-def count_progress(what: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
-    """Show progress towards `total` of `what`, of which `done` are done.
+def count_progress(what: str, total: int, done: int = 0, at_once: int = 1) -> Iterator[Callable[..., None]]:
+    """Show progress towards `total` of `what`, of which `done` are done; `at_once` of them are under way together.
 
     Yields a callback for each new one, which takes what else is to be shown.
     """
     console = Console(stderr=True)
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
     count, said, start = done, "", time.monotonic()
 
-    def line() -> str:
-        seconds = time.monotonic() - start
-        parts = [f"{count} of {total} {what}", *([said] if said else []), f"{_clock(seconds)} passed"]
-        if done < count < total:
-            parts.append(f"about {_clock(seconds / (count - done) * (total - count))} left")
-        return ", ".join(parts)
+    def left() -> str:
+        seconds = seconds_left(time.monotonic() - start, count - done, total - count, at_once)
+        return "" if seconds is None else f"about {_clock(seconds)} left"
 
+    def line() -> str:
+        passed = f"{_clock(time.monotonic() - start)} passed"
+        return ", ".join(part for part in (f"{count} of {total} {what}", said, passed, left()) if part)
+
+    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), _Left(left)
     with (
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
         lines(line, console),
@@ -72,6 +60,35 @@ def count_progress(what: str, total: int, done: int = 0) -> Iterator[Callable[..
             progress.update(task, advance=1, description=text)
 
         yield advance
+
+
+class _Left(ProgressColumn):
+    """The time that is left, asked for anew at each drawing."""
+
+    def __init__(self, left: Callable[[], str]) -> None:
+        super().__init__()
+        self._left = left
+
+    def render(self, task: Task) -> Text:
+        return Text(self._left(), style="progress.remaining")
+
+
+def seconds_left(passed: float, finished: int, waiting: int, at_once: int) -> float | None:
+    """Seconds until all is finished, at the pace of the `passed` seconds; None where nothing tells it.
+
+    Of what is under way together, half is taken to be done: where many begin at once, the first to finish would be
+    taken for all that was done, and the rest for as slow.
+
+    Args:
+        passed: seconds since the beginning.
+        finished: how many were finished in them.
+        waiting: how many are not finished yet, those under way among them.
+        at_once: how many are under way together, while there are as many.
+    """
+    if not finished or not waiting:
+        return None
+    half_done = (min(at_once, waiting) - 1) / 2
+    return passed / (finished + half_done) * (waiting - half_done)
 
 
 @contextmanager

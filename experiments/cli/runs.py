@@ -43,7 +43,7 @@ def searches_shown(total: int, done: int, runtime: "RuntimeSettings") -> Iterato
     an earlier command. Yields a callback for each new sample.
     """
     fresh: list[Sample] = []
-    with share_progress(total, done) as advance:
+    with share_progress(total, done, runtime.max_running) as advance:
 
         def on_sample(sample: "Sample") -> None:
             fresh.append(sample)

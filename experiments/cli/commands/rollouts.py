@@ -86,7 +86,7 @@ def fetch_rollouts(
     ):
         sampler = RemoteSampler(client, rollouts, checker, in_flight)
         claim(out, remote_configuration(client.server_info(), benchmark, rollouts))
-        _write(sampler, out, problems)
+        _write(sampler, out, problems, in_flight)
 
 
 def sample_rollouts(
@@ -117,17 +117,17 @@ def sample_rollouts(
     claim(out, configuration_of(generator, benchmark, rollouts, runtime.generator_quantization))
     with make_grader(grader, runtime.grader_memory) as checker:
         sampler = RolloutSampler(engine, generator, rollouts, checker, runtime.max_running)
-        return engine, generator, _write(sampler, out, problems)
+        return engine, generator, _write(sampler, out, problems, runtime.max_running)
 
 
-def _write(sampler: "TreeSampler", out: Path, problems: "list[Problem]") -> "list[TreeRecord]":
-    """Sample what `out` lacks of the problems, show progress and totals, and return all trees, in their order."""
+def _write(sampler: "TreeSampler", out: Path, problems: "list[Problem]", at_once: int) -> "list[TreeRecord]":
+    """Sample what `out` lacks of the problems, `at_once` together; show progress and totals, and return all trees."""
     from espalier.experiments.cli.progress import share_progress
     from espalier.experiments.verifier_training.tree_file import read_trees
 
     asked = {problem.unique_id: place for place, problem in enumerate(problems)}
     done = sum(tree.problem_id in asked for tree in read_trees(out))
-    with share_progress(len(asked), done) as advance:
+    with share_progress(len(asked), done, at_once) as advance:
         for tree in sampler.write(out, problems):
             advance(*tree.outcomes)
     trees = sorted(

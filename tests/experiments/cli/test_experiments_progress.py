@@ -45,6 +45,15 @@ def test_other_things_are_counted_by_their_name(said):
         assert said("1 of 3 cells")
 
 
+def test_what_is_left_is_told_by_the_pace_of_all_that_is_under_way():
+    for finished, waiting in ((0, 34), (34, 0)):
+        assert progress.seconds_left(340, finished, waiting, 24) is None
+    # One of 24 that began together is finished: the others are half done, not unbegun.
+    assert progress.seconds_left(340, 1, 33, 24) == pytest.approx(340 / 12.5 * 21.5)
+    assert progress.seconds_left(60, 6, 4, 1) == pytest.approx(40)  # one after the other
+    assert progress.seconds_left(60, 6, 1, 24) == pytest.approx(10)  # the last
+
+
 def test_nothing_is_said_of_what_ends_soon_nor_after_the_end(capsys):
     with count_progress("cells", 1) as advance:
         advance()
