@@ -70,7 +70,7 @@ def advise_command(
         writing_to(out),
         closing(load_executor(runtime, where, longest_first=True)) as executor,
         checker,
-        searches_shown(len(asked), 0, runtime) as on_sample,
+        searches_shown(len(asked), 0, executor.max_running, runtime) as on_sample,
     ):
         command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
         evaluation = Evaluation(

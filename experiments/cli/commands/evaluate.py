@@ -61,7 +61,11 @@ def evaluate_command(
             folder = RunFolder(out, evaluation.configuration(request), command)
             before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))
         total = len(evaluation.searches)
-        with profiled(executor, profile), checker, searches_shown(total, before, runtime) as on_sample:
+        with (
+            profiled(executor, profile),
+            checker,
+            searches_shown(total, before, executor.max_running, runtime) as on_sample,
+        ):
             summary = replace(evaluation, on_sample=on_sample).run(request, folder)
     if as_json:
         print(json.dumps(asdict(summary), indent=2))

@@ -116,7 +116,7 @@ def sweep_command(
         with closing(load_executor(runtime, where, longest_first=True)) as executor, checker:
             total = epochs * len(asked) * len(distinct(requests, executor.defaults.fill))
             command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
-            with searches_shown(total, 0, runtime) as on_sample:
+            with searches_shown(total, 0, executor.max_running, runtime) as on_sample:
                 cells = sweep(
                     Evaluation(executor, problems, checker, benchmark, asked, epochs, trees, on_sample), requests, out,
                     isolated=isolated, share_work=share_work, command=command, on_cell=requested.append,

@@ -54,6 +54,20 @@ def test_what_is_left_is_told_by_the_pace_of_all_that_is_under_way():
     assert progress.seconds_left(60, 6, 1, 24) == pytest.approx(10)  # the last
 
 
+def test_a_line_counts_what_is_under_way_together(said, monkeypatch):
+    asked: list[tuple[int, ...]] = []
+
+    def seconds_left(_passed: float, *counts: int) -> float:
+        asked.append(counts)
+        return 5
+
+    monkeypatch.setattr(progress, "seconds_left", seconds_left)
+    with share_progress(60, 20, 8) as advance:
+        advance(1, 1)
+        assert said("21 of 60 problems").endswith("about 0:05 left")
+    assert asked[-1] == (1, 39, 8)
+
+
 def test_nothing_is_said_of_what_ends_soon_nor_after_the_end(capsys):
     with count_progress("cells", 1) as advance:
         advance()

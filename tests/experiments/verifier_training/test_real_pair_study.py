@@ -10,7 +10,7 @@ from readme_files import ROOT, text_of
 from espalier.experiments.runs.statistics import paired_bootstrap_interval, wilson_interval
 
 STUDY: dict[str, Any] = json.loads((ROOT / "experiments/results/verifier-study/pair.json").read_text(encoding="utf-8"))
-PAGE = text_of("experiments/verifier_training/README.md").replace("*", "")
+PAGE, FIRST_PAGE = (text_of(page).replace("*", "") for page in ("experiments/verifier_training/README.md", "README.md"))
 
 
 def _ahead_are(search: dict[str, Any], baselines: dict[str, list[int]]) -> None:
@@ -26,12 +26,15 @@ def _ahead_are(search: dict[str, Any], baselines: dict[str, list[int]]) -> None:
 def _on_the_page(search: dict[str, Any]) -> str:
     """The two cells of a search: its accuracy, and its difference to the small model's majority; one of that itself."""
     low, high = search["interval"]
-    ahead, (least, most) = search["ahead_of_smalls_majority"].values()
-    signed = [f"{100 * share:+.1f}".replace("-", "−") for share in (ahead, least, most)]
+    ahead, least, most = _points(search["ahead_of_smalls_majority"])
     accuracy = f"{search['accuracy']:.1%} ({100 * low:.1f}–{100 * high:.1f})"
-    if least == most == 0:
-        return f"| {accuracy} |"
-    return f"| {accuracy} | {signed[0]} ({signed[1]} to {signed[2]}) |"
+    return f"| {accuracy} |" if least == most == "+0.0" else f"| {accuracy} | {ahead} ({least} to {most}) |"
+
+
+def _points(difference: dict[str, Any]) -> list[str]:
+    """A difference in percentage points and the ends of its interval, with their signs."""
+    shares = (difference["ahead"], *difference["interval"])
+    return [f"{100 * share:+.1f}".replace("-", "−") for share in shares]
 
 
 @pytest.mark.parametrize("name", STUDY["searches"])
@@ -51,3 +54,14 @@ def test_so_do_those_on_harder_problems(name: str):
     small, large = (section["searches"][f"majority@{vote}"]["right"] for vote in ("16, small", "8, large"))
     _ahead_are(search, {"ahead_of_smalls_majority": small, "ahead_of_larges_majority": large})
     assert _on_the_page(search) in PAGE
+    for paths in section["paths"].values():
+        assert all(f"{share:.1%}" in PAGE for share in paths.values())
+
+
+def test_the_first_page_says_what_the_larger_models_own_searches_gain():
+    for search in ("beam 4x4", "dvts 4x4"):
+        ahead, least, most = _points(STUDY["searches"][f"{search}, large by its own head"]["ahead_of_larges_majority"])
+        assert f"{ahead}, {least} to {most}" in FIRST_PAGE
+    vote = STUDY["math500"]["searches"]["best-of-16, small by evidence"]
+    ahead, least, most = _points(vote["ahead_of_smalls_majority"])
+    assert f"{vote['accuracy']:.1%} where the majority solves 10.0% ({ahead}, {least[1:]} to {most[1:]})" in FIRST_PAGE
