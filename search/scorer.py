@@ -10,7 +10,8 @@ from espalier.search.request import SubmitOptions
 from espalier.search.result import Finished
 from espalier.search.run.executor import AnyEvent
 from espalier.search.run.executor_loop import SharedExecutor
-from espalier.search.run.load import RuntimeSettings, SolverSettings, load_scoring_orchestrator
+from espalier.search.run.load import load_scoring_orchestrator
+from espalier.search.run.settings import RuntimeSettings, SolverSettings
 from espalier.search.schema import from_values
 from espalier.search.score_session import (
     ROOT,

@@ -9,7 +9,8 @@ from espalier.engine.errors import EspalierError
 from espalier.search.request import SearchFields, SearchRequest, SubmitOptions, make_request, several, with_own_code
 from espalier.search.result import Event, SearchResult
 from espalier.search.run.executor_loop import SharedExecutor
-from espalier.search.run.load import RuntimeSettings, SolverSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings, SolverSettings
 from espalier.search.schema import from_values
 
 if TYPE_CHECKING:

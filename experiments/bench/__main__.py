@@ -238,7 +238,7 @@ def drafts(
     """Decode tokens/s with drafts and without, on real prompts; the tokens are compared."""
     from espalier.experiments.bench.engine.drafts import run
     from espalier.experiments.bench.report import Report
-    from espalier.search.run.load import RuntimeSettings
+    from espalier.search.run.settings import RuntimeSettings
 
     runtime = RuntimeSettings(
         generator,
@@ -504,7 +504,7 @@ def run_ahead(
     from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.searches.run_ahead import run
     from espalier.search.request import SearchRequest
-    from espalier.search.run.load import RuntimeSettings
+    from espalier.search.run.settings import RuntimeSettings
 
     runtime = RuntimeSettings(
         generator, verifier, generator_quantization=quantization, verifier_quantization=quantization

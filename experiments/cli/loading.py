@@ -14,7 +14,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from espalier.experiments.cli.progress import lines
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings, check_executor
-from espalier.search.run.load import RuntimeSettings, check_settings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings, check_settings
 
 if TYPE_CHECKING:
     from espalier.search.run.executor import Executor

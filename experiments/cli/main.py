@@ -36,7 +36,8 @@ from espalier.experiments.cli.schema_options import flag_of, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.search.algorithms import verifier_advice
 from espalier.search.request import SearchRequest, SubmitOptions
-from espalier.search.run.load import RuntimeSettings, on_gpu
+from espalier.search.run.load import on_gpu
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.schema import CodeName, declared
 from espalier.search.service.settings import LogFormat, ServerSettings, default_searches
 

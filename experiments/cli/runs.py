@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from espalier.experiments.runs.benchmarks import Problem
     from espalier.experiments.runs.record import Sample
     from espalier.experiments.runs.summary import Summary
-    from espalier.search.run.load import RuntimeSettings
+    from espalier.search.run.settings import RuntimeSettings
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
 """Exit codes besides 0: nothing was achieved, wrong use, part of it was, Ctrl-C."""

@@ -14,7 +14,7 @@ from espalier.engine.errors import InvalidRequestError
 from espalier.experiments.cli.options import OptionError
 from espalier.experiments.runs.grid import read_values, read_values_of
 from espalier.search.request import SearchRequest
-from espalier.search.run.load import RuntimeSettings, check_settings
+from espalier.search.run.settings import RuntimeSettings, check_settings
 from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, violations
 
 _with_options: dict[type, None] = {}

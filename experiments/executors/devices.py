@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from espalier.engine.errors import EspalierError
-from espalier.search.run.load import RuntimeSettings, default_cpu_kv_memory
+from espalier.search.run.settings import RuntimeSettings, default_cpu_kv_memory
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 

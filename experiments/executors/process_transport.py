@@ -24,7 +24,7 @@ from espalier.experiments.executors import process_worker
 from espalier.experiments.executors.devices import Place, places_of
 from espalier.experiments.executors.process_worker import Channel, CheckReply, CheckRequest
 from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Question, Report, Stepped
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 log = logging.getLogger("espalier.executors")
 

@@ -13,7 +13,7 @@ from espalier.engine.errors import EspalierError, FatalError, first_line
 from espalier.experiments.executors.ray_worker import RayWorker
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.executors.transport import Lost, NoAnswerError, Order, Question, Report
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 _CONNECT_SECONDS = 10.0
 _PATHS = ("generator", "verifier", "verifier_family", "verifier_reference", "cache_dir", "load_cache")

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from espalier.experiments.executors.transport import Loaded, Lost, Order, PrepareReload, Question, Report
 from espalier.experiments.executors.worker import Worker
 from espalier.search.run.executor import Resolved
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.tokenization import Tokenization
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.schema import Option, violations
 
 

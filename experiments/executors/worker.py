@@ -29,7 +29,8 @@ from espalier.search.result import Finished, SearchResult
 from espalier.search.run.executor import AnyEvent, Rejected, Resolved
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.run.failure import reason_of
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from espalier.experiments.executors.transport import (
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
 from espalier.search.result import Finished, StopReason
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, result_without
-from espalier.search.run.load import RuntimeSettings, model_names
+from espalier.search.run.settings import RuntimeSettings, model_names
 from espalier.search.score_session import SessionTurn
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.service.errors import NotReadyError

@@ -16,7 +16,7 @@ from espalier.experiments.planning.options import DeviceOptions
 from espalier.experiments.planning.roofline import CARDS, Card
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.prm.scorers import SELF
-from espalier.search.run.load import TREE, RuntimeSettings
+from espalier.search.run.settings import TREE, RuntimeSettings
 
 CARD_MEMORY = {"a100": 80 * 10**9, "h100": 80 * 10**9, "h200": 141 * 10**9}
 """Bytes by the data sheet."""

@@ -37,7 +37,8 @@ from espalier.prm.scorers import names_checkpoint
 from espalier.prm.scorers.own_path import tokens_of_questions
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
 from espalier.search.run.generator import has_thinking_switch, render_prompt
-from espalier.search.run.load import RuntimeSettings, asks_on_own_paths
+from espalier.search.run.load import asks_on_own_paths
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.thoughts.marks import find_marks
 from espalier.search.thoughts.mode_sampling import sampling_for
 

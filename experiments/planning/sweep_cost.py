@@ -16,7 +16,8 @@ from espalier.experiments.runs.sweep import held_requests
 from espalier.search.algorithms import algorithm_of, memory_estimate, needs_verifier, with_defaults
 from espalier.search.common_fields import DEFAULT_MAX_STEPS
 from espalier.search.request import SearchRequest
-from espalier.search.run.load import RuntimeSettings, resolve_dtype
+from espalier.search.run.load import resolve_dtype
+from espalier.search.run.settings import RuntimeSettings
 
 _OF_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
 """Fields whose default is the checkpoint's."""

@@ -12,8 +12,9 @@ from espalier.prm.scorer import Scorer
 from espalier.prm.scorers import names_function
 from espalier.prm.scorers.function import FunctionScorer
 from espalier.prm.scorers.own import load_own
-from espalier.search.run.load import RuntimeSettings, check_settings, load_verifier_alone
+from espalier.search.run.load import load_verifier_alone
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings, check_settings
 from espalier.search.scores import ScoreRequest, ScoreResult
 
 

@@ -16,7 +16,7 @@ from espalier import __version__
 
 if TYPE_CHECKING:
     from espalier.search.run.executor import Executor
-    from espalier.search.run.load import RuntimeSettings
+    from espalier.search.run.settings import RuntimeSettings
 
 _PACKAGES = ("torch", "transformers", "numba")
 _GIT_SECONDS = 10.0

@@ -240,7 +240,7 @@ class Executor(Protocol):
     Attributes:
         kv_memory_bytes: size of the KV pool, in bytes; of one worker's where there are several.
         max_running: searches that run at once where memory allows; of all workers where there are several.
-        model_names: names of the models by role, for people; see `load.model_names`.
+        model_names: names of the models by role, for people; see `settings.model_names`.
         defaults: fill in a request for the generator.
         equivalence: compares answers in votes, until the executor is closed; None for exact match.
     """

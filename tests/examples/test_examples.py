@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from server_thread import ServerThread
 
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.settings import ServerSettings
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"

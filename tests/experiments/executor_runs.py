@@ -10,7 +10,7 @@ from espalier.experiments.runs.record import Sample
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.executor import Executor
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 RUNTIME = RuntimeSettings(kv_memory=2**28, threads=1, max_running=4)
 REQUEST = SearchRequest("-", AlgorithmName.BEAM, 2, 2)

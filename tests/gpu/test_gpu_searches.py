@@ -18,7 +18,8 @@ def solve(device: str, problems: int, **settings: object) -> list[SearchResult]:
     from espalier.experiments.demo import generator_path, verifier_path
     from espalier.experiments.runs.benchmarks import load_benchmark
     from espalier.search.request import AnswerEquivalence
-    from espalier.search.run.load import RuntimeSettings, load_orchestrator
+    from espalier.search.run.load import load_orchestrator
+    from espalier.search.run.settings import RuntimeSettings
 
     options: dict[str, Any] = {
         "generator": str(generator_path()),  # by path, as names need an installed package

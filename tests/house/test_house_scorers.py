@@ -5,15 +5,15 @@ import ast
 from house_files import ROOT, sources
 
 CONTRACT = {"espalier.prm.scorer", "espalier.prm.limits"}
-LOADER = "search/run/load.py"
-"""Makes the scorer that is asked for."""
+LOADERS = {"search/run/settings.py", "search/run/load.py"}
+"""Name the scorer that is asked for, and make it."""
 
 REQUESTS = {"ScoreRequest", "ScoreSessionRequest", "ResolvedScores", "ScoreResult", "RunningScoreSession"}
 """What is asked for, resolved, run and given back, as of a search; none of them is a scorer or its session."""
 
 
 def searches() -> list[str]:
-    return [name for name in sources() if name.startswith("search/run/") and name != LOADER]
+    return [name for name in sources() if name.startswith("search/run/") and name not in LOADERS]
 
 
 def test_searches_import_the_contract_of_scoring_and_no_scorer():

@@ -16,8 +16,9 @@ from espalier.engine.work import Generated
 from espalier.prm.scorers.confidence import Confidence, LowestConfidence
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.generator import Generator
-from espalier.search.run.load import RuntimeSettings, load_orchestrator, load_verifier_alone
+from espalier.search.run.load import load_orchestrator, load_verifier_alone
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 
 @pytest.mark.parametrize("merge", [True, False])

@@ -22,8 +22,9 @@ from espalier.prm.scorers.own_path import OwnPathSession, OwnPathVerifier, token
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.generator import render_prompt
-from espalier.search.run.load import RuntimeSettings, load_orchestrator, load_verifier_alone
+from espalier.search.run.load import load_orchestrator, load_verifier_alone
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.scores import ScoreRequest
 
 REQUEST = SearchRequest(

@@ -20,8 +20,9 @@ from espalier.engine.work import Generated
 from espalier.prm.scorers.trunk_head import TrunkHead, add_trunk_head
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.generator import Generator
-from espalier.search.run.load import RuntimeSettings, load_orchestrator, load_verifier_alone
+from espalier.search.run.load import load_orchestrator, load_verifier_alone
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 Write = Callable[..., Path]
 Make = Callable[..., Orchestrator]

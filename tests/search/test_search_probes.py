@@ -18,10 +18,11 @@ from espalier.experiments.cli.render import show_result
 from espalier.search.grading.boxes import content_before_brace
 from espalier.search.request import SearchRequest, Vote, validate
 from espalier.search.result import Finished, NodeRecord, SearchResult, StopReason
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.probe_scorer import ProbeScorer, probe_score
 from espalier.search.run.resolve import Resolver
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.grpc_api.convert import result_from_wire, result_to_wire
 from espalier.search.service.http_api.openai.chat_request import read_chat
 from espalier.search.service.http_api.openai.completion import Completion

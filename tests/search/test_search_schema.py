@@ -16,7 +16,7 @@ from espalier.search.algorithms.base import SearchAlgorithm
 from espalier.search.client import AsyncSearchClient
 from espalier.search.client.async_client import ManyArguments
 from espalier.search.request import AlgorithmName, SearchFields, SearchRequest
-from espalier.search.run.load import RuntimeSettings, SolverSettings
+from espalier.search.run.settings import RuntimeSettings, SolverSettings
 from espalier.search.schema import Field, Option, declared, from_values, parse_size, size_text, violations
 from espalier.search.service.settings import ServerSettings
 from espalier.search.solver import Solver

@@ -12,7 +12,8 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, stream_key
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.search.run.generator import Generator
-from espalier.search.run.load import RuntimeSettings, load_generator_alone
+from espalier.search.run.load import load_generator_alone
+from espalier.search.run.settings import RuntimeSettings
 
 PROBLEMS = (
     "Natalia sold clips to 48 of her friends in April, and then half as many in May. How many did she sell altogether?",

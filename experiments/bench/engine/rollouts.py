@@ -17,7 +17,8 @@ from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.search.grading.math_verify import Grader
 from espalier.search.rollout import RolloutSettings
-from espalier.search.run.load import RuntimeSettings, load_generator_alone
+from espalier.search.run.load import load_generator_alone
+from espalier.search.run.settings import RuntimeSettings
 
 _SOLUTIONS = 16
 _MAX_TOKENS = 256

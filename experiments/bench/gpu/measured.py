@@ -43,7 +43,8 @@ from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.sampling import draw_tokens
 from espalier.kernels.triton.steps import DeviceStep, StepTokens
 from espalier.search.request import AnswerEquivalence, SearchRequest
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 _BLOCK_SIZE = 16
 _REHEARSED = known_model("tiny", (2, 64, 96, 4, 2, 16, 645), 645)

@@ -15,7 +15,8 @@ from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.summary import Summary
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 _ANY = SearchRequest("-")
 CONTESTANTS = {

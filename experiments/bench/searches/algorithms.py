@@ -16,7 +16,8 @@ from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.record import Sample
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 CEILING = "pass@N"
 """Not an algorithm: whether any of best-of-N's paths is right (pass@N)."""

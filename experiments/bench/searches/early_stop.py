@@ -12,8 +12,9 @@ from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.search.request import AlgorithmName, AnswerEquivalence, EarlyStop, SearchRequest, Vote
 from espalier.search.result import SearchResult
 from espalier.search.run.executor import ResolvedRequest
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.voting.vote import select
 
 CONTESTANTS = (

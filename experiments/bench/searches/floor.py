@@ -17,8 +17,9 @@ from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.kernels.cpu.threads import num_threads
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.result import SearchResult
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 _ROWS = 256
 """Rows of the library's products: about as many tokens as a step of 32 searches has."""

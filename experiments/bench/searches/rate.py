@@ -17,7 +17,8 @@ from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.experiments.runs.statistics import paired_interval, wilson_interval
 from espalier.search.grading.answers import canonical
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 IN_FLIGHT = (1, 8, 32)
 _WARM_UP_PROBLEMS = 32

@@ -14,8 +14,9 @@ from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 
 @dataclass(slots=True)

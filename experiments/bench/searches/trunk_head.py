@@ -20,8 +20,9 @@ from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.prm.scorers.trunk_head import ARCHITECTURE
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.result import SearchResult
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 _PAIRS = ("trunk head", "second model")
 

@@ -19,8 +19,9 @@ from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import Finished, SearchResult
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 _BEAM = SearchRequest("-", beam_width=4, expansion=4)
 WORKLOADS = {"beam N=4 M=4": _BEAM, "beam N=4 M=4, unmerged": replace(_BEAM, merge_duplicates=False)}

@@ -15,7 +15,8 @@ from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.search.client import SearchClient
 from espalier.search.grading.math_verify import Grader
 from espalier.search.rollout import RolloutSettings
-from espalier.search.run.load import RuntimeSettings, load_generator_alone
+from espalier.search.run.load import load_generator_alone
+from espalier.search.run.settings import RuntimeSettings
 
 _LOCAL, _SERVER = "one process", "gRPC"
 

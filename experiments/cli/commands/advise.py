@@ -13,7 +13,7 @@ from espalier.experiments.cli.runs import load_problems, searches_shown, verifie
 from espalier.experiments.cli.schema_options import Lists, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.runs.grid import requests_of
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from espalier.experiments.advice.advise import Report

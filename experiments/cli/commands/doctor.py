@@ -17,7 +17,7 @@ from espalier import DISTRIBUTION, __version__
 from espalier.experiments.cli.operating.finding import Finding
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.settings import ServerSettings
 
 _OPTIONAL = {

@@ -12,7 +12,7 @@ from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.runs import EXIT_PARTIAL, writing_to
 from espalier.experiments.cli.schema_options import Only, Without, with_schema
 from espalier.experiments.prm_evaluation.solutions import Format
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 _UNUSED = (
     "system_prompt",

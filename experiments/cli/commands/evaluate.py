@@ -13,7 +13,7 @@ from espalier.experiments.cli.runs import exit_code, load_problems, searches_sho
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.search.request import SearchRequest
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 
 @with_schema

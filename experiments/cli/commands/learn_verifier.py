@@ -15,7 +15,7 @@ from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, sample_roll
 from espalier.experiments.cli.runs import load_problems, writing_to
 from espalier.experiments.cli.schema_options import Without, with_schema
 from espalier.search.rollout import RolloutSettings
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine

@@ -11,7 +11,7 @@ from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.schema_options import Only, with_schema
 from espalier.experiments.planning.options import DeviceOptions
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from espalier.engine.models.config import DecoderConfig

@@ -11,7 +11,7 @@ from espalier.experiments.cli.runs import verifier_for
 from espalier.experiments.cli.schema_options import Only, with_schema
 from espalier.experiments.planning.options import DeviceOptions, LengthOptions
 from espalier.search.request import SearchRequest
-from espalier.search.run.load import AUTO, RuntimeSettings
+from espalier.search.run.settings import AUTO, RuntimeSettings
 
 _MODELS = (
     "verifier_family", "verifier_reference", "generator_quantization", "verifier_quantization", "offline", "cache_dir",

@@ -13,7 +13,7 @@ from espalier.experiments.cli.connection import ConnectionOptions, retries_shown
 from espalier.experiments.cli.runs import load_problems, writing_to
 from espalier.experiments.cli.schema_options import Without, with_schema
 from espalier.search.rollout import RolloutSettings
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.schema import declared
 
 if TYPE_CHECKING:

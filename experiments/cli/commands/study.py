@@ -13,7 +13,8 @@ from espalier.experiments.cli.runs import load_problems, verifier_for, writing_t
 from espalier.experiments.cli.schema_options import Lists, Only, Without, with_schema
 from espalier.experiments.runs.grid import FIELDS, requests_of
 from espalier.search.request import SearchRequest
-from espalier.search.run.load import RuntimeSettings, with_quantizations
+from espalier.search.run.load import with_quantizations
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.schema import CodeName
 
 _USUAL: dict[str, list[Any]] = {"algorithm": ["beam"], "beam_width": [1, 2, 4, 8], "expansion": [1, 2, 4]}

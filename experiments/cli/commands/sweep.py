@@ -13,7 +13,7 @@ from espalier.experiments.cli.runs import exit_code, load_problems, searches_sho
 from espalier.experiments.cli.schema_options import Lists, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.runs.grid import distinct, read_grid, requests_of
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 _USUAL = {"beam_width": [1, 2, 4], "expansion": [1, 2, 4]}
 """The grid without --grid, for fields that are not given."""

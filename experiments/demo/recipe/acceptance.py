@@ -21,7 +21,8 @@ from espalier.experiments.demo.recipe.train_verifier import STAGES
 from espalier.experiments.runs.statistics import wilson_interval
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 
 def read_problems(limit: int) -> list[Problem]:

@@ -36,7 +36,7 @@ from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.layout import KVShape
 from espalier.prm.families import load_verifier
 from espalier.prm.heads import take_token_rows
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 KINDS = ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "phi3", "gpt2", "gemma2", "deepseek_v3"]
 """Model types: windows in some layers, experts, sinks, caps, learned positions, and values narrower than keys."""

@@ -16,7 +16,7 @@ from espalier.engine.errors import EspalierError
 from espalier.engine.models.hub import locate
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.request import AlgorithmName
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 HEAVY = ("torch", "numpy", "transformers", "grpc", "matplotlib", "numba", "tokenizers", "math_verify", "sympy")
 EVAL = ("eval", "--algorithm", "majority", "-N", 2, "--limit", 2)

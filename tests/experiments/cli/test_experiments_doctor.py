@@ -12,7 +12,7 @@ from hybrids import write_hybrid_verifier
 
 from espalier.experiments.cli.commands import doctor
 from espalier.experiments.cli.operating.finding import Finding
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS
 from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.main import app
 from espalier.experiments.cli.schema_options import Without, with_schema
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 ROOT = get_command(app)
 

@@ -22,7 +22,8 @@ from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.experiments.cli import loading
 from espalier.experiments.cli.loading import bytes_progress
 from espalier.kernels.cpu import HAS_VNNI
-from espalier.search.run.load import RuntimeSettings, load_orchestrator, model_names, with_quantizations
+from espalier.search.run.load import load_orchestrator, with_quantizations
+from espalier.search.run.settings import RuntimeSettings, model_names
 
 SOLVE = ("solve", "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?", "--json")
 

@@ -12,7 +12,8 @@ import pytest
 from espalier.engine.errors import CheckpointError, EspalierError, InvalidRequestError
 from espalier.engine.own_code import load_code
 from espalier.experiments.prm_evaluation.scoring import load_scoring
-from espalier.search.run.load import RuntimeSettings, load_orchestrator, load_verifier_alone
+from espalier.search.run.load import load_orchestrator, load_verifier_alone
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.solver import Solver
 
 NAME = "copied:score"

@@ -17,7 +17,7 @@ from readme_files import ROOT
 from espalier.experiments.cli.connection import TOKEN_VARIABLE, ConnectionOptions
 from espalier.experiments.cli.main import app
 from espalier.experiments.executors.settings import ExecutorSettings
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.server import FLUSH_SECONDS, STOP_SECONDS
 from espalier.search.service.settings import ServerSettings
 

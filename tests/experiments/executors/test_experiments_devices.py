@@ -4,7 +4,7 @@ import pytest
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.executors.devices import assign, visible_gpus
-from espalier.search.run.load import RuntimeSettings, default_cpu_kv_memory
+from espalier.search.run.settings import RuntimeSettings, default_cpu_kv_memory
 
 
 def test_each_worker_has_a_gpu_of_its_own():

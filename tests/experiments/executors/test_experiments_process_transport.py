@@ -18,7 +18,7 @@ from espalier.experiments.executors import devices, process_transport
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Report, Run, Stepped
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 

@@ -28,7 +28,8 @@ from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.search.client import SearchClient
 from espalier.search.result import StopReason
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.settings import ServerSettings
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub

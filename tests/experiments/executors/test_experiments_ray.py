@@ -22,7 +22,8 @@ from espalier.experiments.runs.record import Sample
 from espalier.search.client import SearchClient
 from espalier.search.result import Finished, StepDone, StopReason
 from espalier.search.run.executor import request_of
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.settings import ServerSettings
 
 ray = pytest.importorskip("ray")

@@ -35,8 +35,8 @@ from espalier.experiments.executors.worker import Worker
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest
 from espalier.search.result import Finished, SearchResult, Started, StopReason
 from espalier.search.run.executor import Rejected
-from espalier.search.run.load import RuntimeSettings
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.score_session import ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
 
 PATIENCE = 60.0

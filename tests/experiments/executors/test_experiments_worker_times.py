@@ -10,7 +10,7 @@ from espalier.experiments.executors import worker_executor
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
 from espalier.search.result import StopReason
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 
 def executor_on(workers: FakeWorkers) -> WorkerExecutor:

@@ -13,7 +13,8 @@ from espalier.experiments.demo import planted_errors_path
 from espalier.experiments.demo.recipe.planted_errors import SUBSETS, demo_records, write_planted_errors
 from espalier.experiments.prm_evaluation.scoring import Scored, SolutionScorer
 from espalier.experiments.prm_evaluation.solutions import Solution, choose, read_solutions
-from espalier.search.run.load import RuntimeSettings, load_verifier_alone
+from espalier.search.run.load import load_verifier_alone
+from espalier.search.run.settings import RuntimeSettings
 
 TEST = SUBSETS[1]
 

@@ -9,8 +9,9 @@ from espalier.experiments.bench.searches.accuracy import mean_interval
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.grading.answers import canonical
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 PROBLEMS, SEEDS = 150, (11, 12)
 MAJORITY = SearchRequest("-", AlgorithmName.MAJORITY, beam_width=16)

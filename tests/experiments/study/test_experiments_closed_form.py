@@ -12,8 +12,9 @@ from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.experiments.planning.closed_form import PathLengths, TreeShape, blocks_by_round
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import Event, StepDone, StopReason
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 _SEARCHES = 12
 """Searches of a configuration; which paths are kept is random, and the closed form is an expectation."""

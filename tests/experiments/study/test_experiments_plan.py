@@ -13,7 +13,7 @@ from espalier.experiments.cli.main import app
 from espalier.experiments.planning.devices import planned_models
 from espalier.experiments.planning.inspection import inspect_checkpoint
 from espalier.kernels.cpu import HAS_VNNI
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings
 
 QWEN = ["--generator", "Qwen2.5-1.5B", "--verifier", "Qwen2.5-Math-PRM-7B"]
 

@@ -21,8 +21,9 @@ from espalier.search.grading.math_verify import Grader
 from espalier.search.result import StopReason
 from espalier.search.rollout import Labels, RolloutRequest, RolloutSettings
 from espalier.search.run.generator import Generator
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.grpc_api import convert
 from espalier.search.service.grpc_api.convert import request_to_wire
 from espalier.search.service.settings import ServerSettings

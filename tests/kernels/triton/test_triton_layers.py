@@ -17,7 +17,8 @@ from espalier.kernels.triton.cache import TokenMajorLayout
 from espalier.kernels.triton.plan import Costs
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 SEQUENCES = [(19, 19), (7, 1), (65, 1), (33, 5), (1, 1)]
 FEW = Costs(processors=8)

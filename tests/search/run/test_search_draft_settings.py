@@ -10,7 +10,8 @@ from zoo_models import write_checkpoint
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.roles import DRAFT, GENERATOR
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -45,8 +45,9 @@ from espalier.search.result import (
     StepDone,
     StopReason,
 )
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 Make = Callable[..., Orchestrator]
 

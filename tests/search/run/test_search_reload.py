@@ -20,9 +20,10 @@ from espalier.engine.roles import GENERATOR
 from espalier.search.request import AnswerEquivalence, SearchRequest
 from espalier.search.result import SearchResult
 from espalier.search.rollout import RolloutRequest
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.running import GENERATOR_BEFORE
+from espalier.search.run.settings import RuntimeSettings
 
 
 @pytest.fixture

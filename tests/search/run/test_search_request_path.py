@@ -12,8 +12,9 @@ from types import FrameType
 import pytest
 
 from espalier.search.request import AlgorithmName, SearchRequest
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 
 MAX_MODULES = 74
 """One of them, `kernels.cpu.products.tiles`, on processors without AMX only."""

@@ -19,7 +19,8 @@ from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.client import SearchClient
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
 from espalier.search.result import Finished, Started, StepDone
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.observability.tracing import Tracing
 
 LONG = 120.0

@@ -16,7 +16,8 @@ from server_thread import ServerThread
 
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.settings import ServerSettings
 
 MAX_MODULES = 86

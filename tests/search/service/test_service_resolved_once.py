@@ -21,8 +21,8 @@ from espalier.search import request as request_module
 from espalier.search.client import SearchClient
 from espalier.search.request import AnswerEquivalence, SearchRequest
 from espalier.search.run import generator as generator_module
-from espalier.search.run.load import RuntimeSettings
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.solver import Solver
 
 PROBLEM = "Tom starts with 38 coins."

@@ -7,7 +7,8 @@ from typing import Any
 
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
 from espalier.search.result import CandidateDone, Event, Finished, Started, StepDone
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import load_orchestrator
+from espalier.search.run.settings import RuntimeSettings
 from espalier.search.trace import trace_of
 
 HERE = Path(__file__).parent
