@@ -81,12 +81,7 @@ def _load(
     check_settings(settings)
     advised = None if settings.advice is None else read_advice(settings.advice)  # whose faults come before any weight
     from espalier.engine.models.model import load_generator
-    from espalier.prm.families import identify, load_verifier, require_askable, verifier_of_generator
-    from espalier.prm.scorers.confidence import SCORERS
-    from espalier.prm.scorers.own import load_own, scorer_of
-    from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
-    from espalier.prm.verifier import Verifier
-    from espalier.search.run.probe_scorer import ProbeScorer
+    from espalier.prm.scorers.trunk_head import is_trunk_head
 
     device = _device(settings.device)
     dtype = resolve_dtype(settings.dtype, device.type)
@@ -95,22 +90,60 @@ def _load(
     if device.type == "cpu":
         _require_memory(checkpoints, settings)
     head = checkpoints.pop(VERIFIER) if VERIFIER in checkpoints and is_trunk_head(checkpoints[VERIFIER]) else None
-    if not settings.generator and (head or not names_checkpoint(settings.verifier)):
-        how = "scores steps as a generator samples them, not given texts"
-        how = "is a function, which has no model to load" if names_function(settings.verifier) else how
-        raise CheckpointError(f"{settings.verifier} {how}; give a process reward model to --verifier")
-    for opened in checkpoints.values():
-        _ = opened.decoder_config  # whose faults are found before anything is loaded
-    if VERIFIER in checkpoints:
-        identify(checkpoints[VERIFIER], settings.verifier_family, REFERENCE in checkpoints)
-    if GENERATOR in checkpoints and settings.verifier == SELF:
-        require_askable(checkpoints[GENERATOR], settings.verifier_family)
+    _require_loadable(settings, checkpoints, head)
     models: dict[str, Model] = {}
     if trunk := checkpoints.get(GENERATOR):
         models[GENERATOR] = replace(
             load_generator(trunk, dtype, device), other_heads=other_heads, wide_heads=frozenset(other_heads)
         )
-    family, scorer = None, scorer_of(own_scorer) if own_scorer else None
+    scorer = _load_scorer(settings, checkpoints, head, models, own_scorer, dtype, device)
+    if DRAFT in checkpoints:
+        models[DRAFT] = _load_draft(checkpoints[DRAFT], models[GENERATOR], dtype, device)
+    engine = _make_engine(settings, models, device, dtype)
+    return engine, trunk and _make_generator(settings, engine, trunk, advised), scorer
+
+
+def _require_loadable(settings: RuntimeSettings, checkpoints: dict[str, Checkpoint], head: Checkpoint | None) -> None:
+    """Raise CheckpointError where configurations tell that a model cannot be loaded, or not for what it is to do."""
+    from espalier.prm.families import identify, require_askable
+
+    if not settings.generator and (head or not names_checkpoint(settings.verifier)):
+        how = "scores steps as a generator samples them, not given texts"
+        how = "is a function, which has no model to load" if names_function(settings.verifier) else how
+        raise CheckpointError(f"{settings.verifier} {how}; give a process reward model to --verifier")
+    for opened in checkpoints.values():
+        _ = opened.decoder_config  # which raises its own
+    if VERIFIER in checkpoints:
+        identify(checkpoints[VERIFIER], settings.verifier_family, REFERENCE in checkpoints)
+    if GENERATOR in checkpoints and settings.verifier == SELF:
+        require_askable(checkpoints[GENERATOR], settings.verifier_family)
+
+
+def _load_scorer(
+    settings: RuntimeSettings,
+    checkpoints: dict[str, Checkpoint],
+    head: Checkpoint | None,
+    models: dict[str, Model],
+    own_scorer: Scorer | ScoreFunction | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Scorer | None:
+    """Load the scorer that the settings name, or take the caller's own; None without either.
+
+    Puts a model that it reads with into `models`, and what it reads of the generator's states into the generator.
+
+    Raises:
+        CheckpointError: its checkpoint is incomplete, or nothing of it can be compared with `--verify-incremental`.
+    """
+    from espalier.prm.families import load_verifier, verifier_of_generator
+    from espalier.prm.scorers.confidence import SCORERS
+    from espalier.prm.scorers.own import load_own, scorer_of
+    from espalier.prm.scorers.trunk_head import add_trunk_head
+    from espalier.prm.verifier import Verifier
+    from espalier.search.run.probe_scorer import ProbeScorer
+
+    trunk = checkpoints.get(GENERATOR)
+    scorer = scorer_of(own_scorer) if own_scorer else None
     if trunk and settings.verifier == SELF:
         asked = verifier_of_generator(trunk, models[GENERATOR], settings.verifier_family)
         models[GENERATOR], scorer = _asked_itself(asked, models[GENERATOR], trunk, settings)
@@ -123,17 +156,13 @@ def _load(
     elif VERIFIER in checkpoints:
         reference = checkpoints.get(REFERENCE)
         family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
-    if family:
         scorer, models[VERIFIER] = Verifier(family, settings.verify_incremental), family.model
-    if DRAFT in checkpoints:
-        models[DRAFT] = _load_draft(checkpoints[DRAFT], models[GENERATOR], dtype, device)
     if scorer and settings.verify_incremental and not scorer.rescored:
         raise CheckpointError(
             f"--verify-incremental: {scorer.name} reads no path step by step, so there is nothing to compare its "
             "scores with; leave the flag out"
         )
-    engine = _make_engine(settings, models, device, dtype)
-    return engine, trunk and _make_generator(settings, engine, trunk, advised), scorer
+    return scorer
 
 
 def _asked_itself(
