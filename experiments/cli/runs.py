@@ -39,11 +39,10 @@ def load_problems(benchmark: str, field_map: str | None, offline: bool, limit: i
 def searches_shown(
     total: int, done: int, at_once: int, runtime: "RuntimeSettings"
 ) -> Iterator[Callable[["Sample"], None]]:
-    """Show progress towards `total` searches, of which `done` are done; in the end, what a user should know of them.
+    """Show progress towards `total` searches, of which `done` are done and `at_once` are under way together.
 
-    `at_once` of them are under way together. What a user should know are warnings about most problems, and how many
-    searches `--verify-incremental` did not check, such as those of
-    an earlier command. Yields a callback for each new sample.
+    In the end, prints a warning that most problems have, and how many searches `--verify-incremental` did not check,
+    such as those of an earlier command. Yields a callback for each new sample.
     """
     fresh: list[Sample] = []
     with share_progress(total, done, at_once) as advance:

@@ -58,6 +58,15 @@ def test_so_do_those_on_harder_problems(name: str):
         assert all(f"{share:.1%}" in PAGE for share in paths.values())
 
 
+@pytest.mark.parametrize("scores", ["evidence", "likelihood-ratio"])
+def test_the_first_page_says_what_searches_of_the_small_model_gain(scores: str):
+    gains = [
+        _points(STUDY["searches"][f"{search} 4x4, small by {scores}"]["ahead_of_smalls_majority"])
+        for search in ("beam", "dvts")
+    ]
+    assert " and ".join(f"{ahead} ({least[1:]} to {most[1:]})" for ahead, least, most in gains) in FIRST_PAGE
+
+
 def test_the_first_page_says_what_the_larger_models_own_searches_gain():
     for search in ("beam 4x4", "dvts 4x4"):
         ahead, least, most = _points(STUDY["searches"][f"{search}, large by its own head"]["ahead_of_larges_majority"])
