@@ -184,7 +184,7 @@ class BatchPlanner:
                 break
         self.blocked = None
         self._resume_deferred(running, waiting)
-        self._table.begin_step()
+        self._table.prefixes.begin_step()
         exhausted: PoolExhaustedError | None = None
         while True:
             branches, chunks = self._choose(running, waiting, max_tokens)
@@ -316,18 +316,19 @@ class BatchPlanner:
     def _place_chunks(self, chunks: list[Chunk], copies: list[tuple[list[int], list[int]]]) -> list[Chunk]:
         """Take blocks for the chunks in order, while there are blocks, and return those chunks; adds to `copies`."""
         placed: list[Chunk] = []
-        plain = [chunk for chunk in chunks if not self._table.is_unmatched(chunk.target.row)]
+        prefixes = self._table.prefixes
+        plain = [chunk for chunk in chunks if not prefixes.is_unmatched(chunk.target.row)]
         for chunk in chunks:
-            if not self._table.is_unmatched(row := chunk.target.row):
+            if not prefixes.is_unmatched(row := chunk.target.row):
                 continue
-            if not self._table.match_prefix(row, chunk.target.known_tokens(int(self._table.lengths[row]))):
+            if not prefixes.match(row, chunk.target.known_tokens(int(self._table.lengths[row]))):
                 continue  # it goes on from a state of this step, in the next one
-            chunk.count = self._table.tokens_to_stop(row, min(chunk.count, max(1, self._table.missing(row))))
+            chunk.count = prefixes.tokens_to_stop(row, min(chunk.count, max(1, self._table.missing(row))))
             if not self._fits([chunk]):
                 self._note_blocked(chunk)
                 continue
             self._write([chunk], copies)
-            self._table.register(row, int(self._table.computed[row]) + chunk.count)
+            prefixes.register(row, int(self._table.computed[row]) + chunk.count)
             placed.append(chunk)
         fitting = plain
         while fitting and not self._fits(fitting):

@@ -105,7 +105,7 @@ class ModelDrafter:
         if len(tokens) >= self._config.max_positions or int(tokens.max()) >= self._config.vocab_size:
             return None
         if (follower := self._followers.get(branch.sequence)) is None:
-            salt, owner = self._target.seed_of(branch.sequence), branch.work.owner
+            salt, owner = self._target.prefixes.seed_of(branch.sequence.row), branch.work.owner
             follower = table.open(self._scheduler.role, tokens.tolist(), salt, owner)
             self._followers[branch.sequence] = follower
             return follower

@@ -113,7 +113,7 @@ def test_a_sequence_begins_with_those_cached_blocks_that_it_may_use():
     table, prompt = SequenceTable([pools["generator"]]), list(range(4 * BLOCK_SIZE))
     first = table.open("generator", prompt)
     table.prepare_write(np.array([first.row]), np.array([len(prompt)]))
-    table.register(first.row, len(prompt))
+    table.prefixes.register(first.row, len(prompt))
     table.release(first)
     computed = {}
     for reserved in (2, 1, 0):
@@ -123,7 +123,7 @@ def test_a_sequence_begins_with_those_cached_blocks_that_it_may_use():
         check(pools, {"generator": table.live_block_tables(), "verifier": []})
         table.release(sequence)
     assert computed == {2: 0, 1: 3, 0: 4}, "three lie in one slab, the last in another"
-    assert (table.cache_lookups, table.cache_hits) == (16, 7)
+    assert (table.prefixes.lookups, table.prefixes.hits) == (16, 7)
 
 
 def test_a_model_takes_a_cached_block_of_its_own_before_a_slab_that_the_other_has_reserved():

@@ -297,11 +297,11 @@ def test_tokens_that_took_the_place_of_others_are_not_known_by_them(states: bool
     sequence = table.open("generator", [1, 2, 3, 4, 5])
     table.truncate(sequence.row, 3)
     table.append(sequence, [7, 8, 9])
-    table.begin_step()
-    count = table.tokens_to_stop(sequence.row, 6)
+    table.prefixes.begin_step()
+    count = table.prefixes.tokens_to_stop(sequence.row, 6)
     table.prepare_write(np.array([sequence.row]), np.array([count]))
     table.computed[sequence.row] = count
-    table.register(sequence.row, count)
+    table.prefixes.register(sequence.row, count)
     assert table.computed[table.open("generator", [1, 2, 3, 4, 5]).row] == 0
     table.drop_kv(None)
     for pool in table.pools:

@@ -98,8 +98,8 @@ class SequenceMachine(RuleBasedStateMachine):
         chosen = [s for s in pending if data.draw(st.booleans())]
         counts = [data.draw(st.integers(1, len(self.texts[s]) - self.computed[s])) for s in chosen]
         table = self.tables[role]
-        table.begin_step()
-        counts = [table.tokens_to_stop(s.row, count) for s, count in zip(chosen, counts, strict=True)]
+        table.prefixes.begin_step()
+        counts = [table.prefixes.tokens_to_stop(s.row, count) for s, count in zip(chosen, counts, strict=True)]
         if not chosen:
             return
         rows = np.array([s.row for s in chosen])
@@ -129,7 +129,7 @@ class SequenceMachine(RuleBasedStateMachine):
                     offsets[position % BLOCK_SIZE] = self.texts[sequence][position]
             self.computed[sequence] = start + count
             table.computed[sequence.row] = start + count
-            table.register(sequence.row, start + count)
+            table.prefixes.register(sequence.row, start + count)
         table.free_passed(rows)
 
     def check_copies(
@@ -224,9 +224,9 @@ class RecurrentSequenceMachine(SequenceMachine):
         table = self.tables["generator"]
         before = dict(self.computed)
         table.drop_kv(None)
-        table.begin_step()
+        table.prefixes.begin_step()
         for sequence in [s for s in self.texts if s.role == "generator"]:
-            assert table.match_prefix(sequence.row, len(self.texts[sequence])) or not table.computed[sequence.row]
+            assert table.prefixes.match(sequence.row, len(self.texts[sequence])) or not table.computed[sequence.row]
             self.computed[sequence] = int(table.computed[sequence.row])
             assert self.computed[sequence] >= before[sequence]
 
