@@ -12,6 +12,22 @@ from espalier.experiments.runs.statistics import paired_bootstrap_interval, wils
 STUDY: dict[str, Any] = json.loads((ROOT / "experiments/results/verifier-study/pair.json").read_text(encoding="utf-8"))
 PAGE, FIRST_PAGE = (text_of(page).replace("*", "") for page in ("experiments/verifier_training/README.md", "README.md"))
 
+ROWS = {
+    "small-greedy": "0.5B, greedy",
+    "small-majority-16": "0.5B, majority@16",
+    "small-evidence-16": "0.5B, best-of-16 by the 1.5B's evidence",
+    "small-beam": "0.5B, beam 4×4 by the 1.5B's evidence",
+    "small-dvts": "0.5B, dvts 4×4 by the 1.5B's evidence",
+    "small-beam-ratio": "0.5B, beam 4×4 by the 1.5B's `likelihood-ratio`",
+    "small-dvts-ratio": "0.5B, dvts 4×4 by the 1.5B's `likelihood-ratio`",
+    "large-greedy": "1.5B, greedy",
+    "large-majority-4": "1.5B, majority@4",
+    "large-majority-16": "1.5B, majority@16",
+    "large-beam": "1.5B, beam 4×4 by its own head",
+    "large-dvts": "1.5B, dvts 4×4 by its own head",
+}
+"""The runs whose seconds were taken, and how their rows on the page begin."""
+
 
 def _ahead_are(search: dict[str, Any], baselines: dict[str, list[int]]) -> None:
     right = search["right"]
@@ -46,8 +62,14 @@ def test_a_searchs_figures_follow_from_its_outcomes_and_are_on_the_page(name: st
     assert _on_the_page(search) in PAGE
 
 
+@pytest.mark.parametrize("name", STUDY["seconds"]["runs"])
+def test_what_a_problem_takes_is_on_the_page(name: str):
+    row = next(row for row in PAGE.splitlines() if row.startswith(f"| {ROWS[name]}"))
+    assert row.endswith(f"| {STUDY['seconds']['runs'][name]['seconds_a_problem']:.1f} |")
+
+
 @pytest.mark.parametrize("name", STUDY["math500"]["searches"])
-def test_so_do_those_on_harder_problems(name: str):
+def test_on_harder_problems_figures_follow_from_outcomes_too(name: str):
     section = STUDY["math500"]
     search = section["searches"][name]
     assert len(search["right"]) == len(section["problems"]) == 100
@@ -71,6 +93,17 @@ def test_the_first_page_says_what_the_larger_models_own_searches_gain():
     for search in ("beam 4x4", "dvts 4x4"):
         ahead, least, most = _points(STUDY["searches"][f"{search}, large by its own head"]["ahead_of_larges_majority"])
         assert f"{ahead}, {least} to {most}" in FIRST_PAGE
-    vote = STUDY["math500"]["searches"]["best-of-16, small by evidence"]
-    ahead, least, most = _points(vote["ahead_of_smalls_majority"])
-    assert f"{vote['accuracy']:.1%} where the majority solves 10.0% ({ahead}, {least[1:]} to {most[1:]})" in FIRST_PAGE
+
+
+def test_the_first_page_says_what_the_small_models_searches_gain_on_harder_problems():
+    searches = STUDY["math500"]["searches"]
+    for name, words in (
+        ("best-of-16, small by evidence", "where the majority solves 10.0%"),
+        ("beam 4x4, small by likelihood-ratio", "at a third more tokens"),
+    ):
+        ahead, least, most = _points(searches[name]["ahead_of_smalls_majority"])
+        assert f"{searches[name]['accuracy']:.1%} {words} ({ahead}, {least[1:]} to {most[1:]})" in FIRST_PAGE
+    sampled = [
+        searches[name]["generated_tokens"] for name in ("beam 4x4, small by likelihood-ratio", "majority@16, small")
+    ]
+    assert sampled[0] / sampled[1] == pytest.approx(4 / 3, abs=0.02)
