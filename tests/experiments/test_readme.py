@@ -24,7 +24,6 @@ GRPC, HTTP = "127.0.0.1:50051", "127.0.0.1:8080"
 """Addresses of a server on the pages."""
 
 RUN: dict[str, list[str]] = {
-    ".venv/bin/espalier doctor": [],
     'espalier solve "Tom starts with 63 coins. (a) He finds 58 more. (b) He gives away 35. '
     'How many coins does Tom have now?" -N 4 -M 4': [],
     "espalier eval --benchmark demo --algorithm best-of-n -N 16 --limit 50 --out runs/best": ["--limit", "2"],

@@ -68,6 +68,22 @@ def test_what_a_problem_takes_is_on_the_page(name: str):
     assert row.endswith(f"| {STUDY['seconds']['runs'][name]['seconds_a_problem']:.1f} |")
 
 
+@pytest.mark.parametrize(
+    ("run", "row"),
+    {
+        "small-majority-16": "0.5B, majority of 16",
+        "small-evidence-16": "0.5B, the same weighed",
+        "small-beam-ratio": "0.5B, beam search 4 × 4",
+        "large-greedy": "1.5B, greedy",
+        "large-majority-16": "1.5B, majority of 16",
+    }.items(),
+)
+def test_and_on_the_first_page_with_its_memory(run: str, row: str):
+    taken = STUDY["seconds"]["runs"][run]
+    line = next(line for line in FIRST_PAGE.splitlines() if line.startswith(f"| {row}"))
+    assert line.endswith(f"| {taken['seconds_a_problem']:.1f} | {taken['peak_kv_bytes'] / 1e6:.0f} |")
+
+
 @pytest.mark.parametrize("name", STUDY["math500"]["searches"])
 def test_on_harder_problems_figures_follow_from_outcomes_too(name: str):
     section = STUDY["math500"]
