@@ -12,7 +12,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.blocks import EvictableBlocks
 from espalier.engine.memory.prefix_cache import PrefixCache, chain_hashes
-from espalier.engine.memory.sequences import SequenceTable
+from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.work import Sampling, Score
 
 Make = Callable[..., Engine]
@@ -306,3 +306,36 @@ def test_tokens_that_took_the_place_of_others_are_not_known_by_them(states: bool
     table.drop_kv(None)
     for pool in table.pools:
         pool.check_integrity([])
+
+
+def _computed(states: bool) -> tuple[SequenceTable, KVSequence]:
+    """A table with one sequence, whose 10 tokens, two full blocks and two more, have their KV in blocks."""
+    pools = tiny_pools(states=states)
+    table = SequenceTable([pools["generator"], *([pools["generator/states"]] if states else ())])
+    sequence = table.open("generator", list(range(10)))
+    while missing := table.missing(sequence.row):
+        table.prefixes.begin_step()
+        count = table.prefixes.tokens_to_stop(sequence.row, missing)
+        table.prepare_write(np.array([sequence.row]), np.array([count]))
+        table.computed[sequence.row] += count
+        table.prefixes.register(sequence.row, int(table.computed[sequence.row]))
+    return table, sequence
+
+
+def test_a_fork_at_fewer_tokens_than_a_state_has_goes_on_from_a_cached_one():
+    table, sequence = _computed(states=True)
+    child = table.fork(sequence, 9)
+    assert table.computed[child.row] == 0
+    assert table.prefixes.match(child.row, 9)
+    assert table.computed[child.row] == 8
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_a_fork_of_a_sequence_without_kv_is_looked_up_as_that_is(states: bool):
+    table, sequence = _computed(states)
+    table.drop_kv(None)
+    child = table.fork(sequence)
+    for each in (child, sequence):
+        assert table.computed[each.row] == 0
+        assert table.prefixes.match(each.row, 9)
+        assert table.computed[each.row] == 8
