@@ -339,3 +339,13 @@ def test_a_fork_of_a_sequence_without_kv_is_looked_up_as_that_is(states: bool):
         assert table.computed[each.row] == 0
         assert table.prefixes.match(each.row, 9)
         assert table.computed[each.row] == 8
+
+
+def test_a_released_state_is_kept_once_nobody_else_goes_on_from_it():
+    table, sequence = _computed(states=True)
+    child = table.fork(sequence)
+    state = int(table.held(child.row, 1)[-1])
+    table.release(child)
+    assert state not in table.pools[1].cache, "whoever still holds it may go on without a copy"
+    table.release(sequence)
+    assert table.pools[1].cache.is_transient(state)
