@@ -47,6 +47,17 @@ def _on_the_page(search: dict[str, Any]) -> str:
     return f"| {accuracy} |" if least == most == "+0.0" else f"| {accuracy} | {ahead} ({least} to {most}) |"
 
 
+def _row(page: str, beginning: str) -> str:
+    """The first row of a page's tables that begins with this cell."""
+    return next(line for line in page.splitlines() if line.startswith(f"| {beginning}"))
+
+
+def _taken(run: str) -> str:
+    """The last two cells of a run: seconds a problem, and its KV at the peak."""
+    taken = STUDY["seconds"]["runs"][run]
+    return f"| {taken['seconds_a_problem']:.1f} | {taken['peak_kv_bytes'] / 1e6:.0f} |"
+
+
 def _points(difference: dict[str, Any]) -> list[str]:
     """A difference in percentage points and the ends of its interval, with their signs."""
     shares = (difference["ahead"], *difference["interval"])
@@ -64,8 +75,16 @@ def test_a_searchs_figures_follow_from_its_outcomes_and_are_on_the_page(name: st
 
 @pytest.mark.parametrize("name", STUDY["seconds"]["runs"])
 def test_what_a_problem_takes_is_on_the_page(name: str):
-    row = next(row for row in PAGE.splitlines() if row.startswith(f"| {ROWS[name]}"))
-    assert row.endswith(f"| {STUDY['seconds']['runs'][name]['seconds_a_problem']:.1f} |")
+    assert _row(PAGE, ROWS[name]).endswith(_taken(name))
+
+
+def test_sentences_say_the_same_seconds():
+    read, write = (
+        STUDY["seconds"]["runs"][name]["seconds_a_problem"] for name in ("small-evidence-16", "large-greedy")
+    )
+    assert f"Greedy, in {write:.1f} seconds a problem, the larger" in PAGE
+    assert f"{write:.1f} seconds of the 1.5B" in PAGE
+    assert f"more than {read:.0f} seconds of the two together" in PAGE
 
 
 @pytest.mark.parametrize(
@@ -78,10 +97,19 @@ def test_what_a_problem_takes_is_on_the_page(name: str):
         "large-majority-16": "1.5B, majority of 16",
     }.items(),
 )
-def test_and_on_the_first_page_with_its_memory(run: str, row: str):
-    taken = STUDY["seconds"]["runs"][run]
-    line = next(line for line in FIRST_PAGE.splitlines() if line.startswith(f"| {row}"))
-    assert line.endswith(f"| {taken['seconds_a_problem']:.1f} | {taken['peak_kv_bytes'] / 1e6:.0f} |")
+def test_what_a_problem_takes_is_on_the_first_page(run: str, row: str):
+    assert _row(FIRST_PAGE, row).endswith(_taken(run))
+
+
+def test_the_first_page_says_what_the_larger_model_gains_alone():
+    for right, row in (
+        (STUDY["searches"]["greedy, large"]["right"], "1.5B, greedy"),
+        (STUDY["large"]["right"]["majority"], "1.5B, majority of 16"),
+    ):
+        differences = [mine - other for mine, other in zip(right, STUDY["small"]["right"]["majority"], strict=True)]
+        ahead, least, most = _points({"ahead": fmean(differences), "interval": paired_bootstrap_interval(differences)})
+        cells = f"| {row} | {fmean(right):.1%} | {ahead} ({least[1:]} to {most[1:]}) |"
+        assert _row(FIRST_PAGE, row).startswith(cells)
 
 
 @pytest.mark.parametrize("name", STUDY["math500"]["searches"])
