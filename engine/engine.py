@@ -324,7 +324,8 @@ class Engine:
         return collected
 
     def _run_batch(self) -> None:
-        self._preemption.resume()
+        if self._preemption.preempted:
+            self._preemption.resume()
         before = len(self._in_flight)
         try:
             self._launch()
@@ -570,7 +571,7 @@ class Engine:
         lengths = MeasuredLength(self.settings.draft_tokens)
         drafter = SuffixDrafter(scheduler.table)
         if DRAFT in self.schedulers:
-            most, scarce = self.settings.max_batch_tokens, lambda: self._preemption.waiting
+            most, scarce = self.settings.max_batch_tokens, lambda: bool(self._preemption.preempted)
             its = self.schedulers[DRAFT], self._runners[DRAFT]
             drafter = self._draft_model = ModelDrafter(scheduler.table, *its, most, scarce)
         scheduler.speculation = Speculation(scheduler.table, drafter, lengths, config.max_positions, config.vocab_size)

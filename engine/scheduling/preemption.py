@@ -23,24 +23,23 @@ class Preemption:
     slab, however its blocks are scattered), so they are as few as its blocks need, and the slabs that it lacks are
     those of another model, or of another KV group of the same one, that its blocks there are scattered over.
     `compact` drops its KV of that model too; it is computed again later, and then that model fits.
+
+    Attributes:
+        counts: how often an owner's KV was freed, by role.
+        preempted: the owners that wait for room, each with the blocks that it held, by KV group.
     """
 
     def __init__(self, kv_pool: KVPool, schedulers: Mapping[str, Scheduler], admission: Admission) -> None:
         self.counts = dict.fromkeys(schedulers, 0)
+        self.preempted: dict[Hashable, dict[str, int]] = {}
         self._kv_pool = kv_pool
         self._schedulers = schedulers
         self._admission = admission
-        self._preempted: dict[Hashable, dict[str, int]] = {}  # the blocks each held, by KV group
         self._suspended: set[Hashable] = set()  # preempted owners that wait for `resume_owner`
-
-    @property
-    def waiting(self) -> bool:
-        """True if some owners wait for room."""
-        return bool(self._preempted)
 
     def preempt(self, owner: Hashable) -> None:
         """Give up the KV of `owner` and pause its work until there is room."""
-        held = self._preempted.setdefault(owner, {})
+        held = self.preempted.setdefault(owner, {})
         for role, scheduler in self._schedulers.items():
             if scheduler.table.blocks_of(owner):
                 self.counts[role] += 1
@@ -125,7 +124,7 @@ class Preemption:
 
         An owner never resumes before a higher one that is blocked for want of blocks, nor while it is suspended.
         """
-        preempted = self._preempted.keys() - self._suspended
+        preempted = self.preempted.keys() - self._suspended
         if not preempted:
             return
         blocked = [
@@ -137,7 +136,7 @@ class Preemption:
             if owner not in working:
                 self.forget(owner)
                 continue
-            wanted.update(self._preempted[owner])
+            wanted.update(self.preempted[owner])
             behind = any(self._admission.rank(owner) > self._admission.rank(other) for other in blocked)
             if self._active() and (behind or not self._fits(wanted)):
                 return
@@ -146,14 +145,14 @@ class Preemption:
     def forget(self, owner: Hashable) -> None:
         """Stop pausing the work of `owner`: it resumes, or there is none any more."""
         self._suspended.discard(owner)
-        if self._preempted.pop(owner, None) is not None:
+        if self.preempted.pop(owner, None) is not None:
             log.info("%s is not paused any more", owner)
             for scheduler in self._schedulers.values():
                 scheduler.planner.paused.discard(owner)
 
     def _active(self) -> set[Hashable]:
         """Owners with work that is not paused."""
-        return self._working() - self._preempted.keys()
+        return self._working() - self.preempted.keys()
 
     def _working(self) -> set[Hashable]:
         """Owners with waiting or running work, paused or not."""

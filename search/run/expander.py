@@ -397,12 +397,12 @@ class TreeExpander:
         self._meter.nodes += count
         self._meter.duplicates += count - 1
         self._meter.generated_tokens += count * node.num_tokens
-        state = NodeState(expansion.to_end, above.streams.child(draws[0]), done.sequence)
+        state = NodeState(expansion.to_end, above.streams.child(draws[0]), done.sequence, matcher=done.matcher)
         if self._thoughts:
             reading = self._thoughts.read(done.token_ids, above.position)
             node.text, node.thought_chars, state.position = reading.text, reading.thought_chars, reading.position
-        if not (state.position.inside or (state.position.closed and not above.position.closed)):
-            state.matcher = done.matcher
+            if reading.position.inside or (reading.position.closed and not above.position.closed):
+                state.matcher = None
         if done.cause is StopCause.ERROR and done.matcher:
             self._failures[done.matcher.error] = self._failures.get(done.matcher.error, 0) + count
         above.expected -= count
