@@ -87,6 +87,23 @@ def test_sentences_say_the_same_seconds():
     assert f"more than {read:.0f} seconds of the two together" in PAGE
 
 
+def test_what_the_judge_costs_and_how_other_votes_differ_from_it_are_on_the_page():
+    judge, votes = STUDY["searches"]["best-of-16, small by judge"], STUDY["small"]["right"]
+    seconds, peak_kv = judge["seconds_a_problem"], judge["peak_kv_bytes_of_the_first_24"]
+    assert _row(PAGE, "0.5B, best-of-16 by the 1.5B as `judge`").endswith(f"| {seconds:.0f} | {peak_kv / 1e6:.0f} |")
+    ahead, least, most = _points(judge["ahead_of_smalls_majority"])
+    cells = f"| {judge['auc_solutions']:.3f} | | {judge['accuracy']:.1%} | {ahead} ({least} to {most}) |"
+    assert _row(PAGE, "[`judge`]").endswith(cells)
+    for vote, said in (
+        ("score", "{0} points ({1} to {2}) worse"),
+        ("likelihood_ratio", "{0} points (−{1} to +{2}) better"),
+        ("confidence", "(+{0}, −{1} to +{2})"),
+    ):
+        differences = [other - mine for mine, other in zip(judge["right"], votes[vote], strict=True)]
+        points = _points({"ahead": fmean(differences), "interval": paired_bootstrap_interval(differences)})
+        assert said.format(*(each[1:] for each in points)) in PAGE
+
+
 @pytest.mark.parametrize(
     ("run", "row"),
     {
