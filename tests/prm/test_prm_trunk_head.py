@@ -4,7 +4,10 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -16,13 +19,16 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, ScoreMismatchError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
-from espalier.engine.work import Generated
+from espalier.engine.work import Generated, StopCause
+from espalier.prm.path_evidence import Combination, sigmoid
+from espalier.prm.scorer import ScoredSearch
 from espalier.prm.scorers.trunk_head import TrunkHead, add_trunk_head
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.generator import Generator
 from espalier.search.run.load import load_orchestrator, load_verifier_alone
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.settings import RuntimeSettings
+from espalier.search.tree import Node
 
 Write = Callable[..., Path]
 Make = Callable[..., Orchestrator]
@@ -134,6 +140,30 @@ def test_a_search_without_scores_reads_no_head(search_with: Make, monkeypatch: p
     (result,) = run(search_with(), replace(BEST_OF_N, algorithm=AlgorithmName.MAJORITY))
     assert result.candidates
     assert all(node.score is None for node in result.nodes)
+
+
+@pytest.mark.parametrize("blanks", [0, 1, 2])
+def test_evidence_goes_on_behind_steps_without_text(blanks: int):
+    weights = Combination((0.5, 1.0, 2.0, 0.25, 0.0), -1.0)
+    scorer = TrunkHead("digest", combination=weights)
+    session = scorer.begin(cast(ScoredSearch, SimpleNamespace(engine=None)))
+
+    def sampled(logit: float, *log_probabilities: float) -> Generated:
+        given = [0] * len(log_probabilities), "", list(log_probabilities), StopCause.DELIMITER, 0, 0
+        return Generated(cast(Any, None), (0,), cast(Any, None), *given, values=np.array([logit]))
+
+    node = Node(0, None, ())
+    for blank in range(blanks):  # in front, too: there is no evidence yet
+        node = Node(blank + 1, node, (*node.path, 0))
+    node = first = Node(3, node, (*node.path, 0))
+    one = session.score_sampled(first, sampled(0.3, -1.0, -2.0))
+    for blank in range(blanks):
+        node = Node(blank + 4, node, (*node.path, 0))
+    last = Node(6, node, (*node.path, 0))
+    both = session.score_sampled(last, sampled(2.0, -0.5))
+    p, q = sigmoid(0.3), sigmoid(2.0)
+    assert one == pytest.approx(weights.score((p, p, p, -1.5, 0.0)))
+    assert both == pytest.approx(weights.score((q, (p + q) / 2, p, -3.5 / 3, 0.0)))
 
 
 class TestLoading:

@@ -1,9 +1,13 @@
 """Answer probes: what is read on a fork of a path, what a search cut short answers by it, and what it costs."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -11,16 +15,21 @@ from rich.console import Console
 from search_runs import ALL, BEAM, GREEDY, MAJORITY, outcome, run
 from thinkers import SHAPES, thinker, write_thinker
 
+from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
+from espalier.engine.work import Generated, StopCause
 from espalier.experiments.cli.render import show_result
 from espalier.search.grading.boxes import content_before_brace
 from espalier.search.request import SearchRequest, Vote, validate
 from espalier.search.result import Finished, NodeRecord, SearchResult, StopReason
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.probe_scorer import ProbeScorer, probe_score
+from espalier.search.run.probes import AnswerProbes
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.grpc_api.convert import result_from_wire, result_to_wire
@@ -29,6 +38,7 @@ from espalier.search.service.http_api.openai.completion import Completion
 from espalier.search.service.http_api.openai.responses import ResponseObject, read_response
 from espalier.search.service.http_api.searches import event_json
 from espalier.search.service.model_names import ModelNames
+from espalier.search.thoughts.probing import ANSWER_TOKENS, ProbePlan
 from espalier.search.thoughts.stop_rule import StopRule, read_stop_rule
 from espalier.search.trace import read_trace, replay, trace_of, write_trace
 from espalier.search.tree import Node, Probe, Termination
@@ -129,6 +139,49 @@ def test_a_probe_reads_the_answer_in_a_closed_thought(
     assert first is not None
     assert 0 < first.certainty <= 1
     assert result.usage.probe_tokens == sum(probe.tokens for probe in probes_of(result))
+
+
+def probes_by(plan: ProbePlan, prompt_tokens: int, engine: Engine | None = None) -> AnswerProbes:
+    """The probes of a search by a plan."""
+    limits = SimpleNamespace(prompt_tokens=prompt_tokens)
+    resolved = SimpleNamespace(request=SearchRequest("1+1?"), probes=plan, generator_limits=limits)
+    return AnswerProbes(cast(Engine, engine), "search", cast(ResolvedRequest, resolved))
+
+
+def test_a_probe_is_as_certain_as_the_geometric_mean_of_its_tokens_probabilities():
+    def read(*parts: tuple[str, list[float]]) -> Probe | None:
+        last = None
+        engine = create_autospec(Engine, instance=True)
+        engine.fork.return_value = ["fork"]
+        probes = probes_by(ProbePlan(1, (1, 2, 3), (), (), 500), 0, engine)
+        probes.start(Node(1, ROOT, (0,)), cast(KVSequence, "path"), (1, 2, 3))
+        for text, log_probabilities in parts:
+            (work,) = engine.submit.call_args.args
+            ids = [5] * len(log_probabilities)
+            last = probes.take(Generated(work, (0,), work.sequence, ids, text, log_probabilities, StopCause.MARK, 0, 0))
+        assert engine.release.call_count == 1
+        return last
+
+    half, eighth = math.log(0.5), math.log(0.125)
+    assert read(("42}", [half, half, half])) == Probe("42", pytest.approx(0.5), 6)
+    assert read((r"\frac{1}", [half] * 2), ("{2}", [half]), ("}", [eighth])) == Probe(
+        r"\frac{1}{2}", pytest.approx(2 ** (-6 / 4)), 7
+    )
+    assert read(("}", [half])) == Probe("", 0.0, 4)
+    # An answer that is longer than a probe is none.
+    assert read(("{" * 31 + "}", [half] * 32)) == Probe("", 0.0, 35)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_probe_leaves_its_path_a_token_of_the_budget_and_none_of_the_context(inside: bool):
+    plan = ProbePlan(every=4, in_thought=(1,) * 7, in_text=(2,) * 5, behind_paragraph=(3,) * 2, context=100)
+    opening = (1,) * 7 if inside else (2,) * 5
+    node = Node(1, ROOT, (0,), text="So", num_tokens=9)
+    needed = len(opening) + ANSWER_TOKENS
+    within = probes_by(plan, prompt_tokens=100 - 9 - needed)
+    assert within.opening(node, inside, needed + 1) == opening
+    assert within.opening(node, inside, needed) == ()
+    assert probes_by(plan, prompt_tokens=101 - 9 - needed).opening(node, inside, 1000) == ()
 
 
 # ---- where

@@ -553,6 +553,21 @@ def test_a_path_thinks_on_within_its_budget_alone(think: Callable[..., Any]):
     assert usage.generator_tokens == usage.generator_tree_tokens
 
 
+@pytest.mark.parametrize(
+    ("written", "tokens", "more"),
+    [((), 17, True), ((), 18, False), ((), 19, False), (("Wait", ""), 17, True), (("Wait", "", "Wait"), 3, False)],
+)
+def test_a_path_is_asked_to_think_on_where_a_token_of_its_budget_is_left_for_it(
+    written: tuple[str, ...], tokens: int, more: bool, checkpoint: Callable[[str], Checkpoint]
+):
+    tokenizer = TextTokenizer(checkpoint("opened by the prompt"))
+    marks = find_marks(tokenizer)
+    assert marks is not None
+    plan = plan_thoughts(marks, tokenizer, Thinking(ThinkingMode.ON, 20), True, 400, more=2)
+    plan = replace(plan, think_on=plan.think_on[:2])
+    assert plan.thinks_on(written, tokens) is more
+
+
 def test_thinking_on_needs_a_thought_and_a_mark_that_is_a_token(think: Callable[..., Any]):
     with pytest.raises(InvalidRequestError, match="more_thinking: is about thoughts, and the generator has none"):
         think("opened by the prompt", "x", thinking="off", more_thinking=1)

@@ -115,6 +115,26 @@ def test_only_layers_with_a_window_give_blocks_up(
     assert whole == also == kept > 200
 
 
+def test_a_sequence_can_go_back_as_far_as_it_holds_all_that_the_next_token_sees(
+    load_windowed: Callable[[str], Model], make_engine: Callable[..., Engine]
+):
+    engine = make_engine(load_windowed("qwen3-mixed-window"), block_size=BLOCK, max_batch_tokens=4096)
+    sequence = engine.open(GENERATOR, PROMPT[:300])
+    read(engine, sequence, PROMPT[300:301])
+    table, row = engine.schedulers[GENERATOR].table, sequence.row
+    windows = [len(PROMPT) if pool.window is None else pool.window for pool in table.pools]
+    assert sorted(windows) == [WINDOW, len(PROMPT)]
+    seen = list[bool]()
+    for computed in range(301):  # the token behind so many sees a window's tokens, itself among them
+        first = [max(0, computed + 1 - window) // BLOCK for window in windows]
+        held = (table.blocks[group, row, begin : computed // BLOCK + 1] for group, begin in enumerate(first))
+        seen.append(all((blocks >= 0).all() for blocks in held))
+        assert table.sees_back_to(row, computed) == seen[-1], computed
+    assert seen == sorted(seen)
+    assert 0 < sum(seen) < BLOCK + 2
+    release(engine, sequence)
+
+
 def test_what_a_failed_step_wrote_is_not_used_though_it_is_behind_a_window(
     windowed: Model, make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ):

@@ -113,6 +113,24 @@ def test_drafts_are_shortened_to_what_a_step_has_room_for(make_engine: Make):
     assert max(most) == 3
 
 
+@pytest.mark.parametrize("room", [4, 5, 7, 9])
+def test_the_drafts_of_siblings_share_what_a_step_has_room_for_beside_a_prompt_that_is_read(
+    room: int, make_engine: Make
+):
+    samplings, prompt = [Sampling(key=key) for key in range(3)], [7 + i % 60 for i in range(40)]
+    expected = step_of(make_engine(), *samplings, tokens=9, delimiter="")
+    engine = drafting(make_engine, expected[0][1], 8, max_batch_tokens=room)
+    sizes = list[int]()
+    engine.on_step = lambda record: sizes.append(record.tokens)
+    sequence, beside = engine.open(GENERATOR, PROMPT), engine.open(GENERATOR, prompt)
+    engine.submit(Generate("other", beside, (Sampling(key=9),), 2, ""))
+    found = generate(engine, sequence, *samplings, tokens=9, delimiter="")
+    assert [one.token_ids for one in found if one.work.owner == "sampler"] == [one[1] for one in expected]
+    release(engine, sequence, beside, *(one.sequence for one in found))
+    assert engine.stats()[GENERATOR].drafted_tokens > 0
+    assert max(sizes) == room
+
+
 def test_nobody_is_preempted_for_a_draft(make_engine: Make):
     engine = drafting(make_engine, [5] * 40, 8)
     block = engine.schedulers[GENERATOR].pools[0].layout.block_bytes

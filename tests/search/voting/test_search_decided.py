@@ -122,6 +122,36 @@ def test_no_vote_is_decided_before_the_fewest_further_paths_have_ended(
             assert not partial(vote, scored, [*ended, *said]).decided(left - count, first)
 
 
+@pytest.mark.parametrize(
+    ("scored", "ended", "left", "fewest"),
+    [
+        (True, "445", 3, 2),  # one more for 4 leaves a tie, which 5 could win by its score
+        (False, "445", 3, 1),  # a tie goes to 4, which was first
+        (True, "44", 4, 2),
+        (False, "44", 4, 1),
+        (True, "445", 4, 2),
+        (False, "445", 4, 2),
+        (True, "4455", 5, 3),
+        (False, "4455", 5, 3),
+        (True, "4444", 3, 1),
+        (True, "", 3, 2),
+        (False, "4", 1, 1),
+    ],
+)
+def test_if_the_fewest_further_paths_agree_the_vote_is_decided(scored: bool, ended: str, left: int, fewest: int):
+    score = 1.0 if scored else None
+    said = [Path(place, answer, score) for place, answer in enumerate(ended)]
+    agreeing = [Path(len(said) + more, "4", score) for more in range(fewest)]
+
+    def decided(paths: list[Path]) -> bool:
+        rest = left + len(said) - len(paths)
+        return partial(Vote.MAJORITY, scored, paths).decided(rest, (len(paths),))
+
+    assert partial(Vote.MAJORITY, scored, said).fewest_to_decide(left) == fewest
+    assert decided([*said, *agreeing])
+    assert fewest == 1 or not decided([*said, *agreeing[:-1]])
+
+
 @settings(max_examples=200, deadline=None)
 @given(scenes())
 def test_a_vote_that_may_not_be_decided_is_not_whatever_is_pending(scene: tuple[Vote, bool, list[Path], list[int]]):

@@ -62,6 +62,30 @@ def test_the_bar_is_a_percentile_of_the_least_sure_groups_of_the_first_paths():
     assert bar.value == -3.0  # it is set once
 
 
+@pytest.mark.parametrize(
+    ("keep", "counts", "bar"),
+    [
+        (65, (1,) * 10, -7.0),  # 3.5 of ten are below it: three
+        (61, (1,) * 10, -7.0),
+        (60, (1,) * 10, -6.0),
+        (99, (1,) * 10, -10.0),
+        (1, (1,) * 10, -1.0),
+        (50, (1, 4, 1), -9.0),  # a path that stands for four counts as four
+        (80, (4, 1, 1), -10.0),
+        (33, (4, 1, 1), -9.0),
+    ],
+)
+def test_the_bar_keeps_at_least_the_percentage_of_the_first_samples(keep: int, counts: tuple[int, ...], bar: float):
+    rule = ConfidenceBar(UnsureRule(first=sum(counts), keep=keep, group=1))
+    for place, count in enumerate(counts):
+        assert rule.value is None
+        end = path([place - 10.0], ended=True)
+        end.multiplicity = count
+        rule.end(end)
+        rule.begin_round()
+    assert rule.value == bar
+
+
 def test_a_path_is_dropped_by_a_group_that_ends_in_its_last_step_and_is_full():
     bar = ConfidenceBar(UnsureRule(first=2, keep=50, group=3))
     bar.value = -1.0
