@@ -401,8 +401,8 @@ class TreeExpander:
         if self._thoughts:
             reading = self._thoughts.read(done.token_ids, above.position)
             node.text, node.thought_chars, state.position = reading.text, reading.thought_chars, reading.position
-            if reading.position.inside or (reading.position.closed and not above.position.closed):
-                state.matcher = None
+            if reading.position.closed and not above.position.closed:
+                state.matcher = None  # an answer begins, whatever of its form the thought's marks have matched
         if done.cause is StopCause.ERROR and done.matcher:
             self._failures[done.matcher.error] = self._failures.get(done.matcher.error, 0) + count
         above.expected -= count

@@ -119,6 +119,19 @@ def test_a_thought_is_free_and_what_comes_behind_it_is_bound(
     assert thought.strip() == ("Tom has no coins" if closing else "")
 
 
+@pytest.mark.parametrize("rule", ["paragraph", "tokens:4", "tokens:1"])
+def test_a_form_begins_behind_a_thought_though_it_has_room_for_the_thoughts_marks(
+    rule: str, tiny_checkpoints: dict[str, Path], tmp_path: Path, make_orchestrator: Make
+):
+    """Marks that are text can be drawn as part of the form: what they open is a thought all the same."""
+    checkpoint = write_thinker(tiny_checkpoints["talker"], tmp_path / "thinker", SHAPES["text"])
+    model = thinker(checkpoint, "<think>", "no", "</think>", "xz", ends=600)
+    path = replace(GREEDY, max_steps=None, max_step_tokens=None, max_tokens=400, step_rule=rule)
+    result = run(make_orchestrator(model, None), replace(path, text_form="<think>no</think>q|[xy][zw]")).only
+    assert result.best is not None
+    assert (result.best.thought, result.answer) == ("no", "xz")
+
+
 @pytest.mark.parametrize("opened", [False, True])
 def test_plain_sampling_binds_what_comes_behind_the_thought(
     opened: bool, tiny_checkpoints: dict[str, Path], tmp_path: Path, make_orchestrator: Make
