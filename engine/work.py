@@ -26,9 +26,40 @@ likeliest tokens, exact in float32 as `MAX_TOKEN_ID` is, then their log-probabil
 """
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Penalties:
+    """What is added to logits and taken off before anything else looks at them, by the tokens before a draw.
+
+    In the order in which vLLM applies them: the bias, the repetition penalty, the frequency and the presence penalty.
+    One object serves all draws of a request: each step groups draws by it, by what it is and not by its values.
+
+    Attributes:
+        repetition: divides the logits of tokens that stand anywhere before the draw, and multiplies negative ones;
+            above 0, 1 for none. As transformers and vLLM have it.
+        presence: taken off the logits of tokens behind the prompt; 0 for none. As OpenAI and vLLM have it.
+        frequency: taken off for each time that they stand there, likewise.
+        bias: ids of tokens, each once, with what is added to their logits.
+        prompt_tokens: length of the prompt.
+    """
+
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    prompt_tokens: int = 0
+
+    @property
+    def read_tokens(self) -> bool:
+        """True if they depend on the tokens before a draw."""
+        return self.repetition != 1 or self.presence != 0 or self.frequency != 0
+
+
+NO_PENALTIES = Penalties()
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters of one sequence: the temperature first, then each filter on what the one before it left.
+    """Sampling parameters of one sequence: penalties, the temperature, then each filter on what the one before it left.
 
     Attributes:
         temperature: softmax temperature; 0 takes the most likely token.
@@ -37,6 +68,7 @@ class Sampling:
         min_p: tokens kept are at least this share as likely as the most likely one, in [0, 1].
         key: stream of randomness, from `stream_key`; with the token's position it fixes every draw.
         banned: ids of tokens that are never drawn; the filters count what is left.
+        penalties: on the logits that all of the above looks at; log-probabilities are told without them.
     """
 
     temperature: float = 1.0
@@ -45,6 +77,7 @@ class Sampling:
     min_p: float = 0.0
     key: int = 0
     banned: tuple[int, ...] = ()
+    penalties: Penalties = NO_PENALTIES
 
 
 def stream_key(seed: int, problem: str, path: tuple[int, ...]) -> int:
@@ -164,7 +197,7 @@ class Generated:
         sequence: the child, or the sequence itself when generated in place.
         token_ids: new tokens, an end-of-sequence token included.
         text: their text, the delimiter included, an end-of-sequence token not.
-        log_probabilities: of the new tokens under the untempered model.
+        log_probabilities: of the new tokens under the untempered model, without penalties, masks and filters.
         cause: why it stopped.
         own_tokens: how many of its last tokens no child of a lower index shares; summed over all children they are the
             tokens of the tree.

@@ -1,4 +1,4 @@
-"""Filtering logits and drawing tokens from them: the torch references."""
+"""Penalizing and filtering logits, and drawing tokens from them: the torch references."""
 
 import torch
 
@@ -6,6 +6,8 @@ FILTERED = -1e30
 """Logit of a token that must not be drawn; finite, so that nothing depends on how infinities are treated."""
 LEAST_TEMPERATURE = 1e-6
 """Smaller temperatures above 0 count as this one: only the most likely tokens are drawn, and no inverse overflows."""
+LEAST_REPETITION = 1e-6
+"""Smaller repetition penalties above 0 count as this one, so that what they divide stays finite."""
 
 
 def filter_logits(
@@ -36,6 +38,43 @@ def filter_logits(
     kept = torch.where(before < top_ps[:, None] * kept.sum(dim=-1, keepdim=True), kept, 0.0)
     keep = (ranks == 0) | ((kept > 0) & (kept >= min_ps[:, None] * probabilities[:, :1]))
     return logits.scatter(1, order, torch.where(keep, ordered, FILTERED))
+
+
+def penalize_tokens(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    starts: torch.Tensor,
+    ends: torch.Tensor,
+    repetitions: torch.Tensor,
+    presences: torch.Tensor,
+    frequencies: torch.Tensor,
+) -> None:
+    """Make the tokens less likely that stand before each draw, each once however often it stands there; in place.
+
+    As transformers and vLLM have them, in vLLM's order: logits are divided by the repetition penalty, negative ones
+    multiplied; then the frequency penalty is taken off for each time that a token was generated, and the presence
+    penalty once for those that were.
+
+    Args:
+        logits: float32 `[B, vocabulary]`, written.
+        rows: int64 `[R]`, the rows of the logits that have penalties; distinct.
+        tokens: int32 `[R, length]`, the sequence of each, of ids below the vocabulary; at least one token.
+        starts: int64 `[R]`, the place of the first token that was generated.
+        ends: int64 `[R]`, how many tokens of each count.
+        repetitions: float32 `[R]` above 0.
+        presences: float32 `[R]`.
+        frequencies: float32 `[R]`.
+    """
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    # What does not count stands for the first token, which is then given the same logit several times.
+    ids = torch.where(places < ends[:, None], tokens, tokens[:, :1]).long().clamp(0, logits.shape[1] - 1)
+    generated = ((places >= starts[:, None]) & (places < ends[:, None])).int()
+    counts = generated.new_zeros(len(ids), logits.shape[1]).scatter_add_(1, ids, generated).gather(1, ids)
+    at = rows[:, None], ids
+    chosen, repetition = logits[at], repetitions[:, None].clamp(min=LEAST_REPETITION)
+    chosen = torch.where(chosen < 0, chosen * repetition, chosen / repetition)
+    logits[at] = chosen - frequencies[:, None] * counts - presences[:, None] * (counts > 0)
 
 
 def mask_tokens(logits: torch.Tensor, allowed: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

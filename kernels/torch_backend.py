@@ -15,7 +15,7 @@ from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, Layer
 from espalier.kernels.layout import KVLayout, LayerKV
 from espalier.kernels.linear import GroupedLinear, Linear, QuantizedPacker
 from espalier.kernels.recurrent import causal_convolution, gated_delta_rule, selective_scan, state_space_scan
-from espalier.kernels.sampling import draw_tokens, filter_logits, mask_tokens
+from espalier.kernels.sampling import draw_tokens, filter_logits, mask_tokens, penalize_tokens
 
 
 class TorchBackend:
@@ -30,6 +30,7 @@ class TorchBackend:
             that a request gives the same tokens alone and beside others.
         write_kv: see `kernels.cache.write_kv`.
         copy_blocks: see `kernels.cache.copy_blocks`.
+        penalize_tokens: see `kernels.sampling.penalize_tokens`.
         mask_tokens: see `kernels.sampling.mask_tokens`.
         filter_logits: see `kernels.sampling.filter_logits`.
         draw_tokens: see `kernels.sampling.draw_tokens`.
@@ -46,6 +47,7 @@ class TorchBackend:
     state_space_scan = staticmethod(state_space_scan)
     selective_scan = staticmethod(selective_scan)
     copy_blocks = staticmethod(copy_blocks)
+    penalize_tokens = staticmethod(penalize_tokens)
     mask_tokens = staticmethod(mask_tokens)
     filter_logits = staticmethod(filter_logits)
     draw_tokens = staticmethod(draw_tokens)

@@ -16,6 +16,7 @@ from espalier.engine.models.model import Model
 from espalier.engine.roles import VERIFIER
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.requests import DecodeRows
+from espalier.engine.scheduling.running_samples import Draws
 from espalier.engine.scheduling.scheduler import StepResults
 from espalier.kernels.batch import AttentionBatch, StateBatch, StepBatch
 from espalier.kernels.layout import KVLayout, Layout, StateLayout, kv_groups
@@ -78,7 +79,7 @@ class ModelRunner:
             if self._states:
                 batch = replace(batch, states=self._begin_states(self._states, table, plan))
             hidden = decoder.forward(batch, self._layer_kvs)
-            self._drawn, log_probabilities, *drawn_from = self._draw(plan, hidden)
+            self._drawn, log_probabilities, *drawn_from = self._draw(table, plan, hidden)
             fetched = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(plan, hidden)])
             return partial(self.wait, fetched, plan.draws.decode.heads if plan.draws else [])
         except (RuntimeError, MemoryError) as error:
@@ -149,7 +150,7 @@ class ModelRunner:
         """The states that a head reads of some rows: all, or those after the last layer alone."""
         return states if head in self.model.wide_heads else self.model.decoder.last_states(states)
 
-    def _draw(self, plan: StepPlan, hidden: torch.Tensor) -> list[torch.Tensor]:
+    def _draw(self, table: SequenceTable, plan: StepPlan, hidden: torch.Tensor) -> list[torch.Tensor]:
         """Token ids and log-probabilities `[draws]`: one draw for each sampling of each branch.
 
         After them what each of `decode.heads` says of the states drawn from, float32 `[draws, k]`.
@@ -163,13 +164,27 @@ class ModelRunner:
             hidden = hidden[self._to_device(draws.batch_rows)]
         # Masks are made while a GPU still computes the hidden states.
         allowed = decode.allowed_tokens(self.model.config.vocab_size, self._masks)
-        drawn = self._sampler[1].draw(self.model.head, self._states_for("", hidden), draws.step_positions, allowed)
+        before = partial(self._tokens_before, table, draws)
+        states = self._states_for("", hidden)
+        drawn = self._sampler[1].draw(self.model.head, states, draws.step_positions, allowed, before)
         if not decode.heads:
             return [*drawn]
         branch_of = self._to_device(decode.branch_of)
         states = ((name, self._states_for(name, hidden)) for name in decode.heads)
         head_outputs = [self.model.head_named(name)(its) for name, its in states]  # [branches, k] each
         return [*drawn, *(values[branch_of].float() for values in head_outputs)]
+
+    def _tokens_before(
+        self, table: SequenceTable, draws: Draws, branches: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens before the draws of some branches; see `TokensBefore`."""
+        rows, ends = draws.decode.rows[branches], draws.positions[branches]
+        host = table.tokens[rows, : ends.max()]
+        tokens = self._to_device(host)
+        if (host[np.arange(len(rows)), ends - 1] < 0).any():  # of the step in flight
+            ids = self._drawn.to(tokens.dtype)
+            tokens = torch.where(tokens < 0, ids[(-1 - tokens).clamp(0, len(ids) - 1)], tokens)
+        return tokens, self._to_device(ends)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return self._backend.to_device(array, self._device)

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
 
-from espalier.engine.work import Sampling
+from espalier.engine.execution.penalties import PenaltyBatch, TokensBefore
+from espalier.engine.work import NO_PENALTIES, Sampling
 from espalier.kernels.backend import Backend
 from espalier.kernels.sampling import FILTERED
 
@@ -39,6 +41,10 @@ def key_after(key: int, draws: int) -> int:
     return (key + draws * _INCREMENT) % 2**64
 
 
+def _nothing_before(rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    raise AssertionError(f"{len(rows)} draws have penalties on tokens that nobody gives")
+
+
 ROWS_AT_A_TIME = 256
 """Rows of logits that are drawn from at a time; those of a large vocabulary take gigabytes by the thousand."""
 
@@ -60,6 +66,7 @@ class Sampler:
         hidden: torch.Tensor,
         positions: np.ndarray,
         allowed: np.ndarray | None = None,
+        before: TokensBefore = _nothing_before,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw tokens as `SamplingBatch.draw` does.
 
@@ -68,9 +75,15 @@ class Sampler:
             hidden: `[B, hidden]`.
             positions: int `[D]`, of the tokens drawn.
             allowed: of each row, see `SamplingBatch.draw`.
+            before: see there.
         """
         found = [
-            batch.draw(head(hidden[rows]), positions[draws], None if allowed is None else allowed[rows])
+            batch.draw(
+                head(hidden[rows]),
+                positions[draws],
+                None if allowed is None else allowed[rows],
+                lambda its, first=rows.start: before(its + first),
+            )
             for draws, rows, batch in self._portions
         ]
         if len(found) == 1:
@@ -79,7 +92,7 @@ class Sampler:
         return torch.cat(token_ids), torch.cat(log_probabilities)
 
 
-_OF_DRAW = attrgetter("temperature", "top_k", "top_p", "min_p", "banned")
+_OF_DRAW = attrgetter("temperature", "top_k", "top_p", "min_p", "banned", "penalties")
 """All of `Sampling` but the key."""
 
 
@@ -126,11 +139,13 @@ class SamplingBatch:
         """
         self._filter_logits, self._draw_tokens = backend.filter_logits, backend.draw_tokens
         self._mask_tokens = backend.mask_tokens
-        self._masked: torch.Tensor | None = None
+        # Written in each step: to touch new pages takes a CPU as long as to mask.
+        self._changed: torch.Tensor | None = None
         self._to_device = backend.to_device
         self._keys = np.array([s.key for s in samplings], dtype=np.uint64)
         groups = _Groups(samplings, rows)
-        temperatures, top_k, top_p, min_p, banned = zip(*groups.kinds, strict=True) if groups.kinds else ((),) * 5
+        columns: list[Any] = list(zip(*groups.kinds, strict=True)) or [()] * 6
+        temperatures, top_k, top_p, min_p, banned, penalties = columns
 
         def tensor(values: np.ndarray) -> torch.Tensor:
             return backend.to_device(values, device)
@@ -145,10 +160,12 @@ class SamplingBatch:
         self._rows = groups.rows if parted else None
         self._logit_rows = tensor(groups.rows) if parted else None
         self._temperatures = of_groups(temperatures, everyone)
-        pairs = (
-            [(i, token) for i, kind in enumerate(groups.kind.tolist()) for token in banned[kind]] if any(banned) else []
-        )
+        kinds = groups.kind.tolist()
+        pairs = [(i, token) for i, kind in enumerate(kinds) for token in banned[kind]] if any(banned) else []
         self._banned = tuple(tensor(np.array(ids, dtype=np.int64)) for ids in zip(*pairs, strict=True))
+        some = any(its is not NO_PENALTIES for its in penalties)
+        of_rows = [penalties[kind] for kind in kinds] if some else []
+        self._penalties = PenaltyBatch(of_rows, groups.rows, device, backend) if some else None
         filters = np.array([k > 0 or p < 1 or m > 0 for k, p, m in zip(top_k, top_p, min_p, strict=True)], dtype=bool)
         filtered = np.flatnonzero(filters[groups.kind])
         self._filtered = tensor(filtered)
@@ -160,33 +177,43 @@ class SamplingBatch:
         )
 
     def draw(
-        self, logits: torch.Tensor, positions: np.ndarray, allowed: np.ndarray | None = None
+        self,
+        logits: torch.Tensor,
+        positions: np.ndarray,
+        allowed: np.ndarray | None = None,
+        before: TokensBefore = _nothing_before,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw tokens; a draw depends on its row's logits, its own parameters and position alone.
+        """Draw tokens; a draw depends on its row's logits and tokens, its own parameters and position alone.
 
         Args:
             logits: `[B, vocabulary]`.
             positions: int `[D]`, of the tokens drawn.
             allowed: uint8 `[B, ceil(vocabulary / 8)]`, a bit for each token that may be drawn from a row, the lowest
                 one first; None where any may. The filters count what is left.
+            before: asked for the tokens before draws whose penalties read them.
 
         Returns:
-            Token ids int64 `[D]`, and their log-probabilities under the untempered model float32 `[D]`.
+            Token ids int64 `[D]`, and their log-probabilities under the untempered model, without penalties, float32
+            `[D]`.
         """
         logits = logits.float() if self._logit_rows is None else logits[self._logit_rows].float()
         draws = self._to_device(uniforms(self._keys, positions), logits.device)
-        candidates = self._candidates(logits, allowed)
+        candidates = self._candidates(logits, allowed, before)
         return self._draw_tokens(logits, candidates, self._temperatures, draws, self._group_of)
 
-    def _candidates(self, logits: torch.Tensor, allowed: np.ndarray | None) -> torch.Tensor:
-        """Logits `[B, vocabulary]`, float32, with a mask over what is not to be drawn and what filters remove."""
-        unmasked = logits  # log-probabilities are those of all tokens
+    def _candidates(self, given: torch.Tensor, allowed: np.ndarray | None, before: TokensBefore) -> torch.Tensor:
+        """Logits `[B, vocabulary]`, float32, as penalties leave them, with a mask over what must not be drawn.
+
+        Those `given` stay as they are, as log-probabilities are told of them.
+        """
+        logits = given
+        if self._penalties:
+            self._changed = logits = self._penalties.apply(given, before, self._changed)
         if allowed is not None:
             allowed = allowed if self._rows is None else allowed[self._rows]
-            # Into the same memory each time: to touch new pages takes a CPU as long as to mask.
-            self._masked = logits = self._mask_tokens(logits, self._to_device(allowed, logits.device), self._masked)
+            self._changed = logits = self._mask_tokens(logits, self._to_device(allowed, logits.device), self._changed)
         if self._banned:
-            logits = logits.clone() if logits is unmasked else logits
+            logits = logits.clone() if logits is given else logits
             logits[self._banned] = FILTERED
         if not len(self._filtered):
             return logits

@@ -122,9 +122,13 @@ class ModelDrafter:
 
     def _submit(self, place: int, follower: KVSequence, branch: RunningRequest, drawn: int) -> None:
         """Ask for the next token of a draft, the one behind `drawn` of the branch's step."""
-        sampling = branch.work.samplings[branch.indices[0]]
-        banned = tuple(token for token in sampling.banned if token < self._config.vocab_size)
-        samplings = (replace(sampling, key=key_after(sampling.key, drawn), banned=banned),)
+        sampling, known = branch.work.samplings[branch.indices[0]], self._config.vocab_size
+        banned = tuple(token for token in sampling.banned if token < known)
+        penalties = sampling.penalties
+        if any(token >= known for token, _ in penalties.bias):
+            penalties = replace(penalties, bias=tuple(each for each in penalties.bias if each[0] < known))
+        key = key_after(sampling.key, drawn)
+        samplings = (replace(sampling, key=key, banned=banned, penalties=penalties),)
         self._scheduler.submit(Generate(follower.owner, follower, samplings, 1, "", in_place=True, tag=place))
 
     def _run(self) -> list[Generated]:

@@ -19,7 +19,13 @@ from espalier.kernels.cpu.products.linear import CpuLinear
 from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_quantized
 from espalier.kernels.cpu.recurrent.convolution import causal_convolution_cpu
 from espalier.kernels.cpu.recurrent.recurrence import gated_delta_rule_cpu, state_space_scan_cpu
-from espalier.kernels.cpu.sampling import draw_compilation, draw_tokens_cpu, filter_logits_cpu, mask_tokens_cpu
+from espalier.kernels.cpu.sampling import (
+    draw_compilation,
+    draw_tokens_cpu,
+    filter_logits_cpu,
+    mask_tokens_cpu,
+    penalize_tokens_cpu,
+)
 from espalier.kernels.cpu.threads import set_threads, usable_cores
 from espalier.kernels.kept import Kept
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
@@ -34,6 +40,7 @@ class CpuBackend(TorchBackend):
     rows_are_independent = True
     keeps_int8 = HAS_VNNI
     copy_blocks = staticmethod(copy_blocks_cpu)
+    penalize_tokens = staticmethod(penalize_tokens_cpu)
     mask_tokens = staticmethod(mask_tokens_cpu)
     filter_logits = staticmethod(filter_logits_cpu)
     draw_tokens = staticmethod(draw_tokens_cpu)

@@ -1,4 +1,4 @@
-"""Filtering logits and drawing tokens from them on CPU, each row by itself.
+"""Penalizing and filtering logits, and drawing tokens from them on CPU, each row by itself.
 
 A filter needs only the largest logits of a vocabulary in order. All are counted and summed in narrow bins by their
 distance from the largest one; then only the logits of bins that the filter may reach into are sorted.
@@ -14,10 +14,12 @@ from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.pointwise import exp_in_place, largest
 from espalier.kernels.cpu.threads import parallel_run, phase_items
-from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
+from espalier.kernels.sampling import FILTERED, LEAST_REPETITION, LEAST_TEMPERATURE
 
 _MASK_SPEED, _FILTER_SPEED, _DRAW_SPEED = 1e9, 1e8, 4e8
 """Logits a second that one thread masks, filters, or draws from, within a factor of two or so."""
+_PENALTY_SPEED = 1e8
+"""Tokens of sequences a second that one thread counts and penalizes, likewise."""
 _BLOCK = 256
 """Tokens whose probabilities are summed before the cumulative distribution is looked at one by one."""
 _NOTHING = 1e-30
@@ -25,8 +27,59 @@ _NOTHING = 1e-30
 
 
 _LEAST, _FILTERED = np.float32(LEAST_TEMPERATURE), np.float32(FILTERED)
+_LEAST_REPETITION = np.float32(LEAST_REPETITION)
 _BINS_PER_NAT, _BINS = 64, 2048
 """Bins of log-probability below the most likely token; the last holds all the rest, from 32 nats on."""
+
+
+@compiled(nogil=True)
+def _penalize(
+    counters: int,
+    logits: np.ndarray,
+    vocabulary: int,
+    rows: np.ndarray,
+    tokens: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    repetitions: np.ndarray,
+    presences: np.ndarray,
+    frequencies: np.ndarray,
+) -> None:
+    """Penalize each row; `counts` are 0 between rows, and -1 for tokens of a row that are done."""
+    counts, length = np.zeros(vocabulary, np.int32), len(tokens) // len(rows)
+    for r in phase_items(counters, 0, len(rows)):
+        first, row, end = r * length, rows[r] * vocabulary, ends[r]
+        repetition = max(repetitions[r], _LEAST_REPETITION)
+        for i in range(starts[r], end):
+            if 0 <= tokens[first + i] < vocabulary:
+                counts[tokens[first + i]] += 1
+        for i in range(end):
+            token = tokens[first + i]
+            if token < 0 or token >= vocabulary or counts[token] < 0:
+                continue
+            logit = logits[row + token]
+            logit = logit * repetition if logit < 0 else logit / repetition
+            if counts[token]:
+                logit = logit - frequencies[r] * np.float32(counts[token]) - presences[r]
+            logits[row + token], counts[token] = logit, -1
+        for i in range(end):
+            if 0 <= tokens[first + i] < vocabulary:
+                counts[tokens[first + i]] = 0
+
+
+def penalize_tokens_cpu(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    starts: torch.Tensor,
+    ends: torch.Tensor,
+    repetitions: torch.Tensor,
+    presences: torch.Tensor,
+    frequencies: torch.Tensor,
+) -> None:
+    """`kernels.sampling.penalize_tokens` on CPU; same arguments and result."""
+    args = [t.numpy() for t in (rows, tokens.contiguous().view(-1), starts, ends, repetitions, presences, frequencies)]
+    parallel_run(_penalize, 1, logits.view(-1).numpy(), logits.shape[1], *args, seconds=tokens.numel() / _PENALTY_SPEED)
 
 
 @compiled(nogil=True)

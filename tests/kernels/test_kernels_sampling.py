@@ -1,9 +1,19 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu, mask_tokens_cpu
-from espalier.kernels.sampling import FILTERED, draw_tokens, filter_logits, mask_tokens
+from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu, mask_tokens_cpu, penalize_tokens_cpu
+from espalier.kernels.sampling import (
+    FILTERED,
+    LEAST_REPETITION,
+    draw_tokens,
+    filter_logits,
+    mask_tokens,
+    penalize_tokens,
+)
 
 EACH = torch.arange(200)
 """One draw from each of 200 rows."""
@@ -176,3 +186,27 @@ def test_a_mask_leaves_the_tokens_whose_bits_are_set(vocabulary: int, mask):
     memory = torch.full_like(logits, 5.0)
     assert mask(logits, bits, memory) is memory
     assert torch.equal(memory, torch.where(allowed, logits, FILTERED))
+
+
+@pytest.mark.parametrize("penalize", [penalize_tokens, penalize_tokens_cpu])
+@pytest.mark.parametrize("vocabulary", [1, 7, 257, 5000])
+def test_penalties_are_those_of_transformers_and_of_the_openai_api(vocabulary: int, penalize):
+    """Also far from the usual values, where tokens stand there many times and only behind the prompt, or before."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = problem(vocabulary, 12)[0]
+    rows, length = torch.tensor([0, 2, 3, 7, 8, 11]), 40
+    tokens = torch.randint(min(vocabulary, 30), (6, length), generator=generator, dtype=torch.int32)
+    starts, ends = torch.tensor([0, 5, 12, 12, 40, 1]), torch.tensor([40, 6, 30, 12, 40, 1])
+    tokens[torch.arange(length) >= ends[:, None]] = -7  # what is not there yet
+    values = torch.tensor([[1.05, 0.5, 1e6, 1.0, 1e-30, 3.0], [0, 1.5, -2, 2, 0.5, 1], [2, 0, -1, 0.3, 0, 1]])
+    repetitions, presences, frequencies = values
+    expected = logits.clone()
+    for r, row in enumerate(rows.tolist()):
+        its: Any = tokens[r, : ends[r]].long()
+        processor = RepetitionPenaltyLogitsProcessor(max(float(repetitions[r]), LEAST_REPETITION))
+        expected[row] = processor(its[None], expected[row : row + 1].clone())[0]
+        counts = torch.bincount(its[starts[r] :], minlength=vocabulary)
+        expected[row] -= frequencies[r] * counts
+        expected[row] -= presences[r] * (counts > 0)
+    penalize(logits, rows, tokens, starts, ends, repetitions, presences, frequencies)
+    assert torch.equal(logits, expected)

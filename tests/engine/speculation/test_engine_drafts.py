@@ -1,48 +1,24 @@
 """Drafts: whatever is proposed, a branch draws what it draws without; what was proposed in vain leaves nothing."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from engine_driver import drain, generate, release
+from scripted_drafts import drafting
 
 from espalier.engine.engine import Engine
 from espalier.engine.guidance.compiled import GrammarCompiler
 from espalier.engine.guidance.grammar import regex_grammar
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR
-from espalier.engine.scheduling.requests import RunningRequest
 from espalier.engine.speculation.lengths import FixedLength
 from espalier.engine.speculation.suffixes import followers
-from espalier.engine.work import Generate, Generated, Sampling
+from espalier.engine.work import Generate, Sampling
 
 Make = Callable[..., Engine]
 PROMPT = list(range(20, 41))
-
-
-class Scripted:
-    """Proposes the same tokens for every branch, from its first one on."""
-
-    def __init__(self, text: Sequence[int], engine: Engine) -> None:
-        self.text = list(text)
-        self.lengths = engine.schedulers[GENERATOR].table.lengths
-
-    def propose(self, branches: Sequence[RunningRequest], most: Sequence[int]) -> list[list[int]]:
-        return [
-            self.text[self.lengths[branch.row] - branch.start :][:count]
-            for branch, count in zip(branches, most, strict=True)
-        ]
-
-    def learn(self, finished: Sequence[Generated]) -> None:
-        pass
-
-
-def drafting(make_engine: Make, text: Sequence[int], length: int = 4, **options: object) -> Engine:
-    engine = make_engine(draft_tokens=length, **options)
-    speculation = engine.schedulers[GENERATOR].speculation
-    speculation._drafter, speculation._lengths, speculation.length = Scripted(text, engine), FixedLength(length), length
-    return engine
 
 
 def step_of(engine: Engine, *samplings: Sampling, **how: object) -> list[tuple]:
