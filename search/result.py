@@ -282,10 +282,14 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The search left the queue; `configuration` is the request with every default filled in."""
+    """The search left the queue; `configuration` is the request with every default filled in.
+
+    `prompt_tokens` is the length of the generator's prompt; 0 if the server does not report it.
+    """
 
     search_id: str
     configuration: SearchRequest
+    prompt_tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
     def _begin(self) -> None:
         """Open the root's sequences and request the first steps."""
         self._next_look = self.meter.clock() + _PARTIAL_SECONDS
-        self._on_event(Started(self.search_id, self.request))
+        self._on_event(Started(self.search_id, self.request, self.meter.prompt_tokens))
         self._tree.open()
         self._advance()
 

@@ -31,6 +31,13 @@ _DEPTH = 32
 _NO_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[^][{}"]++', re.DOTALL)
 """Strings, and what is neither a string nor a bracket; never tried twice, so the time is linear."""
 _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
+_RULES = {
+    "Input should": "must",
+    "List should": "must",
+    "Field required": "is missing",
+    "Extra inputs are not permitted": "is unknown",
+}
+"""Pydantic's words, and those for a caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +200,9 @@ def _place(location: tuple[int | str, ...]) -> str:
 
 
 def _rule(message: str) -> str:
-    return (
-        message.replace("Input should", "must").replace("List should", "must").replace("Field required", "is missing")
-    )
+    for theirs, ours in _RULES.items():
+        message = message.replace(theirs, ours)
+    return message
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

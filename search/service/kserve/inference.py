@@ -213,12 +213,11 @@ def read_call(
         model,
         search,
         {"priority": "parameters.priority", **places},
-        False,
-        call_id,
-        shape,
-        wanted,
-        in_parts,
-        empty_last,
+        id=call_id,
+        shape=shape,
+        outputs=wanted,
+        in_parts=in_parts,
+        empty_last=empty_last,
     )
 
 

@@ -26,6 +26,12 @@ from espalier.search.service.http_api.openai.parameters import (
     set_parameters,
     stop_texts,
 )
+from espalier.search.service.http_api.openai.thinking import (
+    THINKING_PARAMETERS,
+    AskedThinking,
+    is_spelling,
+    read_thinking_parameters,
+)
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import SearchCall
 
@@ -38,8 +44,8 @@ _PARAMETERS = {
 }
 """Fields of a search by the parameters that set them."""
 _FIELDS = {f.name for f in fields(SearchRequest)}
-_THINKING_SWITCHES = ("enable_thinking", "thinking")
 _OF_PLAIN = "is offered by NAME@plain, which samples without a search"
+_NO_BUDGET = "is kept by searches, and this is none; for one path ask the model NAME@greedy"
 
 
 class _Part(BaseModel):
@@ -102,7 +108,7 @@ class ChatBody(Conversation, extra="allow"):
 
 
 ITS_BUDGET = "x-its-budget"
-_KNOWN = {*ChatBody.model_fields, *PLAIN_PARAMETERS, *FORM_PARAMETERS, "stop"}
+_KNOWN = {*ChatBody.model_fields, *PLAIN_PARAMETERS, *FORM_PARAMETERS, *THINKING_PARAMETERS, "stop"}
 _PLAIN_ALONE = ("logprobs", "return_token_ids", "return_tokens_as_token_ids", "continue_final_message")
 """Parameters, true or false, that a search cannot honour."""
 
@@ -156,8 +162,9 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
     violations = [*not_honoured(body, _KNOWN, _FIELDS), *_wrong_messages(chat.messages), *_not_of_search(chat)]
     set_form(body, values, places, violations)
     stop = stop_texts(body.get("stop"), violations)
-    if thinking := _thinking(chat):
-        values["thinking"], places["thinking"] = thinking
+    thinking = read_thinking_parameters(body, violations)
+    if thinking.field:
+        values["thinking"], places["thinking"] = thinking.field, thinking.place
     for name, value in (chat.espalier or {}).items():
         if name in ("problem", "history"):
             violations.append(Violation(f"espalier.{name}", "set by `messages`; remove it"))
@@ -171,10 +178,20 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
     if (chat.n or 1) > search.request.candidates:
         most = search.request.candidates
         violations.append(Violation("n", f"must be at most {most}, the candidates of this search"))
-    include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
-    call = SearchCall(search.request, search.priority or 0, bool(chat.stream), violations=violations)
-    shown = include_usage, chat.n or 1, stop, bool(chat.include_stop_str_in_output), chat.return_response_only is False
-    return ChatCall(chat.model, call, {"priority": "espalier.priority", **places}, *shown)
+    stream, options = bool(chat.stream), chat.stream_options or StreamOptions()
+    usage_so_far = bool(options.continuous_usage_stats)
+    return ChatCall(
+        chat.model,
+        SearchCall(search.request, search.priority or 0, stream, stream and usage_so_far, violations),
+        {"priority": "espalier.priority", **places},
+        include_usage=bool(options.include_usage),
+        usage_so_far=usage_so_far,
+        thoughts=thinking.shown,
+        choices=chat.n or 1,
+        stop=stop,
+        include_stop=bool(chat.include_stop_str_in_output),
+        metadata=chat.return_response_only is False,
+    )
 
 
 def _read_plain(chat: ChatBody, body: dict[str, Any]) -> PlainCall:
@@ -186,11 +203,14 @@ def _read_plain(chat: ChatBody, body: dict[str, Any]) -> PlainCall:
     if top and not chat.logprobs:
         found.append(Violation("top_logprobs", "needs `logprobs`"))
     values["logprobs"], places["logprobs"] = (top or 0) if chat.logprobs else None, "top_logprobs"
-    values["prompts"], places["prompts"] = (chat_prompt(chat, found),), "messages"
-    return plain_call(chat.model, body, values, places, found)
+    thinking = read_thinking_parameters(body, found)
+    if thinking.budget and thinking.on is not False:
+        found.append(Violation(thinking.place, _NO_BUDGET))
+    values["prompts"], places["prompts"] = (chat_prompt(chat, thinking, found),), "messages"
+    return plain_call(chat.model, body, values, places, found, thinking.shown)
 
 
-def chat_prompt(chat: Conversation, found: list[Violation]) -> ChatPrompt:
+def chat_prompt(chat: Conversation, thinking: AskedThinking, found: list[Violation]) -> ChatPrompt:
     """The prompt of a conversation; what is wrong with it goes to `found`."""
     found += _not_read(chat.messages)
     continued = bool(chat.continue_final_message)
@@ -198,10 +218,7 @@ def chat_prompt(chat: Conversation, found: list[Violation]) -> ChatPrompt:
         found.append(Violation("continue_final_message", "needs a last message of the assistant"))
     if chat.add_generation_prompt is continued:
         found.append(Violation("add_generation_prompt", "must be true, or false with `continue_final_message`"))
-    variables = dict(chat.chat_template_kwargs or {})
-    if chat.reasoning_effort is not None:  # templates without it do not look
-        off = dict.fromkeys(_THINKING_SWITCHES, False) if chat.reasoning_effort == "none" else {}
-        variables = {"reasoning_effort": chat.reasoning_effort, **off, **variables}
+    variables = {**thinking.variables, **(chat.chat_template_kwargs or {})}
     own = {"messages", "add_generation_prompt", "tools", "documents"} & variables.keys()
     found += (Violation(f"chat_template_kwargs.{name}", "is set by the server") for name in sorted(own))
     messages = tuple(
@@ -220,16 +237,8 @@ def _not_of_search(chat: ChatBody) -> Iterator[Violation]:
     if chat.add_generation_prompt is False:
         yield Violation("add_generation_prompt", _OF_PLAIN)
     for name, value in (chat.chat_template_kwargs or {}).items():
-        if name not in _THINKING_SWITCHES or not isinstance(value, bool):
-            yield Violation(f"chat_template_kwargs.{name[:80]}", _OF_PLAIN)
-
-
-def _thinking(chat: ChatBody) -> tuple[str, str] | None:
-    """The `thinking` that a body asks for, and the place where; None if it leaves that open."""
-    for name in _THINKING_SWITCHES:
-        if isinstance(value := (chat.chat_template_kwargs or {}).get(name), bool):
-            return "on" if value else "off", f"chat_template_kwargs.{name}"
-    return ("off", "reasoning_effort") if chat.reasoning_effort == "none" else None
+        if value is not None and not is_spelling(place := f"chat_template_kwargs.{name[:80]}", value):
+            yield Violation(place, _OF_PLAIN)
 
 
 def _not_read(messages: list[_Message]) -> Iterator[Violation]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from espalier.search.result import Event, Finished, SearchResult, Started, StepDone
@@ -36,6 +36,8 @@ class Completion:
     search_id: str
     call: ChatCall
     created: int
+    _prompt_tokens: list[int] = field(default_factory=list[int])
+    _sampled: dict[int, int] = field(default_factory=dict[int, int])  # tokens so far, by node
 
     def whole(self, result: SearchResult) -> dict[str, Any]:
         """The completion of a search that has ended."""
@@ -46,7 +48,7 @@ class Completion:
                 "message": {
                     "role": "assistant",
                     "content": "".join(path.steps),
-                    **reasoning(path.thought),
+                    **reasoning(path.thought * self.call.thoughts),
                     "refusal": None,
                 },
                 "logprobs": None,
@@ -70,8 +72,10 @@ class Completion:
         """The chunks of an event. Nothing but the selected path is ever content, as it could not be taken back."""
         match event:
             case Started():
+                self._prompt_tokens.append(event.prompt_tokens)
                 return [self._chunk({"role": "assistant", "content": ""})]
             case StepDone():
+                self._sampled.update((node.node_id, node.tokens) for node in event.nodes)
                 return [self._chunk({}, espalier={"progress": progress_line(event)})]
             case Finished():
                 return self.last_chunks(event.result)
@@ -83,6 +87,8 @@ class Completion:
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         usage = {"usage": None} if self.call.include_usage else {}
+        if self.call.usage_so_far:
+            usage = {"usage": token_counts(sum(self._prompt_tokens), sum(self._sampled.values()))}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **more}
 
     def last_chunks(self, result: SearchResult) -> list[dict[str, Any]]:
@@ -92,13 +98,16 @@ class Completion:
         for index, path in enumerate(paths):
             if index:
                 chunks.append(self._chunk({"role": "assistant", "content": ""}, index=index))
-            if path.thought:
+            if path.thought and self.call.thoughts:
                 chunks.append(self._chunk(reasoning(path.thought), index=index))
             chunks += [self._chunk({"content": step}, index=index) for step in path.steps]
             own = {} if index else {"espalier": espalier_of(result, self.call.choices)}
             chunks.append(self._chunk({}, path.finish_reason, index, **own))
+        usage = {"usage": usage_of(result, paths)}
+        if self.call.usage_so_far:
+            chunks = [chunk | usage for chunk in chunks]
         if self.call.include_usage:
-            chunks.append({**self._head("chat.completion.chunk"), "choices": [], "usage": usage_of(result, paths)})
+            chunks.append({**self._head("chat.completion.chunk"), "choices": [], **usage})
         return chunks
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -107,13 +116,13 @@ class Completion:
 
 def usage_of(result: SearchResult, paths: Sequence[Shown]) -> dict[str, Any]:
     """Tokens as the OpenAI API counts them: all that is sampled is completion, and shown thoughts are reasoning."""
-    usage = result.usage
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.generated_tokens,
-        "total_tokens": usage.prompt_tokens + usage.generated_tokens,
-        "completion_tokens_details": {"reasoning_tokens": sum(path.thought_tokens for path in paths)},
-    }
+    counts = token_counts(result.usage.prompt_tokens, result.usage.generated_tokens)
+    return {**counts, "completion_tokens_details": {"reasoning_tokens": sum(path.thought_tokens for path in paths)}}
+
+
+def token_counts(prompt: int, sampled: int) -> dict[str, Any]:
+    """Tokens as the OpenAI API counts them."""
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def espalier_of(result: SearchResult, choices: int) -> dict[str, Any]:
@@ -143,7 +152,7 @@ def metadata_of(result: SearchResult) -> dict[str, Any]:
     candidates = [candidate for candidate in shown for _ in range(candidate.multiplicity)]
     return {
         "algorithm": result.configuration.algorithm,
-        "all_responses": [{"role": "assistant", "content": candidate.text} for candidate in candidates],
+        "all_responses": [{"role": "assistant", "content": candidate.content} for candidate in candidates],
         "response_counts": Counter(candidate.answer for candidate in candidates),
         "selected_index": 0 if candidates else None,
     }

@@ -57,10 +57,12 @@ NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
-class StreamOptions(BaseModel):
-    """`stream_options` of a body."""
+class StreamOptions(BaseModel, extra="forbid"):
+    """`stream_options` of a body; padding against who listens is left out."""
 
     include_usage: StrictBool | None = None
+    continuous_usage_stats: StrictBool | None = None
+    include_obfuscation: StrictBool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,16 @@ class BodyCall:
         search: the search, completion or request for scores; with progress if chunks are wanted.
         places: fields of the request by the places of the body that set them.
         include_usage: whether the last chunk tells the usage.
+        usage_so_far: whether every chunk tells the usage until then.
+        thoughts: whether thoughts are told.
     """
 
     model: str
     search: SearchCall
     places: Mapping[str, str]
     include_usage: bool = False
+    usage_so_far: bool = False
+    thoughts: bool = True
 
     @asynccontextmanager
     async def run(self, session: Session, call: Call) -> AsyncIterator[AsyncIterator[Sequence[Any]]]:
@@ -115,6 +121,8 @@ PLAIN_PARAMETERS = {
     "max_completion_tokens": "max_tokens",
 }
 """Fields of a `CompletionRequest` by the parameters that set them."""
+_MINUS_ONE = {"top_k": 0, "seed": None}
+"""What -1 says as a value: vLLM's all tokens, and llama.cpp's any seed, which front ends send as their default."""
 
 
 def plain_fields(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[Violation]]:
@@ -137,7 +145,8 @@ def set_parameters(
 ) -> None:
     """Set `fields` of a request to the parameters of a body that are there; of two limits the lower one holds."""
     for name, field in fields.items():
-        value = 0 if name == "top_k" and body.get(name) == -1 else body.get(name)  # vLLM's -1 is 0, all tokens
+        if (value := body.get(name)) == -1 and name in _MINUS_ONE:
+            value = _MINUS_ONE[name]
         if value is not None:
             if field == "max_tokens" and isinstance(value, int) and isinstance(values.get(field), int):
                 value = min(value, values[field])
@@ -165,17 +174,25 @@ def take_priority(values: dict[str, Any], found: list[Violation]) -> int:
 
 
 def plain_call(
-    model: str, body: Mapping[str, Any], values: dict[str, Any], places: dict[str, str], found: list[Violation]
+    model: str,
+    body: Mapping[str, Any],
+    values: dict[str, Any],
+    places: dict[str, str],
+    found: list[Violation],
+    thoughts: bool = True,
 ) -> PlainCall:
-    """The call of a completion whose fields are `values`."""
+    """The call of a completion whose fields are `values`; `thoughts` says whether those are told."""
     priority = take_priority(values, found)
-    stream, options = bool(body.get("stream")), body.get("stream_options") or {}
+    options = StreamOptions.model_validate(body.get("stream_options") or {})
+    stream = bool(body.get("stream"))
     call = SearchCall(CompletionRequest(**values), priority, stream, violations=in_body(found, places))
     return PlainCall(
         model,
         call,
         {PRIORITY: "espalier.priority", **places},
-        bool(options.get("include_usage")),
+        bool(options.include_usage),
+        bool(options.continuous_usage_stats),
+        thoughts,
         bool(body.get("return_token_ids")),
         bool(body.get("return_tokens_as_token_ids")),
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from espalier.search.completion import Choice, CompletionResult, ReadPrompt, TextSampled, TokenLogprob
 from espalier.search.result import Finished
-from espalier.search.service.http_api.openai.completion import reasoning
+from espalier.search.service.http_api.openai.completion import reasoning, token_counts
 from espalier.search.service.http_api.openai.parameters import PlainCall
 
 
@@ -26,6 +26,8 @@ class PlainCompletion:
     created: int
     chat: bool
     _offsets: dict[int, int] = field(default_factory=dict[int, int])  # characters of tokens sent, by choice
+    _read: dict[int, int] = field(default_factory=dict[int, int])  # tokens, by prompt
+    _sampled: int = 0  # tokens until now
 
     def whole(self, result: CompletionResult) -> dict[str, Any]:
         """The completion of a result."""
@@ -46,12 +48,15 @@ class PlainCompletion:
 
     def _chunks(self, event: TextSampled) -> list[dict[str, Any]]:
         """The chunks of new text: of a chat one with the role first."""
+        self._sampled += len(event.token_ids)
+        if event.prompt:
+            self._read[event.index // self.call.request.samples] = len(event.prompt.token_ids)
         reason = _finish_reason(event.finish_reason)
         ids = {"token_ids": event.token_ids} if self.call.return_token_ids else {}
         if self.chat:
             first = [self._chunk({"index": event.index, "delta": {"role": "assistant", "content": ""}})]
             logprobs = self._chat_logprobs(event.logprobs)
-            delta = reasoning(event.thought)
+            delta = reasoning(event.thought * self.call.thoughts)
             if event.text or not (reason or delta):
                 delta["content"] = event.text
             choice = {"index": event.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, **ids}
@@ -74,11 +79,19 @@ class PlainCompletion:
 
     def _chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         usage = {"usage": None} if self.call.include_usage else {}
+        if self.call.usage_so_far:
+            usage = {"usage": token_counts(sum(self._read.values()), self._sampled)}
+        own = {"espalier": {"seed": self.call.request.seed}} if choice.get("finish_reason") else {}
         choice = {"logprobs": None, "finish_reason": None, **choice}
-        return {**self._head(".chunk" * self.chat), "choices": [choice], **usage}
+        return {**self._head(".chunk" * self.chat), "choices": [choice], **usage, **own}
 
     def _chat_choice(self, choice: Choice, prompt: ReadPrompt) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, **reasoning(choice.thought), "refusal": None}
+        message = {
+            "role": "assistant",
+            "content": choice.text,
+            **reasoning(choice.thought * self.call.thoughts),
+            "refusal": None,
+        }
         ids = {"token_ids": choice.token_ids} if self.call.return_token_ids else {}
         return {
             "index": choice.index,
@@ -151,8 +164,7 @@ class PlainCompletion:
 
 def usage_of(result: CompletionResult) -> dict[str, Any]:
     """Tokens as the OpenAI API counts them."""
-    prompt, new = result.usage.prompt_tokens, result.completion_tokens
-    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    usage = token_counts(result.usage.prompt_tokens, result.completion_tokens)
     if thought := sum(choice.thought_tokens for choice in result.choices):
         usage["completion_tokens_details"] = {"reasoning_tokens": thought}
     return usage

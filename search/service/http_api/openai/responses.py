@@ -17,6 +17,7 @@ from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import completion, plain_completion
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
 from espalier.search.service.http_api.openai.parameters import PlainCall, in_body, not_honoured
+from espalier.search.service.http_api.openai.thinking import THINKING_PARAMETERS
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.shown import shown, shown_paths
 
@@ -24,11 +25,10 @@ _PLACES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
 """Parameters of chats by other names."""
-_SAME = ("model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "espalier")
+_SAME = ("model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "espalier", *sorted(THINKING_PARAMETERS))
 """Parameters that chats have by the same names."""
 _STORED = "nothing is stored; send the whole conversation as `input`"
 _NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -142,8 +142,6 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
     chat |= {"messages": messages, "max_tokens": its.max_output_tokens}
     if its.text and its.text.format is not None:  # whose schema stands beside its type
         chat["response_format"] = {**its.text.format, "json_schema": its.text.format}
-    if its.reasoning and its.reasoning.effort is not None:
-        chat["reasoning_effort"] = its.reasoning.effort
     try:
         call = read_chat(chat, names)
     except InvalidRequestError as error:
@@ -176,7 +174,7 @@ class ResponseObject:
 
     def whole(self, result: SearchResult | CompletionResult) -> dict[str, Any]:
         """The response of a result."""
-        thought, text, _, cut = _contents(result)
+        thought, text, _, cut = self._contents(result)
         items = [self._reasoning(thought)] if thought else []
         return self._ended(result, [*items, self._message(text, "incomplete" if cut else "completed")])
 
@@ -186,15 +184,24 @@ class ResponseObject:
         if not self._number:
             made += [self._event(f"response.{name}", response=self._object([])) for name in ("created", "in_progress")]
         if isinstance(event, TextSampled):
-            made += self._thought_delta(event.thought) if event.thought else []
+            made += self._thought_delta(event.thought) if event.thought and self._call.chat.thoughts else []
             made += self._delta(event.text) if event.text else []
         elif isinstance(event, Finished):
             result: Any = event.result
             made += self._last(result)
         return made
 
+    def _contents(self, result: SearchResult | CompletionResult) -> tuple[str, str, tuple[str, ...], bool]:
+        """The thought if it is told, the text, its steps, and whether a limit cut it."""
+        told = self._call.chat.thoughts
+        if isinstance(result, SearchResult):
+            path = shown(result)
+            return path.thought * told, "".join(path.steps), path.steps, path.finish_reason == "length"
+        (choice,) = result.choices
+        return choice.thought * told, choice.text, (choice.text,), choice.finish_reason in ("length", "abort")
+
     def _last(self, result: SearchResult | CompletionResult) -> list[dict[str, Any]]:
-        thought, text, steps, cut = _contents(result)
+        thought, text, steps, cut = self._contents(result)
         made: list[dict[str, Any]] = []
         if thought and not self._thought:
             made += self._thought_delta(thought)
@@ -259,7 +266,7 @@ class ResponseObject:
         return {**head, "content": [_part(text)]}
 
     def _ended(self, result: SearchResult | CompletionResult, output: list[dict[str, Any]]) -> dict[str, Any]:
-        _, _, _, cut = _contents(result)
+        _, _, _, cut = self._contents(result)
         if isinstance(result, SearchResult):
             usage = completion.usage_of(result, shown_paths(result, 1))
             own = completion.espalier_of(result, 1)
@@ -304,12 +311,3 @@ class ResponseObject:
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _contents(result: SearchResult | CompletionResult) -> tuple[str, str, tuple[str, ...], bool]:
-    """The thought, the text, its steps, and whether a limit cut it."""
-    if isinstance(result, SearchResult):
-        path = shown(result)
-        return path.thought, "".join(path.steps), path.steps, path.finish_reason == "length"
-    (choice,) = result.choices
-    return choice.thought, choice.text, (choice.text,), choice.finish_reason in ("length", "abort")

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.service.http_api.body import read_json, validated
 from espalier.search.service.http_api.openai.chat_request import Conversation, chat_prompt
+from espalier.search.service.http_api.openai.thinking import read_thinking_parameters
 from espalier.search.service.http_api.status import json_response
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import Session
@@ -62,7 +63,9 @@ class TokenEndpoints:
         self._require_model(its.model)
         if (its.prompt is None) == (its.messages is None):
             raise InvalidRequestError([Violation("prompt", "give either `prompt` or `messages`")])
-        prompt = its.prompt if its.prompt is not None else chat_prompt(validated(Conversation, body), found)
+        prompt = its.prompt
+        if prompt is None:
+            prompt = chat_prompt(validated(Conversation, body), read_thinking_parameters(body, found), found)
         if found:
             raise InvalidRequestError(found)
         return TokenizationRequest(prompt, its.add_special_tokens is not False), bool(its.return_token_strs)

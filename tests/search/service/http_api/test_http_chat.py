@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from espalier.search.client import SearchClient, ServiceError
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import Candidate, Finished, NodeRecord, ScoredStep, SearchResult, StopReason
-from espalier.search.service.http_api.openai.chat_request import ChatCall, Conversation, chat_prompt, read_chat
+from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
 from espalier.search.service.http_api.openai.completion import Completion
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.shown import shown
@@ -491,29 +490,24 @@ def test_the_deltas_of_a_thought_and_its_answer_are_the_whole_message():
     assert joined == {"reasoning_content": THOUGHT, "content": CONTENT}
 
 
-@pytest.mark.parametrize(
-    ("body", "thinking"),
-    [
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "off"),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, "on"),
-        ({"chat_template_kwargs": {"thinking": True}}, "on"),
-        ({"reasoning_effort": "none"}, "off"),
-        ({"reasoning_effort": "high"}, "auto"),
-        ({"espalier": {"thinking": "1000"}, "reasoning_effort": "none"}, "1000"),
-        ({"espalier": {"thinking": 1000}}, "1000"),
-        ({}, "auto"),
-    ],
-)
-def test_thinking_is_switched_as_clients_switch_it(body, thinking, serve, http):
-    reply = http(serve()).post("/v1/chat/completions", json={"model": "espalier", "messages": user(), **body}).json()
-    assert reply["espalier"]["configuration"]["thinking"] == thinking
+def test_a_thought_that_is_not_wanted_is_told_nowhere():
+    call = read_chat({**ASKED, "include_reasoning": False, "return_response_only": False}, ModelNames("espalier", 0))
+    assert isinstance(call, ChatCall)
+    written = Completion("s", call, 0)
+    for told in (written.whole(thoughtful()), *written.last_chunks(thoughtful())):
+        assert "Is it 7?" not in json.dumps(told)
+    assert written.whole(thoughtful())["usage"]["completion_tokens_details"]["reasoning_tokens"] == 11
 
 
-def test_an_effort_of_none_switches_thinking_off_in_a_plain_chat_too():
-    def variables(**body: Any) -> Mapping[str, Any]:
-        return chat_prompt(Conversation.model_validate({"messages": user(), **body}), []).variables
-
-    off = {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
-    assert variables(reasoning_effort="none") == off
-    assert variables(reasoning_effort="none", chat_template_kwargs={"thinking": True}) == off | {"thinking": True}
-    assert variables(reasoning_effort="low") == {"reasoning_effort": "low"}
+def test_every_chunk_tells_the_usage_so_far_where_that_is_asked_for(serve, chat):
+    create = chat(serve()).chat.completions.create
+    asked = {"model": "espalier@beam-n2-m2", "messages": user(), "stream": True}
+    *chunks, last = list(create(**asked, stream_options={"include_usage": True, "continuous_usage_stats": True}))
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert chunks[-1].usage == last.usage
+    assert all(chunk.usage.total_tokens >= chunk.usage.completion_tokens for chunk in chunks)
+    chunks = list(create(**asked, stream_options={"continuous_usage_stats": True}))
+    assert all(chunk.choices and chunk.usage for chunk in chunks)
+    with pytest.raises(openai.BadRequestError, match=r"stream_options\.usage: is unknown"):
+        create(**asked, stream_options={"usage": True})

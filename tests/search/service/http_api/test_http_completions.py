@@ -115,9 +115,17 @@ def test_prompts_come_back_in_order_with_their_samples_one_after_another(client:
 def test_a_stream_is_the_whole_answer_in_pieces(more: dict[str, Any], stop: Any, client: openai.OpenAI) -> None:
     whole = client.completions.create(**SAMPLED, **more, stop=stop)
     *chunks, last = client.completions.create(
-        **SAMPLED, **more, stop=stop, stream=True, stream_options={"include_usage": True}
+        **SAMPLED,
+        **more,
+        stop=stop,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
     )
     assert (last.choices, last.usage) == ([], whole.usage)
+    told = [chunk.usage.completion_tokens for chunk in chunks]
+    assert told == sorted(told)
+    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].espalier == {"seed": SAMPLED["seed"]}
     for choice in whole.choices:
         its = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == choice.index]
         assert "".join(piece.text for piece in its) == choice.text

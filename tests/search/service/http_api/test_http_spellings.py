@@ -1,0 +1,156 @@
+"""What other tools' clients send besides OpenAI's own parameters, read without a server."""
+
+from typing import Any
+
+import pytest
+
+from espalier.engine.errors import InvalidRequestError
+from espalier.search.completion import ChatPrompt
+from espalier.search.request import SearchRequest
+from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
+from espalier.search.service.http_api.openai.completion_request import read_completion
+from espalier.search.service.http_api.openai.parameters import PlainCall
+from espalier.search.service.http_api.openai.responses import read_response
+from espalier.search.service.model_names import ModelNames
+
+NAMES = ModelNames("pair", 0)
+ASKED = {"messages": [{"role": "user", "content": "6*7?"}]}
+
+
+def read(model: str = "pair@greedy", **body: Any) -> Any:
+    call = read_chat({"model": model, **ASKED, **body}, NAMES)
+    if call.search.violations:
+        raise InvalidRequestError(call.search.violations)
+    return call
+
+
+def searched(**body: Any) -> SearchRequest:
+    call = read(**body)
+    assert isinstance(call, ChatCall)
+    assert isinstance(call.search.request, SearchRequest)
+    return call.search.request
+
+
+def prompted(**body: Any) -> ChatPrompt:
+    call = read("pair@plain", **body)
+    assert isinstance(call, PlainCall)
+    (prompt,) = call.request.prompts
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def refused(**body: Any) -> list[str]:
+    with pytest.raises(InvalidRequestError) as caught:
+        read(**body)
+    return [violation.field for violation in caught.value.violations]
+
+
+# ---- thinking
+
+
+@pytest.mark.parametrize(
+    ("body", "thinking"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 64}}, "64"),
+        ({"thinking": {"type": "enabled"}}, "on"),
+        ({"thinking": {"type": "disabled"}}, "off"),
+        ({"thinking": {"type": "disabled", "budget_tokens": 64}}, "off"),
+        ({"thinking": {"type": "adaptive"}}, "auto"),
+        ({"thinking": None, "think": None, "reasoning": None, "enable_thinking": None}, "auto"),
+        ({"thinking": False}, "off"),
+        ({"enable_thinking": True}, "on"),
+        ({"enable_thinking": False, "thinking_budget": 64}, "off"),
+        ({"enable_thinking": True, "thinking_budget": 64}, "64"),
+        ({"thinking_budget": 64, "thinking_token_budget": 32}, "32"),
+        ({"thinking_budget": 0}, "off"),
+        ({"thinking_budget": -1}, "auto"),
+        ({"thinking_budget_tokens": 64}, "64"),
+        ({"reasoning_budget": 2**40, "think": True}, "on"),
+        ({"think": False}, "off"),
+        ({"think": "low"}, "on"),
+        ({"think": "none"}, "off"),
+        ({"reasoning": {"effort": "none", "summary": "auto"}}, "off"),
+        ({"reasoning": {"effort": "high"}}, "auto"),
+        ({"reasoning": {"enabled": True, "max_tokens": 64}}, "64"),
+        ({"reasoning": {"enabled": False}}, "off"),
+        ({"reasoning": {"max_tokens": 64, "exclude": True}}, "64"),
+        ({"reasoning": {}}, "auto"),
+        ({"reasoning_effort": "minimal"}, "auto"),
+        ({"chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 64}}, "64"),
+        ({"chat_template_kwargs": {"enable_thinking": None, "reasoning_effort": "none"}}, "off"),
+        ({"include_reasoning": False}, "auto"),
+        ({"espalier": {"thinking": "1000"}, "think": False}, "1000"),
+    ],
+)
+def test_every_spelling_of_thinking_is_a_searchs_own(body: dict[str, Any], thinking: str):
+    assert searched(**body).thinking == thinking
+    response = read_response({"model": "pair@greedy", "input": "6*7?", **body}, NAMES)
+    assert not response.chat.search.violations
+    assert response.chat.search.request.thinking == thinking
+
+
+@pytest.mark.parametrize(
+    ("body", "places"),
+    [
+        ({"thinking": {"type": "enabled"}, "enable_thinking": False}, {"thinking.type"}),
+        ({"think": True, "reasoning_effort": "none"}, {"think"}),
+        ({"reasoning": {"enabled": True, "effort": "none"}}, {"reasoning.effort"}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, {"thinking.budget_tokens"}),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "think": False}, {"think"}),
+        ({"include_reasoning": False, "reasoning": {"exclude": False}}, {"reasoning.exclude"}),
+        ({"thinking": {"type": "on"}}, {"thinking.type"}),
+        ({"thinking": {"budget_tokens": "many"}}, {"thinking.budget_tokens"}),
+        ({"thinking": {"depth": 3}}, {"thinking.depth"}),
+        ({"thinking": "yes"}, {"thinking"}),
+        ({"thinking_budget": -2, "thinking_token_budget": True}, {"thinking_budget", "thinking_token_budget"}),
+        ({"think": "a bit", "include_reasoning": 0, "reasoning": 3}, {"think", "include_reasoning", "reasoning"}),
+        ({"reasoning_format": "raw"}, {"reasoning_format"}),
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, {"chat_template_kwargs.enable_thinking"}),
+    ],
+)
+def test_spellings_that_contradict_one_another_or_say_nothing_are_refused_by_name(body, places: set[str]):
+    assert set(refused(**body)) == places
+
+
+def test_a_plain_chat_is_switched_by_the_same_spellings_and_keeps_no_budget():
+    off = {"enable_thinking": False, "thinking": False}
+    for body in ({"thinking": {"type": "disabled"}}, {"think": False}, {"reasoning": {"enabled": False}}):
+        assert prompted(**body).variables == off
+    assert prompted(reasoning_effort="none").variables == off | {"reasoning_effort": "none"}
+    assert prompted(reasoning={"effort": "low"}).variables == {"reasoning_effort": "low"}
+    assert prompted(enable_thinking=True).variables == {"enable_thinking": True, "thinking": True}
+    assert prompted(chat_template_kwargs={"enable_thinking": "yes", "x": 1}).variables == {
+        "enable_thinking": "yes",
+        "x": 1,
+    }
+    assert prompted(thinking={"type": "disabled", "budget_tokens": 9}).variables == off
+    assert refused(model="pair@plain", thinking={"type": "enabled", "budget_tokens": 9}) == ["thinking.budget_tokens"]
+
+
+def test_thoughts_can_be_left_out():
+    for body in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}, {"reasoning_format": "hidden"}):
+        assert not read(**body).thoughts
+        assert not read("pair@plain", **body).thoughts
+    assert read(include_reasoning=True).thoughts
+
+
+# ---- seeds
+
+
+@pytest.mark.parametrize("model", ["pair", "pair@plain"])
+def test_a_seed_of_minus_one_is_drawn_as_if_there_were_none(model: str):
+    seeds = [read(model, seed=-1).search.request.seed for _ in range(2)]
+    assert seeds[0] != seeds[1]
+    assert min(seeds) >= 0
+    assert read_completion({"model": "pair", "prompt": "6*7", "seed": -1}, NAMES).request.seed > 0
+    response = read_response({"model": model, "input": "6*7?", "seed": -1}, NAMES)
+    assert response.chat.search.request.seed > 0
+    assert not response.chat.search.violations
+    assert read(model, seed=0).search.request.seed == 0
+
+
+def test_other_negative_seeds_are_refused():
+    assert refused(seed=-2) == ["seed"]
+    plain = read_completion({"model": "pair", "prompt": "6*7", "seed": -2}, NAMES).request
+    with pytest.raises(InvalidRequestError, match="seed"):
+        plain.validate()
