@@ -6,8 +6,12 @@ from typing import Any
 
 from espalier.engine.errors import EspalierError, first_line
 
-_WHITESPACE = r"([ \t]{1,24}|\r?\n[ \t]{0,24})"
-"""Blanks between the tokens of JSON: a model that writes nothing else would never end."""
+OPTIONS = "x-guidance"
+"""Key of a schema for what is no part of it: how its texts are written."""
+_FEW_BLANKS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""Blanks where `json.dumps` writes them, or none: a small model in doubt writes as many as there may be."""
+_SOME_BLANKS = r"([ \t]{1,24}|\r?\n[ \t]{0,24})"
+"""Blanks anywhere between the tokens of JSON, no blank line: a model that writes nothing else would never end."""
 _ANSWER = "answer"
 
 
@@ -40,12 +44,29 @@ def regex_grammar(*patterns: str) -> Grammar:
 
 
 def json_grammar(schema: dict[str, Any] | bool) -> Grammar:
-    """JSON values that a schema allows, on one or several lines without a blank one between them.
+    """JSON values that a schema allows, on one line with at most one blank behind each comma and colon.
 
-    A caller's own `x-guidance` has no effect: it could switch off that unknown keywords are refused.
+    A caller's `x-guidance` may say otherwise: no blanks (`whitespace_flexible` false), up to a line's (true), or those
+    of a regular expression (`whitespace_pattern`). Nothing else in it has an effect: it could switch off that unknown
+    keywords are refused.
+
+    Raises:
+        GrammarError: one of the two is of the wrong type.
     """
     given = {**schema} if isinstance(schema, dict) else {} if schema else {"not": {}}
-    return _of({"json_schema": {**given, "x-guidance": {"whitespace_pattern": _WHITESPACE}}})
+    return _of({"json_schema": {**given, OPTIONS: _blanks(given.get(OPTIONS))}})
+
+
+def _blanks(own: Any) -> dict[str, Any]:
+    own = own if isinstance(own, dict) else {}
+    flexible, pattern = own.get("whitespace_flexible"), own.get("whitespace_pattern")
+    if not isinstance(flexible, bool | None) or not isinstance(pattern, str | None):
+        raise GrammarError(f"{OPTIONS} takes true or false for whitespace_flexible, a text for whitespace_pattern")
+    if flexible is False:
+        return {"whitespace_flexible": False}
+    if pattern is None:
+        return {"whitespace_pattern": _SOME_BLANKS} if flexible else _FEW_BLANKS
+    return {"whitespace_pattern": pattern}
 
 
 def lark_grammar(text: str) -> Grammar:

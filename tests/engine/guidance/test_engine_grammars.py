@@ -20,6 +20,10 @@ from espalier.engine.work import Sampling, StopCause
 POINT = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 99, "minimum": 0}}, "required": ["x"]}
 
 
+def blanks(**options: object) -> Grammar:
+    return json_grammar({**POINT, "x-guidance": options})
+
+
 @pytest.fixture(scope="module")
 def compiler(load_model: Callable[[str], Model]) -> GrammarCompiler:
     return GrammarCompiler(load_model("talker"))
@@ -31,7 +35,12 @@ def compiler(load_model: Callable[[str], Model]) -> GrammarCompiler:
         (regex_grammar(r"\d+"), ["7", "007"], ["", "7a", "٧", "-7"]),
         (regex_grammar(r"[a-z]+", r".{2}"), ["ab"], ["a", "abc", "A1"]),
         (regex_grammar('a/"b'), ['a/"b'], ["a/b"]),
-        (json_grammar(POINT), ['{"x": 7}', '{\n  "x": 7\n}', '{"x":7, "y": 8}'], ['{"x": 7}\n', '{"x":\n\n7}', "{}"]),
+        (json_grammar(POINT), ['{"x": 7}', '{"x":7, "y": 8}'], ['{"x": 7}\n', '{"x":  7}', '{ "x":7}', "{}"]),
+        (blanks(whitespace_flexible=True), ['{\n  "x": 7\n}', '{ "x" :7}'], ['{"x": 7}\n', '{"x":\n\n7}']),
+        (blanks(whitespace_flexible=False), ['{"x":7}'], ['{"x": 7}', '{"x":7,\n"y":8}']),
+        (blanks(whitespace_flexible=False, lenient=True, whitespace_pattern=" "), ['{"x":7}'], ['{"x": 7}']),
+        (blanks(whitespace_pattern=""), ['{"x":7}'], ['{"x": 7}']),
+        (blanks(whitespace_pattern=r"\t{0,2}"), ['{"x":7}', '{\t"x":\t\t7}'], ['{"x": 7}', '{"x":\t\t\t7}']),
         (json_grammar(POINT), ['{"x": 99}'], ['{"x": 100}', '{"x": -1}', '{"x": "7"}']),
         (json_grammar(True), ["3", '"a"', "[1, {}]"], ["a", "'a'"]),
         (lark_grammar('start: "a" b?\nb: /[0-9]/'), ["a", "a3"], ["3", "a33"]),

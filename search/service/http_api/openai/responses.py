@@ -16,6 +16,7 @@ from espalier.search.run.executor import AnyEvent
 from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import completion, plain_completion
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
+from espalier.search.service.http_api.openai.guided import FORM_PARAMETERS
 from espalier.search.service.http_api.openai.parameters import PlainCall, in_body, not_honoured
 from espalier.search.service.http_api.openai.thinking import THINKING_PARAMETERS
 from espalier.search.service.model_names import ModelNames
@@ -28,7 +29,10 @@ _PLACES = {
     "response_format": "text.format",
 }
 """Parameters of chats by other names."""
-_SAME = ("model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "espalier", *sorted(THINKING_PARAMETERS))
+_SAME = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "espalier"),
+    *sorted(THINKING_PARAMETERS | FORM_PARAMETERS - {"response_format"}),
+)
 """Parameters that chats have by the same names."""
 _STORED = "nothing is stored; send the whole conversation as `input`"
 _NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {

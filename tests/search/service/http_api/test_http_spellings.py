@@ -1,5 +1,6 @@
 """What other tools' clients send besides OpenAI's own parameters, read without a server."""
 
+import json
 from typing import Any
 
 import pytest
@@ -154,3 +155,60 @@ def test_other_negative_seeds_are_refused():
     plain = read_completion({"model": "pair", "prompt": "6*7", "seed": -2}, NAMES).request
     with pytest.raises(InvalidRequestError, match="seed"):
         plain.validate()
+
+
+# ---- blanks in JSON
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORMAT = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}
+COMPACT = {"x-guidance": {"whitespace_flexible": False}}
+TABS = {"x-guidance": {"whitespace_pattern": "\t"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "schema"),
+    [
+        ({"structured_outputs": {"json": SCHEMA}}, SCHEMA),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, SCHEMA | COMPACT),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False, "whitespace_pattern": None}}, SCHEMA),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA), "whitespace_pattern": "\t"}}, SCHEMA | TABS),
+        ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, {"type": "object"} | COMPACT),
+        ({"guided_json": SCHEMA, "guided_whitespace_pattern": "\t"}, SCHEMA | TABS),
+        ({"guided_json": "true", "guided_whitespace_pattern": "\t"}, TABS),
+        (
+            {"guided_json": SCHEMA, "guided_decoding_backend": "xgrammar:no-fallback,disable-any-whitespace"},
+            SCHEMA | COMPACT,
+        ),
+        ({**FORMAT, "structured_outputs": {"disable_any_whitespace": True}}, SCHEMA | COMPACT),
+        ({**FORMAT, "structured_outputs": {"whitespace_pattern": "\t"}}, SCHEMA | TABS),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
+        (
+            {"structured_outputs": {"json": {"items": [SCHEMA]}, "disable_additional_properties": True}},
+            {"items": [{**SCHEMA, "additionalProperties": False}]},
+        ),
+    ],
+    ids=str,
+)
+def test_options_of_json_are_part_of_the_form(body: dict[str, Any], schema: dict[str, Any]):
+    request = read_completion({"model": "pair", "prompt": "6*7", **body}, NAMES).request
+    request.validate()
+    for form in (searched(**body).text_form, read("pair@plain", **body).request.text_form, request.text_form):
+        assert json.loads(form.removeprefix("json:")) == schema
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"structured_outputs": {"disable_any_whitespace": "yes"}}, "structured_outputs.disable_any_whitespace"),
+        ({"structured_outputs": {"whitespace_pattern": 3}}, "structured_outputs.whitespace_pattern"),
+        (
+            {"guided_whitespace_pattern": " ", "structured_outputs": {"disable_any_whitespace": True}},
+            "guided_whitespace_pattern",
+        ),
+        ({"guided_json": None, "guided_regex": "a+", "guided_whitespace_pattern": " "}, "guided_regex"),
+    ],
+    ids=str,
+)
+def test_options_of_json_that_say_nothing_are_refused(body: dict[str, Any], place: str):
+    assert refused(**{"guided_json": SCHEMA, **body}) == [place]
