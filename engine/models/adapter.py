@@ -2,14 +2,14 @@
 
 W' = W + s B A, with A [r, in], B [out, r] and s = alpha / r, or alpha / sqrt(r) of rank-stabilised LoRA (Hu et al.,
 2021; Kalajdzievski, 2023). With a magnitude m for each output (DoRA; Liu et al., 2024) the rows of W' are scaled to
-length m. An embedding [vocabulary, hidden] has A [r, vocabulary] and B [hidden, r].
+length m. An embedding [vocabulary, hidden] has A [r, vocabulary] and B [hidden, r], and lengths are its columns'.
 """
 
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -23,20 +23,24 @@ _PART = re.compile(
     r"(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.default)?(\.weight)?"
 )
 _PREFIX = "base_model.model."
-_SAVED = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
-"""In names of weights that are stored whole: of a module trained so, or of one that is changed besides."""
+_SAVED = re.compile(r"\.(modules_to_save(\.default)?|base_layer|original_module)(?=\.)")
+"""In names of weights that are stored whole: of a module trained so, of one that is changed besides, or of the base."""
 _NOT_READ = (
     "alora_invocation_tokens",
-    "fan_in_fan_out",
+    "arrow_config",
+    "kasa_config",
     "layer_replication",
     "lora_bias",
+    "monteclora_config",
     "target_parameters",
     "trainable_token_indices",
+    "use_bdlora",
     "use_qalora",
 )
 """Options of PEFT that change what is added, or where."""
 _NEW_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq")
 """Ways to begin that change the base's weights, too, so that the adapter does not fit the published ones."""
+_MAX_ALPHA = 1e30
 _HEADS = {"TOKEN_CLS": "ForTokenClassification", "SEQ_CLS": "ForSequenceClassification"}
 
 
@@ -67,6 +71,7 @@ class Adapter:
 
     Attributes:
         replaced: weights that it stores whole, by the name in the base checkpoint.
+        transposed: names of weights that are `[in, out]`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,13 +91,25 @@ class Adapter:
         self.replaced = dict[str, TensorInfo]()
         self._parts = dict[str, dict[str, str]]()
         self._whole = dict[str, str]()
+        self._own = set[str]()
+        self._of_base = dict[str, tuple[TensorInfo, str]]()
+        self.transposed = frozenset[str]()
+        to_save = tuple(self._to_save)
         for name, info in self._tensors.tensors.items():
             plain = name.removeprefix(_PREFIX)
             if match := _PART.fullmatch(plain):
                 self._parts.setdefault(f"{match['module']}.weight", {})[match["part"]] = name
             else:
                 saved = _SAVED.sub("", plain)
-                self.replaced[saved], self._whole[saved] = info, name
+                owned = ".modules_to_save." in plain or saved.rpartition(".")[0].endswith(to_save)
+                if owned and ".original_module." not in plain:
+                    self._own.add(saved)
+                    self.replaced[saved], self._whole[saved] = info, name
+                else:
+                    self._of_base[saved] = info, name
+        for name, (info, stored) in self._of_base.items():
+            if name not in self._own:
+                self.replaced[name], self._whole[name] = info, stored
 
     @property
     def changed(self) -> frozenset[str]:
@@ -104,40 +121,92 @@ class Adapter:
         """The end of the class name of the model with the adapter's own head; None if it has none."""
         return _HEADS.get(str(self._config.get("task_type")))
 
+    def tie(self, embedding: str, head: str) -> bool:
+        """Do to an embedding and a head that share one matrix in the base what PEFT does to them.
+
+        What is added to a module, or stored for it by `modules_to_save`, is that module's alone, unless
+        `ensure_weight_tying` says that the other follows. A matrix that is stored for the base is both modules'.
+
+        Args:
+            embedding: the weight's name.
+            head: the weight's name.
+
+        Returns:
+            True where the head is another matrix than the embedding from now on.
+
+        Raises:
+            CheckpointError: what is to follow cannot, or PEFT itself does not have it follow.
+        """
+        both = embedding, head
+        for stored in [self._of_base[name] for name in both if name in self._of_base]:
+            for name in both:
+                if name not in self._own:
+                    self.replaced[name], self._whole[name] = stored
+        alone = [name for name in both if name in self._parts or name in self._own]
+        with_lengths = [name for name in alone if "lora_magnitude_vector" in self._parts.get(name, ())]
+        if (alone and not self._config.get("ensure_weight_tying")) or with_lengths == list(both):
+            return True
+        if alone and (with_lengths or not embedding.endswith("embed_tokens.weight")):
+            raise CheckpointError(
+                f"{self.folder / _CONFIG}: ensure_weight_tying is true, and {embedding} and {head} do not follow each "
+                f"other in PEFT with {'use_dora' if with_lengths else 'these names'}; merge it where it was trained, "
+                "and load the whole model"
+            )
+        for of_names in cast("tuple[dict[str, Any], ...]", (self._parts, self.replaced, self._whole)):
+            of_head = of_names.pop(head, None)
+            if alone == [head] and of_head is not None:  # which PEFT trains as the embedding's
+                of_names[embedding] = of_head
+        return False
+
     def read(self, name: str) -> torch.Tensor:
         """A weight that it replaces."""
         return self._tensors.read(self._whole[name])
 
     def merge(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """A weight of the base `[out, in]` with what the adapter adds; float32.
+        """A weight of the base, `[out, in]` or one of `transposed`, with what the adapter adds; float32.
 
         Raises:
-            CheckpointError: shapes do not fit, or a part is missing.
+            CheckpointError: shapes do not fit, a part is missing, or one is not finite.
         """
         parts = {part: self._tensors.read(tensor).float() for part, tensor in self._parts[name].items()}
         embeds = "lora_embedding_A" in parts
+        turned = embeds or name in self.transposed
         try:
-            a, b = (parts[f"lora_embedding_{side}" if embeds else f"lora_{side}"] for side in "AB")
+            a, b = (parts.pop(f"lora_embedding_{side}" if embeds else f"lora_{side}") for side in "AB")
+            magnitude = parts.pop("lora_magnitude_vector") if self._config.get("use_dora") else None
             added = (b @ a).mul_(self._scale(name.removesuffix(".weight"), len(a)))
-            merged = weight.float() + (added.T if embeds else added)
-            if (magnitude := parts.get("lora_magnitude_vector")) is not None:
-                merged *= (magnitude.flatten() / merged.norm(dim=1)).unsqueeze(1)
+            merged = weight.float() + (added.T if turned else added)
+            if magnitude is not None:
+                lengths = merged.norm(dim=0 if turned else 1, keepdim=True)
+                merged *= magnitude.view(lengths.shape) / lengths
         except KeyError as error:
             raise CheckpointError(f"{self.file}: what is added to {name} lacks {error}") from error
         except RuntimeError as error:
             raise CheckpointError(f"{self.file}: what is added to {name} does not fit it: {error}") from error
+        if parts:
+            raise CheckpointError(
+                f"{self.file}: {next(iter(parts))} is stored for {name}, and {_CONFIG} has no use of it"
+            )
         if merged.shape != weight.shape:
             raise CheckpointError(f"{self.file}: {tuple(merged.shape)} is added to {name} of {tuple(weight.shape)}")
+        if not merged.isfinite().all() and weight.isfinite().all():
+            raise CheckpointError(f"{self.file}: what is added to {name} is not finite; it is damaged")
         return merged
 
     def _scale(self, module: str, rank: int) -> float:
-        alpha = _by_pattern(self._config.get("alpha_pattern"), module, self._config.get("lora_alpha", 8))
-        ranked = _by_pattern(self._config.get("rank_pattern"), module, self._config.get("r", rank))
-        if ranked != rank:
-            raise CheckpointError(
-                f"{self.folder / _CONFIG} means rank {ranked} for {module}, its weights have rank {rank}"
-            )
+        place = self.folder / _CONFIG
+        alpha = _by_pattern(place, "alpha_pattern", self._config, module, self._config.get("lora_alpha", 8))
+        ranked = _by_pattern(place, "rank_pattern", self._config, module, self._config.get("r", rank))
+        require(str(place), f"lora_alpha of {module}", alpha, "a finite number", _is_finite)
+        if type(ranked) is not int or ranked != rank or not rank:
+            raise CheckpointError(f"{place} means rank {shown(ranked)} for {module}, its weights have rank {rank}")
         return alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
+
+    @property
+    def _to_save(self) -> list[str]:
+        """Ends of the names of modules that it has whole, beside the base's."""
+        names = self._config.get("modules_to_save") or []
+        return require(str(self.folder / _CONFIG), "modules_to_save", names, "a list of names", _is_names)
 
     def _require_readable(self) -> None:
         place, config = self.folder / _CONFIG, self._config
@@ -156,11 +225,15 @@ class Adapter:
             )
 
 
-def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+def _by_pattern(place: Path, field: str, config: Mapping[str, Any], module: str, default: Any) -> Any:
     """The value of the first pattern that is the end of a module's name, as PEFT looks it up."""
-    for pattern, value in (patterns or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            return value
+    patterns = require(str(place), field, config.get(field) or {}, "an object", lambda it: isinstance(it, dict))
+    for pattern, value in patterns.items():
+        try:
+            if re.fullmatch(rf"(.*\.)?({pattern})", module):
+                return value
+        except re.error as error:
+            raise CheckpointError(f"{field} in {place} has {shown(pattern)}, which is no pattern: {error}") from error
     return default
 
 
@@ -172,3 +245,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and value != ""
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) and each for each in value)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_ALPHA

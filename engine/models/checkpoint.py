@@ -4,7 +4,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from espalier.engine.models.options import GGUF, LoadFormat, ModelImpl, Quantiza
 from espalier.engine.models.stored.base import StoredFormat
 from espalier.engine.models.stored.formats import stored_format
 from espalier.engine.models.stored.packed import PackedWeights
-from espalier.engine.models.text_files import parse_object, read_text, require
+from espalier.engine.models.text_files import parse_object, read_text, require, shown
 from espalier.engine.models.weights import (
     TensorInfo,
     WeightFile,
@@ -45,6 +45,7 @@ _DUMMY_STD = 0.02
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _EMBEDDINGS = [f"{before}{_EMBEDDING}" for before in ("model.", "", "model.language_model.", "language_model.model.")]
 """The last two are of checkpoints with images."""
+_TOKENIZER = "tokenizer.json"
 _TAKEN, _WARNINGS = "taken", "warnings"
 """Facts of what is kept: the tensors it was made of, and what was odd about them."""
 _HOST = torch.device("cpu")
@@ -115,9 +116,10 @@ class Checkpoint:
             self._packed = PackedWeights(self.stored, self.tensors, lambda name: self._file(files[name]).read(name))
             self.tensors = self._packed.tensors
         self._taken: set[str] = set()
-        self._adapter = Adapter(adapter) if adapter else None
-        if self._adapter:
-            self._adapt(self._adapter)
+        self._adapter: Adapter | None = None
+        self._aliases: dict[str, str] = {}
+        if adapter:
+            self._adapt(Adapter(adapter))
 
     @property
     def architecture(self) -> str:
@@ -167,6 +169,11 @@ class Checkpoint:
     def adapter(self) -> Path | None:
         """The folder of the LoRA adapter that is merged into its weights, or None."""
         return self._adapter.folder if self._adapter else None
+
+    def transpose(self, names: Iterable[str]) -> None:
+        """Have an adapter know of weights that are stored `[in, out]`."""
+        if self._adapter:
+            self._adapter.transposed = frozenset(names)
 
     @property
     def has_language_head(self) -> bool:
@@ -312,14 +319,13 @@ class Checkpoint:
     def require_all_taken(self) -> None:
         """Raise CheckpointError when a tensor of the checkpoint was neither taken nor ignored; closes its files."""
         for name in self.tensors.keys() - self._taken:
-            if self.follows_from_config(name):
+            if name in self._aliases or self.follows_from_config(name):  # some verifiers read no head
                 self._count(name)
         self._open.clear()
         if left := sorted(set(self.tensors) - self._taken):
-            shown = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
-            raise CheckpointError(
-                f"{self.folder} holds {len(left)} tensors that {self.architecture} does not use: {shown}"
-            )
+            some = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
+            file = self._adapter.file if self._adapter and self._adapter.replaced.keys() >= set(left) else self.folder
+            raise CheckpointError(f"{file} holds {len(left)} tensors that {self.architecture} does not use: {some}")
 
     def optional_json(self, name: str) -> dict[str, Any]:
         """The JSON file `name` of the folder, or an empty dictionary when it is absent."""
@@ -386,11 +392,55 @@ class Checkpoint:
 
     def _adapt(self, adapter: Adapter) -> None:
         """Take an adapter's own tensors in, and the class that its head makes of the model."""
-        if self.load_format is not LoadFormat.DUMMY and (unknown := sorted(adapter.changed - self.tensors.keys())):
-            raise CheckpointError(f"{adapter.file} changes {unknown[0]}, which {self.folder} does not have")
-        self.tensors |= adapter.replaced
         if suffix := adapter.architecture_suffix:
             self.config["architectures"] = [re.sub(r"For\w+$", "", self.architecture) + suffix]
+        if self.load_format is not LoadFormat.DUMMY:
+            self._tie(adapter)
+            if unknown := sorted(adapter.changed - self.tensors.keys()):
+                raise CheckpointError(f"{adapter.file} changes {unknown[0]}, which {self.folder} does not have")
+            for name, info in adapter.replaced.items():
+                if (found := self.shape(name)) not in (None, info.shape):
+                    raise CheckpointError(
+                        f"{adapter.file}: {name} has shape {info.shape}, and that of {self.folder} {found}; was the "
+                        "base resized when it was trained? Merge it there, and load the whole model"
+                    )
+            self._warn_of_tokens(adapter)
+        self._adapter = adapter
+        self.tensors = self.tensors | adapter.replaced
+
+    def _tie(self, adapter: Adapter) -> None:
+        """Have a tied head follow what an adapter does to the embedding, or be a matrix of its own."""
+        reached = adapter.changed | adapter.replaced.keys()
+        config = self.decoder_config if self.has_language_head else None
+        if config is None or not config.tied:
+            return
+        embedding, head = config.tied_names
+        if self.decoder_prefix:
+            embedding = self.decoder_prefix + _EMBEDDING
+        no_tie = embedding not in self.tensors or (head in self.tensors and self._holds_another_head())
+        if no_tie or reached.isdisjoint((embedding, head)):
+            return
+        if not adapter.tie(embedding, head):
+            self.tensors = {name: info for name, info in self.tensors.items() if name != head}
+            return
+        self.tensors = self.tensors | {head: self.tensors[embedding]}
+        self._aliases[head] = embedding
+        self.decoder_config = replace(config, tied=False)
+        self.warn(
+            f"{adapter.file} changes {embedding} or {head}, which {self.folder} ties, and not both alike; each has "
+            "what the adapter says of it, as in PEFT"
+        )
+
+    def _warn_of_tokens(self, adapter: Adapter) -> None:
+        """Say it if an adapter's folder has a tokenizer with tokens that the base's does not have."""
+        if (text := read_text(adapter.folder / _TOKENIZER)) is None:
+            return
+        its = _tokens(parse_object(adapter.folder / _TOKENIZER, text))
+        if more := sorted(its - _tokens(self.optional_json(_TOKENIZER))):
+            self.warn(
+                f"{adapter.folder / _TOKENIZER} has tokens that {self.folder} has not: {shown(more)}; the base's "
+                "tokenizer is used, which reads them as text"
+            )
 
     def _read(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor:
         """A tensor as it is to be used; see `WeightFile.read`."""
@@ -400,9 +450,10 @@ class Checkpoint:
         return self._adapter.merge(name, weight) if name in self._adapter.changed else weight
 
     def _read_base(self, name: str, room: torch.Tensor | None) -> torch.Tensor:
-        if self._packed and name in self._packed.parts:
-            return self._packed.read(name)
-        return self._file(self.tensors[name].file).read(name, room)
+        stored = self._aliases.get(name, name)
+        if self._packed and stored in self._packed.parts:
+            return self._packed.read(stored)
+        return self._file(self.tensors[name].file).read(stored, room)
 
     def _finish(self, name: str, stored: torch.Tensor, out: torch.Tensor) -> None:
         """Count a tensor as used, if `out`, its values as they are taken, are numbers."""
@@ -455,6 +506,14 @@ class Checkpoint:
             file = _open_gguf(path) if path.suffix == GGUF else open_weight_file(path)
         self._open[path] = file
         return file
+
+
+def _tokens(tokenizer: Mapping[str, Any]) -> set[str]:
+    """All tokens of a `tokenizer.json`, as far as they can be read."""
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    told = [each.get("content") for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    return {text for text in (*told, *(vocabulary if isinstance(vocabulary, dict) else ())) if isinstance(text, str)}
 
 
 def _is_object(value: object) -> bool:

@@ -65,6 +65,7 @@ class DecoderConfig:
         kv_layers: what each layer keeps of a token, and for how long.
         state_shapes: parts of the recurrent state that it keeps of a sequence; empty for a decoder without.
         impl: the code that runs it.
+        tied_names: the embedding's weight and the head's, which are one if `tied`.
     """
 
     vocab_size: int
@@ -80,6 +81,7 @@ class DecoderConfig:
     kv_layers: tuple[KVShape, ...]
     state_shapes: tuple[StateShape, ...] = ()
     impl: ModelImpl = ModelImpl.NATIVE
+    tied_names: tuple[str, str] = "model.embed_tokens.weight", "lm_head.weight"
 
     @property
     def rope_theta(self) -> float:

@@ -140,6 +140,7 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
     products = sum(rows * columns * count for (rows, columns), count in shapes.items())
     elements = sum(parameter.numel() for parameter in model.parameters())  # those of a tied head once
     tied = bool(generates and getattr(config, "tie_word_embeddings", False))
+    pairs = [(source, name) for name, source in (model.all_tied_weights_keys if tied else {}).items()]
     decoder = LogitsHead.split(model)[0] if generates else model
     vocabulary, hidden = decoder.get_input_embeddings().weight.shape
     calls, states, groups = _traced(decoder, config_windows)
@@ -161,6 +162,7 @@ def _described(config: Any, model: Any, generates: bool, config_windows: bool) -
         kv_layers=layers,
         state_shapes=(*states, (hidden,)) if states else (),
         impl=ModelImpl.TRANSFORMERS,
+        **({"tied_names": pairs[0]} if pairs else {}),
         calls=calls,
         groups=groups,
         products=tuple(sorted(shapes.items())),

@@ -140,7 +140,9 @@ def _fill(model: Any, checkpoint: Checkpoint, products: Products | None) -> None
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.modeling_utils import LoadStateDictConfig
+    from transformers.pytorch_utils import Conv1D
 
+    checkpoint.transpose(f"{name}.weight" for name, module in model.named_modules() if type(module) is Conv1D)
     names = _names_of_text(model, checkpoint)
     embedding = _last_part(next(n for n, m in model.named_modules() if m is model.get_input_embeddings()))
     parts: dict[str, dict[str, _Lazy]] = {"": {}, embedding: {}}  # a head is unquantised while there is least beside it

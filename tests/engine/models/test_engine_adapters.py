@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from adapter_folders import ALPHA, RANK, low_rank, of_module, write_adapter
 from engine_driver import read, release
 from plain import plain_logits
 from safetensors.torch import load_file, save_file
+from zoo_models import write_checkpoint
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
@@ -19,25 +21,7 @@ from espalier.engine.models.hub import locate_with_adapter
 from espalier.engine.models.model import load_generator
 from espalier.engine.models.options import ModelImpl
 
-RANK, ALPHA = 4, 6
 Q, UP, EMBEDDING = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj", "model.embed_tokens"
-
-
-def write_adapter(folder: Path, tensors: dict[str, torch.Tensor], base: str = "", **config: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    told = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "base_model_name_or_path": base, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(told | config))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
-    return folder
-
-
-def low_rank(weight: torch.Tensor, rank: int = RANK, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    return torch.randn(rank, weight.shape[1], generator=random), torch.randn(weight.shape[0], rank, generator=random)
-
-
-def of_module(module: str, a: torch.Tensor, b: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
 
 
 def weight_of(base: Path, adapter: Path, module: str) -> torch.Tensor:
@@ -96,7 +80,17 @@ def test_an_embedding_has_its_own_names(base: Path, weights: dict[str, torch.Ten
     tensors = load_file(adapter / "adapter_model.safetensors")
     tensors[f"base_model.model.{EMBEDDING}.base_layer.weight"] = 2 * weight  # PEFT stores it, too
     whole = write_adapter(tmp_path / "whole", tensors)
-    torch.testing.assert_close(weight_of(base, whole, EMBEDDING), 2 * weight + ALPHA / RANK * (b @ a).T)
+    summed = 2 * weight + ALPHA / RANK * (b @ a).T
+    torch.testing.assert_close(weight_of(base, whole, EMBEDDING), summed)
+    tensors[f"base_model.model.{EMBEDDING}.lora_magnitude_vector"] = lengths = torch.rand(weight.shape[1]) + 1
+    columns = lengths * summed / torch.linalg.vector_norm(summed, dim=0)
+    torch.testing.assert_close(
+        weight_of(base, write_adapter(tmp_path / "dora", tensors, use_dora=True), EMBEDDING), columns
+    )
+    with pytest.raises(
+        CheckpointError, match=r"lora_magnitude_vector is stored for .*, and adapter_config.json has no use"
+    ):
+        weight_of(base, write_adapter(tmp_path / "unsaid", tensors), EMBEDDING)
 
 
 def test_a_generator_runs_with_its_adapter_and_has_a_digest_of_its_own(
@@ -147,6 +141,35 @@ def test_logits_are_those_of_the_merged_checkpoint_on_both_paths(
     assert (found - plain).abs().max() > 1e-2 * plain.abs().max()
 
 
+def test_a_weight_of_inputs_by_outputs_is_changed_across(tmp_path: Path, make_engine: Callable[..., Engine]):
+    """PEFT decides by the module whether to transpose, whatever `fan_in_fan_out` says."""
+    base, name, ids = write_checkpoint(tmp_path / "gpt2", "gpt2"), "transformer.h.0.attn.c_proj", [5, 80, 33, 7]
+    stored = load_file(base / "model.safetensors")
+    a, b = low_rank(stored[f"{name}.weight"].T)
+    adapter = write_adapter(tmp_path / "adapter", of_module(name, a, 0.1 * b), fan_in_fan_out=False)
+    engine = make_engine(load_generator(Checkpoint(base, adapter=adapter), torch.float32, "cpu"))
+    sequence = engine.open("generator", [])
+    found = torch.from_numpy(read(engine, sequence, ids))
+    release(engine, sequence)
+    merged = {f"{name}.weight": stored[f"{name}.weight"] + ALPHA / RANK * (0.1 * b @ a).T}
+    save_file(stored | merged, base / "model.safetensors", metadata={"format": "pt"})
+    torch.testing.assert_close(found, plain_logits(base, ids), rtol=0, atol=1e-4)
+
+
+def test_tokens_that_only_the_adapters_tokenizer_has_are_told(
+    base: Path, weights: dict[str, torch.Tensor], tmp_path: Path
+):
+    adapter = write_adapter(tmp_path / "adapter", of_module(Q, *low_rank(weights[f"{Q}.weight"])))
+    shutil.copy(base / "tokenizer.json", adapter)
+    assert not Checkpoint(base, adapter=adapter).warnings
+    tokenizer = json.loads((base / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append(dict(tokenizer["added_tokens"][0], id=900, content="<plan>"))
+    (adapter / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (said,) = Checkpoint(base, adapter=adapter).warnings
+    assert "has tokens that" in said
+    assert "<plan>" in said
+
+
 def test_a_head_of_the_adapters_own_makes_a_verifier(base: Path, weights: dict[str, torch.Tensor], tmp_path: Path):
     a, b = low_rank(weights[f"{Q}.weight"])
     score = torch.randn(2, weights[f"{Q}.weight"].shape[1])
@@ -170,6 +193,23 @@ def test_a_head_of_the_adapters_own_makes_a_verifier(base: Path, weights: dict[s
         ({"bias": "all"}, "bias is 'all'"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4 changed the base's weights"),
         ({"r": 5}, "means rank 5 for .*q_proj, its weights have rank 4"),
+        ({"r": 0}, "means rank 0 for"),
+        ({"r": -4}, "means rank -4 for"),
+        ({"r": 10**30}, "means rank 10+ for"),
+        ({"r": 4.0}, "means rank 4.0 for"),
+        ({"r": "4"}, "means rank '4' for"),
+        ({"lora_alpha": "16"}, r"lora_alpha of .*q_proj in .*adapter_config.json must be a finite number, is '16'"),
+        ({"lora_alpha": None}, "must be a finite number, is None"),
+        ({"lora_alpha": True}, "must be a finite number, is True"),
+        ({"lora_alpha": 10**400}, "must be a finite number"),
+        ({"alpha_pattern": {"q_proj": [1]}}, r"must be a finite number, is \[1\]"),
+        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern in .* must be an object"),
+        ({"rank_pattern": {"q_proj": "4"}}, "means rank '4'"),
+        ({"rank_pattern": {"(": 4}}, "rank_pattern in .* has '\\(', which is no pattern"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save in .* must be a list of names"),
+        ({"modules_to_save": [3]}, "modules_to_save in .* must be a list of names"),
+        ({"use_dora": True}, "lacks 'lora_magnitude_vector'"),
+        ({"use_bdlora": {"nblocks": 2}}, "use_bdlora is .* which is not read"),
     ],
 )
 def test_what_cannot_be_merged_is_refused_by_name(
@@ -190,6 +230,17 @@ def test_an_adapter_of_another_model_is_refused(base: Path, weights: dict[str, t
     wider = write_adapter(tmp_path / "two", of_module(Q, torch.cat([a, a], 1), b))
     with pytest.raises(CheckpointError, match="does not fit"):
         weight_of(base, wider, Q)
+    resized = {"base_model.model.lm_head.weight": torch.zeros(340, a.shape[1])}
+    with pytest.raises(CheckpointError, match=r"adapter_model.*lm_head.weight has shape \(340, .*resized when it was"):
+        Checkpoint(base, adapter=write_adapter(tmp_path / "resized", resized, modules_to_save=["lm_head"]))
+    strange = write_adapter(
+        tmp_path / "strange", of_module(Q, a, b) | {f"base_model.model.{Q}.lora_diag": a[0].clone()}
+    )
+    with pytest.raises(CheckpointError, match=r"strange/adapter_model.safetensors holds 1 tensors .*lora_diag"):
+        load_generator(Checkpoint(base, adapter=strange), torch.float32, "cpu")
+    damaged = write_adapter(tmp_path / "damaged", of_module(Q, a, b * torch.nan))
+    with pytest.raises(CheckpointError, match=r"damaged/adapter_model.safetensors: what is added to .* is not finite"):
+        weight_of(base, damaged, Q)
     half = write_adapter(tmp_path / "three", dict(list(of_module(Q, a, b).items())[:1]))
     with pytest.raises(CheckpointError, match="lacks 'lora_B'"):
         weight_of(base, half, Q)
