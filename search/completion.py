@@ -1,5 +1,6 @@
 """Completions: texts sampled from the generator alone, without a search, and what comes back of them."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
@@ -247,8 +248,11 @@ class TextSampled:
 
 
 def _text_of(prompt: Prompt) -> str:
+    """All that a caller has written of a prompt."""
     if isinstance(prompt, ChatPrompt):
-        return "\n".join(message["content"] for message in prompt.messages)
+        texts = (text for message in prompt.messages for text in message.values())
+        variables = json.dumps(prompt.variables, ensure_ascii=False, default=str) if prompt.variables else ""
+        return "\n".join((*texts, variables))
     return prompt if isinstance(prompt, str) else ""
 
 

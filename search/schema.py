@@ -35,6 +35,8 @@ KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "tr
 CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 """Formats of files with values of fields."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_NO_UNICODE = "must be valid Unicode, has an unpaired surrogate"
+"""JSON can say what no UTF-8 can; such a text would fail wherever it is encoded, on the engine's thread too."""
 MAX_ITEMS = 1024
 """Longest list whose items are looked at."""
 _SHORT = reprlib.Repr()
@@ -147,7 +149,7 @@ class Field:
             elif not rule or "type" in cast("ValidationError", error).errors()[0]["type"]:
                 rule = KINDS.get(self.kind, "a path")
             return f"must be {rule}, is {self.show(value)}"
-        return None
+        return _NO_UNICODE if isinstance(value, str) and _SURROGATES.search(value) else None
 
 
 @cache
@@ -168,7 +170,7 @@ def text_violations(name: str, text: str, max_bytes: int) -> list[Violation]:
     """Validate a text: it must be valid Unicode of at most `max_bytes` bytes of UTF-8."""
     found: list[Violation] = []
     if _SURROGATES.search(text):
-        found.append(Violation(name, "must be valid Unicode, has an unpaired surrogate"))
+        found.append(Violation(name, _NO_UNICODE))
     if (size := len(text.encode(errors="replace"))) > max_bytes:
         found.append(Violation(name, f"must be at most {max_bytes} bytes, is {size}"))
     return found

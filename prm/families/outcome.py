@@ -56,7 +56,7 @@ class OutcomeModel(PrmFamily):
 
     def _chat(self, problem: str, answer: str) -> str:
         messages = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
-        return self.model.tokenizer.render_chat(messages, add_generation_prompt=False)
+        return self.model.tokenizer.render_chat(messages, False)
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> OutcomeModel:

@@ -43,7 +43,8 @@ class RunningScoreSession(RunningScoring):
         assert isinstance(resolved.request, ScoreSessionRequest)
         self._request = resolved.request
         self._turns: deque[SessionTurn] = deque()
-        self._by_name: dict[int, Node] = {ROOT: self._root}  # those that steps may come below
+        # Those that steps may come below; None for one that is not held: a chain of nodes would grow without limit.
+        self._by_name: dict[int, Node | None] = {ROOT: self._root}
         self._held: dict[Node, _Held] = {self._root: _Held(scored=True)}
         self._held_tokens = 0
         self._waiting: deque[Node] = deque()  # to be handed in
@@ -88,23 +89,27 @@ class RunningScoreSession(RunningScoring):
 
     def _add(self, step: SessionStep) -> None:
         parent = self._by_name[step.parent]
-        node = Node(step.node, parent, (*parent.path, parent.num_children), text=step.text)
-        self._by_name[step.node] = node
         self.meter.nodes += 1
-        parent.num_children += 1
-        if (above := self._held.get(parent)) is None:
+        self._by_name[step.node] = None
+        if parent is None:
             self._scored.append(NodeScore(step.node, reason="a step before it has no score"))
-        elif len(self._held) > self._request.max_nodes:
+            return
+        parent.num_children += 1
+        if len(self._held) > self._request.max_nodes:
             most = f"the session holds max_nodes={self._request.max_nodes}; release nodes, or open one with more"
             self._scored.append(NodeScore(step.node, reason=most))
-        else:
-            above.below += 1
-            above.ahead += 1
-            self._held[node] = _Held()
-            self._waiting.append(node)
+            return
+        node = Node(step.node, parent, (*parent.path, parent.num_children - 1), text=step.text)
+        self._by_name[step.node] = node
+        above = self._held[parent]
+        above.below += 1
+        above.ahead += 1
+        self._held[node] = _Held()
+        self._waiting.append(node)
 
-    def _release(self, node: Node) -> None:
-        if held := self._held.get(node):
+    def _release(self, node: Node | None) -> None:
+        if node is not None:
+            held = self._held[node]
             held.released = True
             self._let_go(node, held)
 

@@ -1,12 +1,16 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from espalier.engine.errors import InvalidRequestError
+from espalier.search.completion import ChatPrompt, CompletionRequest
 from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
 from espalier.search.request import AlgorithmName, SearchRequest, validate
-from espalier.search.schema import from_values
+from espalier.search.rollout import RolloutRequest
+from espalier.search.schema import declared, from_values
+from espalier.search.score_session import ScoreSessionRequest
 
 GOOD = {"problem": "1+1?"}
 
@@ -116,6 +120,39 @@ def test_a_violation_names_the_limit_and_the_value():
 
 def test_a_problem_that_is_not_valid_unicode_is_a_violation():
     assert violations(problem="half a pair: \ud800") == ["problem"]
+
+
+KINDS = {
+    SearchRequest: SearchRequest("x"),
+    CompletionRequest: CompletionRequest(("x",)),
+    ScoreSessionRequest: ScoreSessionRequest("x"),
+    RolloutRequest: RolloutRequest(problem="x"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, field.name) for kind in KINDS for field in declared(kind) if field.kind is str],
+)
+@pytest.mark.parametrize("text", ["text:\ud800", "\udfff", "json:\ud800\ud800"])
+def test_a_text_that_is_not_valid_unicode_is_a_violation_in_every_field(kind: type, name: str, text: str):
+    """A step's delimiter of half a pair, which JSON can say, ended the engine."""
+    with pytest.raises(InvalidRequestError, match=rf"{name}: must be valid Unicode, has an unpaired surrogate"):
+        replace(KINDS[kind], **{name: text}).validate()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        ChatPrompt(({"role": "user", "content": "x"},), variables={"a": [{"b": "\ud800"}]}),
+        ChatPrompt(({"role": "user", "content": "x"},), variables={"\ud800": 1}),
+        ChatPrompt(({"role": "user", "content": "x"}, {"role": "assistant", "content": "", "reasoning": "\ud800"})),
+    ],
+    ids=["variable", "name", "thought"],
+)
+def test_all_that_a_template_may_write_is_valid_unicode(prompt: ChatPrompt):
+    with pytest.raises(InvalidRequestError, match="prompts: must be valid Unicode"):
+        CompletionRequest((prompt,)).validate()
 
 
 def test_a_request_is_plain_json():

@@ -61,6 +61,7 @@ class ChatTemplate:
         messages: list[dict[str, str]],
         add_generation_prompt: bool,
         special_tokens: Mapping[str, str | None],
+        /,  # a caller's variables may have any name
         **variables: object,
     ) -> str:
         """Render messages.

@@ -134,7 +134,7 @@ def _by_use(tokenizer: TextTokenizer) -> Iterator[tuple[int, str]]:
         return
     turns = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": _ANSWER}]
     try:
-        text = tokenizer.render_chat(turns, add_generation_prompt=False, enable_thinking=False)
+        text = tokenizer.render_chat(turns, False, enable_thinking=False)
     except TemplateLimitError:
         raise
     except CheckpointError:  # it has something against these turns; a prompt that it fails on is an error of its own

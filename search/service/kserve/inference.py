@@ -242,7 +242,7 @@ def _priority(parameters: dict[str, Any], most: int, wrong: list[Violation]) -> 
 def _timeout(parameters: dict[str, Any], wrong: list[Violation]) -> float | None:
     """The time limit, in seconds, of a timeout in microseconds; 0 is none."""
     value = parameters.pop("timeout", 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
         wrong.append(Violation("parameters.timeout", "must be a whole number of microseconds, 0 for no limit"))
         return None
     return value / 1e6 if value else None

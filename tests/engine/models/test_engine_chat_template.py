@@ -175,3 +175,8 @@ def test_a_forked_process_renders_by_one_of_its_own(process: Any):
 
     assert is_true_when_forked(renders)
     assert rendered("{{ 4 }}") == "4"
+
+
+@pytest.mark.parametrize("name", ["self", "special_tokens", "source", "variables", "absent", "now", "__init__", "a b"])
+def test_a_variable_of_a_caller_may_have_any_name(name: str):
+    assert ChatTemplate("{{ messages | length }}", "x").render([], False, {}, **{name: "x"}) == "0"

@@ -1,5 +1,6 @@
 """Sessions of scores over a real engine: steps that come one after another."""
 
+import gc
 import inspect
 import random
 import sys
@@ -19,6 +20,7 @@ from espalier.search.result import StopReason
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.score_session import OpenNodes, ScoreSessionRequest, SessionStep, SessionTurn
 from espalier.search.scores import ScoreRequest, ScoreResult
+from espalier.search.tree import Node
 
 Make = Callable[..., Orchestrator]
 PROBLEM = "Tom starts with 38 coins. He finds 47 more."
@@ -263,3 +265,17 @@ def test_a_session_that_can_never_fit_says_what_to_lower(make_orchestrator: Make
         make_orchestrator().check(replace(REQUEST, max_tokens=2**20))
     with pytest.raises(PoolTooSmallError, match="or lower the number or the length of the solutions"):
         make_orchestrator().check(ScoreRequest(PROBLEM, tuple((FIRST * 20, str(i)) for i in range(256))))
+
+
+def test_steps_that_a_session_does_not_hold_leave_nothing_behind(make_orchestrator: Make) -> None:
+    """A chain of them would otherwise grow by its length squared: 20,000 steps took a gigabyte."""
+    session = Session(make_orchestrator(), replace(REQUEST, max_nodes=1))
+    first = session.score((1, 0, FIRST))
+    before = sum(type(each) is Node for each in gc.get_objects())
+    steps = range(2, 500)
+    scores = session.score(*((node, node - 1, OTHER) for node in steps), release=tuple(steps[:-1]))
+    assert (first, set(scores)) == ([session.scores[1].score], {None})
+    assert "max_nodes=1" in session.scores[2].reason
+    assert session.scores[3].reason == "a step before it has no score"
+    assert sum(type(each) is Node for each in gc.get_objects()) - before < 10
+    assert session.end().usage.nodes == 499

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, Strict, Stri
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.completion import ChatPrompt
 from espalier.search.request import SearchRequest
-from espalier.search.schema import from_values
+from espalier.search.schema import few, from_values
 from espalier.search.service.http_api.body import SearchBody, validated
 from espalier.search.service.http_api.openai.guided import FORM_PARAMETERS, set_form
 from espalier.search.service.http_api.openai.parameters import (
@@ -159,7 +159,7 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
         return _read_plain(chat, body)
     places = dict.fromkeys(values, "model") | {"problem": "messages", "history": "messages"}
     set_parameters(body, _PARAMETERS, values, places)
-    violations = [*not_honoured(body, _KNOWN, _FIELDS), *_wrong_messages(chat.messages), *_not_of_search(chat)]
+    violations = [*not_honoured(body, _KNOWN, _FIELDS), *_wrong_messages(chat.messages), *few([*_not_of_search(chat)])]
     set_form(body, values, places, violations)
     stop = stop_texts(body.get("stop"), violations)
     thinking = read_thinking_parameters(body, violations)
