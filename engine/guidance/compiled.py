@@ -1,5 +1,6 @@
 """Compiles grammars for one model; with `trial`, the only code that calls llguidance."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -30,12 +31,14 @@ LIMITS = {
 compiled grammar some 40 MB."""
 _TRIAL = Path(__file__).with_name("trial.py")
 _MAX_COMPILE_SECONDS = 2.0
-_MAX_COMPILE_BYTES = 2**32
-"""CPU time and memory that a grammar may take to be compiled."""
+_MAX_COMPILE_BYTES = 2**26
+"""CPU time and memory that a grammar may take to be compiled, and to be held; large schemas take 25 MB."""
 _WAITING = 20
 """A trial may wait so many times its CPU time for a busy processor."""
 _MAX_TRIED = 1024
 _MAX_PREPARED = 64
+_MAX_PREPARED_BYTES = 2**29
+_TOO_MUCH = -1
 _MAX_REASON = 400
 _NO_END = "needs an end-of-sequence token, and the generator has none"
 _TOO_SLOW = f"the grammar takes more than {MAX_SECONDS:g} s for one token; make it simpler"
@@ -53,8 +56,8 @@ class GrammarCompiler:
         self._text, self._vocab_size, self._ends = model.tokenizer, model.config.vocab_size, model.eos_token_ids
         self._lock = threading.Lock()
         self._tokenizer: Any = None
-        self._prepared = deque[tuple[Grammar, Matcher]](maxlen=_MAX_PREPARED)  # those that nobody asks for give way
-        self._tried: OrderedDict[Grammar, bool] = OrderedDict()  # whether they are compiled in time
+        self._prepared = deque[tuple[Grammar, Matcher, int]]()  # with their bytes; those nobody asks for give way
+        self._tried: OrderedDict[bytes, int] = OrderedDict()  # bytes of grammars by their digest, or `_TOO_MUCH`
 
     @property
     def mask_bytes(self) -> int:
@@ -76,15 +79,18 @@ class GrammarCompiler:
         Raises:
             GrammarError: see `compile`.
         """
-        matcher = self.compile(grammar)
+        size = self._try(grammar)
+        matcher = self._compile(grammar)
         with self._lock:
             if keep:
-                self._prepared.append((grammar, matcher))
+                self._prepared.append((grammar, matcher, size))
+            while len(self._prepared) > _MAX_PREPARED or sum(each[2] for each in self._prepared) > _MAX_PREPARED_BYTES:
+                self._prepared.popleft()
 
     def prepared(self, grammar: Grammar) -> Matcher | None:
         """A matcher that is prepared, for this caller alone; None without one."""
         with self._lock:
-            for place, (its, matcher) in enumerate(self._prepared):
+            for place, (its, matcher, _) in enumerate(self._prepared):
                 if its == grammar:
                     del self._prepared[place]
                     return matcher
@@ -100,20 +106,26 @@ class GrammarCompiler:
         ids = self._text.encode(text)
         return matcher.library.try_consume_tokens(ids) == len(ids) and matcher.library.is_accepting()
 
-    def _try(self, grammar: Grammar) -> None:
-        """Raise GrammarError for a grammar that takes too much to compile; new ones are tried in another process."""
+    def _try(self, grammar: Grammar) -> int:
+        """The bytes that a grammar holds once it is compiled; a new one is tried in another process.
+
+        Raises:
+            GrammarError: it takes too much to compile.
+        """
+        name = hashlib.sha256(grammar.source.encode()).digest()
         with self._lock:
-            compiles = self._tried.get(grammar)
-        if compiles is None:
-            compiles = _ends_in_time(grammar)
+            size = self._tried.get(name)
+        if size is None:
+            size = _tried(grammar)
         with self._lock:
-            self._tried[grammar] = compiles
-            self._tried.move_to_end(grammar)
+            self._tried[name] = size
+            self._tried.move_to_end(name)
             while len(self._tried) > _MAX_TRIED:
                 self._tried.popitem(last=False)
-        if not compiles:
-            most = f"{_MAX_COMPILE_SECONDS:g} s or {_MAX_COMPILE_BYTES >> 30} GiB"
+        if size == _TOO_MUCH:
+            most = f"{_MAX_COMPILE_SECONDS:g} s or {_MAX_COMPILE_BYTES >> 20} MiB"
             raise GrammarError(f"takes more than {most} to compile; make it simpler")
+        return size
 
     def _compile(self, grammar: Grammar) -> "_LibraryMatcher":
         from llguidance import LLMatcher, LLParserLimits
@@ -142,16 +154,23 @@ class GrammarCompiler:
         return self._tokenizer
 
 
-def _ends_in_time(grammar: Grammar) -> bool:
-    """Compile a grammar in a process of its own, which the system ends if that takes too much; see `trial`."""
+def _tried(grammar: Grammar) -> int:
+    """Compile a grammar in a process of its own, which the system ends if that takes too much; see `trial`.
+
+    Returns:
+        The bytes that it holds; 0 for one with an error, which is told when it is compiled here.
+
+    Raises:
+        GrammarError: the processors were busy with other things.
+    """
     limits = {"seconds": _MAX_COMPILE_SECONDS, "memory": _MAX_COMPILE_BYTES, "limits": LIMITS}
     asked = json.dumps({"source": grammar.source, **limits}).encode()
     wait = _WAITING * (1 + _MAX_COMPILE_SECONDS)
     try:
         ended = subprocess.run([sys.executable, "-P", _TRIAL], input=asked, capture_output=True, timeout=wait)
     except subprocess.TimeoutExpired:
-        return False
-    return ended.returncode >= 0  # an error of its own is told when the grammar is compiled here
+        raise GrammarError(f"was not compiled within {wait:g} s, as the server is busy; try again later") from None
+    return _TOO_MUCH if ended.returncode < 0 else int(ended.stdout or 0)
 
 
 class _Vocabulary:

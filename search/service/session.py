@@ -19,6 +19,7 @@ from espalier import __version__
 from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
 from espalier.engine.roles import GENERATOR
 from espalier.search.completion import ChatPrompt
+from espalier.search.form import FORMS
 from espalier.search.request import MAX_PRIORITY, SubmitOptions
 from espalier.search.result import Event, Finished, StepDone, StopReason
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved
@@ -52,6 +53,8 @@ _GRACE = 15.0
 """Seconds after a search's time limit in which it must have ended."""
 QUIET_SECONDS = 15.0
 """Silence of a search after which its call is told that it goes on."""
+_COMPILING = 3
+"""Requests whose forms are compiled at a time, which takes seconds of the worst."""
 _SMALL_BYTES = 4096
 """Size of a request up to which the event loop reads it itself, in a millisecond at most."""
 _SMALL_ENTRIES = 128
@@ -101,6 +104,7 @@ class Session:
         self._observers = observers
         self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
         self._checking = ThreadedWork(self._max_waiting)  # what searches compute needs the processors, too
+        self._compiling = ThreadedWork(self._max_waiting, _COMPILING)  # of requests with a form, so that no other waits
         self._writing = ThreadedWork(sys.maxsize)  # bounded by the slots
         self._late = Semaphore(settings.max_queue)  # of calls whose time limit has ended in the queue
         self._salts = Salts(settings.share_prompts)
@@ -117,7 +121,7 @@ class Session:
             return
         if self._settings.max_searches is None:
             self._call_queue.slots = self._engine_thread.max_running
-            self._checking.max_waiting = self._max_waiting
+            self._checking.max_waiting = self._compiling.max_waiting = self._max_waiting
 
     @property
     def _max_waiting(self) -> int:
@@ -330,7 +334,8 @@ class Session:
         size = _PLAIN_BYTES + request.size
         clock = asyncio.get_running_loop().time
         came = clock()
-        checked = await self._checking.run(account, size, partial(self._check, asked, caller))
+        checking = self._compiling if any(getattr(request, form, "") for form in FORMS) else self._checking
+        checked = await checking.run(account, size, partial(self._check, asked, caller))
         waited, limit = clock() - came, request.time_limit
         give_back: Callable[[], None] = partial(self._call_queue.release, priority, account)
         try:

@@ -16,12 +16,20 @@ _MAX_REFUSAL_SECONDS = 5.0
 
 
 class ThreadedWork:
-    """Short work on a thread, one at a time, at which accounts take turns; see `Turns`. Use it on one event loop."""
+    """Short work on threads, by default one at a time, at which accounts take turns; see `Turns`.
 
-    def __init__(self, max_waiting: int) -> None:
-        """Create a free place; `max_waiting` limits the work that waits for it, and may be changed later."""
+    Use it on one event loop.
+    """
+
+    def __init__(self, max_waiting: int, places: int = 1) -> None:
+        """Create free places, of which no caller has all if there are several.
+
+        Args:
+            max_waiting: limit on the work that waits; may be changed later.
+            places: work that is done at a time.
+        """
         self.max_waiting = max_waiting
-        self._turns = Turns(places=1, each=1, of_caller=1)
+        self._turns = Turns(places, each=1, of_caller=max(1, places - 1))
         self._next_refusal = dict[Account, float]()  # earliest times, in the loop's seconds
 
     async def run(self, account: Account, cost: float, work: Callable[[], T]) -> T:

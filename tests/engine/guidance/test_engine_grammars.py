@@ -57,11 +57,45 @@ def test_a_grammar_whose_compilation_would_not_end_is_refused(compiler: GrammarC
     """This one takes minutes, and ever more memory, within all limits of the library."""
     monkeypatch.setattr(compiled, "_MAX_COMPILE_SECONDS", 0.3)
     endless = json_grammar({"allOf": [{"type": "integer", "multipleOf": number} for number in (97, 89, 83, 79)]})
-    with pytest.raises(GrammarError, match=r"takes more than 0.3 s or 4 GiB to compile"):
+    with pytest.raises(GrammarError, match=r"takes more than 0.3 s or 64 MiB to compile"):
         compiler.prepare(endless)
     monkeypatch.setattr(subprocess, "run", None)
     with pytest.raises(GrammarError, match="to compile"):
         compiler.prepare(endless)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system limits no memory")
+def test_a_grammar_that_would_hold_much_memory_is_refused(compiler: GrammarCompiler):
+    """Of three characters more than one that is allowed: 90 MB for each search that waits."""
+    with pytest.raises(GrammarError, match="64 MiB to compile"):
+        compiler.prepare(regex_grammar("a{1000000}"))
+    compiler.prepare(
+        json_grammar({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1500)}})
+    )
+
+
+def test_prepared_grammars_are_few_in_bytes(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiled, "_tried", lambda grammar: 2**26)
+    monkeypatch.setattr(GrammarCompiler, "_compile", lambda self, grammar: object())
+    grammars = [regex_grammar(f"{i}") for i in range(12)]
+    for grammar in grammars:
+        compiler.prepare(grammar)
+    assert [compiler.prepared(grammar) is not None for grammar in grammars] == [False] * 4 + [True] * 8
+
+
+def test_a_grammar_that_a_busy_machine_does_not_compile_may_be_asked_for_again(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+):
+    run, grammar = subprocess.run, regex_grammar("later")
+
+    def busy(command: list[str], **how: object) -> None:
+        raise subprocess.TimeoutExpired(command, 60.0)
+
+    monkeypatch.setattr(subprocess, "run", busy)
+    with pytest.raises(GrammarError, match="was not compiled within 60 s"):
+        compiler.prepare(grammar)
+    monkeypatch.setattr(subprocess, "run", run)
+    compiler.prepare(grammar)
 
 
 def test_a_grammar_is_tried_once(compiler: GrammarCompiler, monkeypatch):

@@ -15,6 +15,8 @@ from raw_client import bearer, raw_stub
 from scripted_orchestrator import ScriptedOrchestrator
 from server_thread import PATIENCE, ServerThread, wait_until
 
+from espalier.engine.guidance import compiled
+from espalier.engine.guidance.grammar import Grammar
 from espalier.search.fairness import Account
 from espalier.search.request import SearchRequest
 from espalier.search.service.errors import BusyError
@@ -333,3 +335,35 @@ def test_a_caller_with_too_many_calls_to_be_checked_is_told_to_come_back(start, 
         fake.release.set()
         for each in crowd:
             each.exception(PATIENCE)
+
+
+def test_a_form_that_takes_long_to_compile_holds_up_no_request_without_one(
+    start: Callable[..., ServerThread], make_orchestrator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    """Two connections with a hostile form each made all others wait for eight seconds a request."""
+    entered, release, tried = threading.Semaphore(0), threading.Event(), compiled._tried
+
+    def slow(grammar: Grammar) -> int:
+        if "slow" in grammar.source:
+            entered.release()
+            release.wait(PATIENCE)
+        return tried(grammar)
+
+    monkeypatch.setattr(compiled, "_tried", slow)
+    orchestrator = make_orchestrator(verifier=None)
+    server = start(lambda: orchestrator, http_port=0)
+    server.wait_loaded()
+
+    def ask(form: str = "") -> str:
+        body = {"problem": "x", "algorithm": "chain", "max_tokens": 4, "stream": False, "text_form": form}
+        with httpx2.Client(base_url=server.url or "", timeout=PATIENCE, trust_env=False) as client:
+            return client.post("/v1/searches", json=body).text
+
+    with ThreadPoolExecutor(4) as pool:
+        held = [pool.submit(ask, f"slow{i}") for i in range(2)]
+        for _ in held:
+            assert entered.acquire(timeout=PATIENCE)
+        assert "finished" in ask()
+        assert not any(each.done() for each in held)
+        release.set()
+        assert all("finished" in each.result(PATIENCE) for each in held)
