@@ -41,6 +41,7 @@ from espalier.search.run.load import asks_on_own_paths
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.thoughts.marks import find_marks
 from espalier.search.thoughts.mode_sampling import sampling_for
+from espalier.search.thoughts.template_marks import unknown_thoughts
 
 PROBLEM = "What is 2 + 3 + 4?"
 STEPS = ("2 + 3 = 5", "5 + 4 = 9")
@@ -174,8 +175,13 @@ def inspect_checkpoint(
         special_source=f"the layout of {match.info.name}" if match else source,
         bos_token=tokenizer.special_token("bos_token"),
         answering=_answering(outline, tokenizer) if match is None else {},
-        warnings=outline.warnings,
+        warnings=outline.warnings + _unknown_thoughts(tokenizer, match is None),
     )
+
+
+def _unknown_thoughts(tokenizer: TextTokenizer, generates: bool) -> tuple[str, ...]:
+    warning = unknown_thoughts(tokenizer) if generates and find_marks(tokenizer) is None else ""
+    return (warning,) if warning else ()
 
 
 def _answering(outline: Outline, tokenizer: TextTokenizer) -> Mapping[str, float]:

@@ -26,7 +26,7 @@ from espalier.search.run.caller_text import CallerText
 from espalier.search.run.executor import RequestDefaults
 from espalier.search.thoughts.history import reads_thoughts_apart, split_message
 from espalier.search.thoughts.marks import find_marks
-from espalier.search.thoughts.mode import ThinkingMode
+from espalier.search.thoughts.mode import SWITCHES, ThinkingMode
 from espalier.search.thoughts.mode_sampling import Parameters, sampling_for
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 
@@ -69,13 +69,6 @@ def render_prompt(
 
 Advice = Callable[[str], tuple[str, ...]]
 """Takes a problem's text and returns warnings, whole sentences for the caller; empty where there are none."""
-
-SWITCHES: Mapping[ThinkingMode, Mapping[str, bool]] = {
-    ThinkingMode.AUTO: {},
-    ThinkingMode.OFF: {"enable_thinking": False, "thinking": False},
-    ThinkingMode.ON: {"enable_thinking": True, "thinking": True},
-}
-"""Variables by which chat templates switch thinking on and off."""
 
 
 def has_thinking_switch(tokenizer: TextTokenizer, system_prompt: str) -> bool:
@@ -207,12 +200,19 @@ class Generator:
             raise InvalidRequestError(
                 [Violation("thinking", "the generator's chat template closes the thought itself")]
             )
-        return text, opened, not off and not closed and (opened or marks.in_template or mode is ThinkingMode.ON)
+        asked = mode is ThinkingMode.ON or (marks.in_template and not self._answers_by_default)
+        return text, opened, not off and not closed and (opened or asked)
 
     @cached_property
     def _has_switch(self) -> bool:
         """True if the chat template can switch thinking off."""
         return has_thinking_switch(self.model.tokenizer, self.system_prompt)
+
+    @cached_property
+    def _answers_by_default(self) -> bool:
+        """True if the chat template has the model think only where it is asked to."""
+        auto, off = (self._render("2", (), mode) for mode in (ThinkingMode.AUTO, ThinkingMode.OFF))
+        return self._has_switch and auto == off
 
     def _render(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> str:
         try:

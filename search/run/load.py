@@ -308,6 +308,7 @@ def _make_generator(
 ) -> Generator:
     from espalier.engine.models.chat.system_prompt import system_prompt_of
     from espalier.search.run.generator import Generator
+    from espalier.search.thoughts.template_marks import unknown_thoughts
 
     system_prompt = settings.system_prompt
     if system_prompt is None:
@@ -316,6 +317,8 @@ def _make_generator(
     # A bundled generator warns of problems that it was not made for.
     advice: list[Advice] = [each.load() for each in entry_points(group="espalier.advice", name=settings.generator)]
     made = Generator(engine, system_prompt, defaults, *advice[:1], thought_marks=settings.thought_marks)
+    if made.marks is None and not settings.thought_marks and (warning := unknown_thoughts(made.model.tokenizer)):
+        checkpoint.warn(warning)
     if advised is not None:
         made.defaults = replace(made.defaults, advised=advised)
     return made

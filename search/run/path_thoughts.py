@@ -8,7 +8,7 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.work import NO_MARKS, StepMarks, StopCause
 from espalier.search.thoughts.budget import CLOSING_SENTENCE, THINK_ON, ThoughtPlan
 from espalier.search.thoughts.guided import AfterThought, ThoughtEnds
-from espalier.search.thoughts.reading import CLOSED, OPENED, Phase, Position, StepReading, ThoughtReader
+from espalier.search.thoughts.reading import CLOSED, OPENED, Phase, Position, StepReading, make_reader
 from espalier.search.thoughts.stop_rule import StopRule
 from espalier.search.tree import Node, Termination
 
@@ -47,7 +47,7 @@ class PathThoughts:
         self.forced = plan.forced
         self._plan = plan
         self._stop = stop
-        self._reader = ThoughtReader(plan.marks, tokenizer)
+        self._reader = make_reader(plan.marks, tokenizer, eos_token_ids)
         self._ends = ThoughtEnds.of(plan.marks, tokenizer)
         self._banned = tuple(set(plan.mark_ids).difference(eos_token_ids))
 
@@ -57,11 +57,14 @@ class PathThoughts:
 
     def banned(self, position: Position) -> tuple[int, ...]:
         """Tokens that are not drawn: marks, once a thought is closed."""
-        return self._banned if position.closed else ()
+        answers = self._plan.header and position.phase is Phase.ANSWER  # to which no further channel belongs
+        return self._banned if position.closed or answers else ()
 
     def step_marks(self, position: Position) -> StepMarks:
         """The marks that end a step which begins at `position`."""
-        return NO_MARKS if position.phase is Phase.ANSWER else self._plan.step_marks
+        if position.phase is not Phase.ANSWER:
+            return self._plan.step_marks
+        return StepMarks(unbroken=self._plan.text_marks) if self._plan.text_marks else NO_MARKS
 
     def step_room(self, position: Position, path_tokens: int, room: int) -> int:
         """Most tokens of a step that has `room` on its path: a thought's steps end at its budget."""

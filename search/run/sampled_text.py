@@ -26,7 +26,7 @@ class SampledText:
         include_stop: bool,
         splitter: ThoughtSplitter | None = None,
     ) -> None:
-        """Begin an empty text that ends where one of `stop` appears; `splitter` takes its tokens before the answer."""
+        """Begin an empty text that ends where one of `stop` appears; `splitter` takes its tokens."""
         self.text = ""
         self.num_tokens = 0
         self.stopped_by: str | None = None
@@ -54,16 +54,16 @@ class SampledText:
             if self.stopped_by is not None:
                 return
             self.num_tokens += 1
-            if (splitter := self._splitter) and not splitter.answering:
-                self._extend(splitter.add(token_id))
+            if self._splitter:
+                self._extend(self._splitter.add(token_id))
             else:
                 self._extend(self._decoder.decode(self._tokenizer.decode_bytes([token_id])))
 
     def end(self) -> None:
         """Take no more tokens; bytes that are no whole character become the replacement character."""
         if self.stopped_by is None:
-            if (splitter := self._splitter) and not splitter.answering:
-                self._extend(splitter.end())
+            if self._splitter:
+                self._extend(self._splitter.end())
             self._extend(self._decoder.decode(b"", True))
 
     def take_thought(self) -> str:

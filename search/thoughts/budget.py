@@ -60,15 +60,23 @@ class ThoughtPlan:
     @property
     def mark_ids(self) -> tuple[int, ...]:
         """Tokens that are marks: they are not drawn again once a thought is closed."""
-        return tuple(mark.token_id for mark in (self.marks.opening, self.marks.closing) if mark.token_id is not None)
+        marks = self.marks
+        found = (*(mark for pair in marks.pairs for mark in pair), marks.turn, marks.message)
+        return tuple(mark.token_id for mark in found if mark and mark.token_id is not None)
 
     @property
     def step_marks(self) -> StepMarks:
         """The marks, for the sampling of steps."""
-        opening, closing = self.marks.opening, self.marks.closing
-        if closing.token_id is not None:
-            return StepMarks(end_ids=(closing.token_id,))
-        return StepMarks(end_text=closing.text, unbroken=(opening.text, closing.text))
+        closings = [closing for _, closing in self.marks.pairs]
+        ids = tuple(mark.token_id for mark in closings if mark.token_id is not None)
+        if (closing := closings[0]).token_id is not None:
+            return StepMarks(end_ids=ids, unbroken=self.text_marks)
+        return StepMarks(ids, closing.text, self.text_marks)
+
+    @property
+    def text_marks(self) -> tuple[str, ...]:
+        """Marks that are no tokens."""
+        return tuple(mark.text for pair in self.marks.pairs for mark in pair if mark.token_id is None)
 
 
 def closing_text(marks: ThoughtMarks) -> str:

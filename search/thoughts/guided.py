@@ -7,6 +7,7 @@ import numpy as np
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.thoughts.marks import ThoughtMarks
+from espalier.search.thoughts.reading import OPENED, Phase, Position, Reader, make_reader
 
 _FREE = 255
 
@@ -17,24 +18,32 @@ class ThoughtEnds:
 
     Attributes:
         tokenizer: of the generator.
-        opening: the token that opens a thought in place of the answer's first word; None where that is no token.
-        closing: the tokens behind which the answer begins; empty where its mark is text.
-        text: that text, in UTF-8.
+        openings: the tokens that open a thought in place of the answer's first word; empty where that is no token.
+        closings: the tokens behind which the answer begins.
+        texts: such marks that are text, in UTF-8.
+        headers: reads the headers of channels, behind which the answer begins; None where channels have none.
         forbidden: tokens that are not drawn within a thought: those that would end the text.
     """
 
     tokenizer: TextTokenizer
-    opening: int | None
-    closing: tuple[int, ...] = ()
-    text: bytes = b""
+    openings: tuple[int, ...]
+    closings: frozenset[int] = frozenset()
+    texts: tuple[bytes, ...] = ()
+    headers: Reader | None = None
     forbidden: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, marks: ThoughtMarks, tokenizer: TextTokenizer, forbidden: tuple[int, ...] = ()) -> "ThoughtEnds":
         """The ends of a checkpoint's thoughts; an answer's header belongs to them."""
-        token = marks.closing.token_id
-        closing = tuple(tokenizer.encode(marks.direct_header)) or (() if token is None else (token,))
-        return cls(tokenizer, marks.opening.token_id, closing, marks.closing.text.encode(), forbidden)
+        openings, closings = zip(*marks.pairs, strict=True)
+        return cls(
+            tokenizer,
+            tuple(mark.token_id for mark in openings if mark.token_id is not None),
+            frozenset(mark.token_id for mark in closings if mark.token_id is not None),
+            tuple(mark.text.encode() for mark in closings if mark.token_id is None),
+            make_reader(marks, tokenizer) if marks.message else None,
+            forbidden,
+        )
 
 
 @dataclass(slots=True)
@@ -46,14 +55,16 @@ class AfterThought:
         ends: where a thought begins and ends.
         inside: whether the next token belongs to a thought.
         begun: whether anything has been written.
-        last: the last tokens of the thought; of a mark that is text, their bytes.
+        last: the last bytes of the thought, where marks are text.
+        position: where the path is among its channels.
     """
 
     answer: Matcher
     ends: ThoughtEnds
     inside: bool = False
     begun: bool = False
-    last: tuple[int, ...] | bytes = ()
+    last: bytes = b""
+    position: Position = OPENED
 
     @property
     def error(self) -> str:
@@ -68,12 +79,12 @@ class AfterThought:
                 bits[token // 8] &= ~np.uint8(1 << token % 8)
             return
         self.answer.allow(bits)
-        if not self.begun and (opening := self.ends.opening) is not None:
+        for opening in () if self.begun else self.ends.openings:
             bits[opening // 8] |= np.uint8(1 << opening % 8)
 
     def advance(self, token_id: int) -> None:
         """See `Matcher`."""
-        if self.inside or (not self.begun and token_id == self.ends.opening):
+        if self.inside or (not self.begun and token_id in self.ends.openings):
             self.inside = not self._closed_by(token_id)
         else:
             self.answer.advance(token_id)
@@ -88,9 +99,11 @@ class AfterThought:
         return replace(self, answer=self.answer.copy())
 
     def _closed_by(self, token_id: int) -> bool:
-        closing, text = self.ends.closing, self.ends.text
-        if closing:
-            self.last = (*self.last, token_id)[-len(closing) :]
-            return self.last == closing
-        self.last = (bytes(self.last) + self.ends.tokenizer.decode_bytes([token_id]))[-2 * len(text) - 64 :]
-        return text in self.last
+        if self.ends.headers:
+            self.position = self.ends.headers.read([token_id], self.position).position
+            return self.position.phase is Phase.ANSWER and self.position.header is None
+        if token_id in self.ends.closings:
+            return True
+        longest = 2 * max(map(len, self.ends.texts), default=0) + 64
+        self.last = (self.last + self.ends.tokenizer.decode_bytes([token_id]))[-longest:]
+        return any(text in self.last for text in self.ends.texts)

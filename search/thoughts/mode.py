@@ -1,6 +1,7 @@
 """The `thinking` of a request, off, on or a number of tokens, read from its text."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,6 +14,14 @@ class ThinkingMode(StrEnum):
     AUTO = "auto"
     OFF = "off"
     ON = "on"
+
+
+SWITCHES: Mapping[ThinkingMode, Mapping[str, bool]] = {
+    ThinkingMode.AUTO: {},
+    ThinkingMode.OFF: {"enable_thinking": False, "thinking": False},
+    ThinkingMode.ON: {"enable_thinking": True, "thinking": True},
+}
+"""Variables by which chat templates switch thinking on and off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from espalier.search.request import SubmitOptions
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.sampled_text import SampledText
 from espalier.search.thoughts.marks import find_marks
+from espalier.search.thoughts.reading import OPENED, Position, make_reader
 from espalier.search.thoughts.splitting import ThoughtSplitter
 
 USER = {"role": "user", "content": "And now?"}
@@ -85,6 +86,43 @@ def test_headers_of_channels_are_no_text(
     choice, pieces = say("harmony", script, ASKED)
     assert (choice.thought, choice.text) == (thought, content)
     assert "".join(piece.text for piece in pieces) == content
+
+
+SECOND = {  # what comes behind a thought that is closed, and the text of it
+    "a thought that goes on": (["Wait, 6.\n", "{close}", "\n\nIt is 7."], "Wait, 6.\n\n\nIt is 7."),
+    "a mark at once": (["{close}", "\n\nIt is 7."], "It is 7."),
+    "marks again and again": (["5. ", "{close}", "{close}", "It is 7."], "5. It is 7."),
+    "a quoted mark": (["It is `", "{close}", "`."], "It is `{shown}`."),
+    "a quoted thought": (["Say ", "{open}", "7", "{close}", " there."], "Say {shown_open}7{shown} there."),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+@pytest.mark.parametrize("shape", ["opened by the prompt", "opened by the model", "text"])
+def test_a_second_closing_mark_is_no_text_of_the_answer_unless_it_is_quoted(
+    shape: str, name: str, checkpoint: Callable[[str], Checkpoint]
+):
+    tokenizer = TextTokenizer(checkpoint(shape))
+    marks = find_marks(tokenizer)
+    assert marks is not None
+    opened, shown = shape == "opened by the prompt", {} if SHAPES[shape].special else {"shown_open": "<think>"}
+    parts, content = SECOND[name]
+    texts = {"open": "<think>", "close": "</think>", "shown": "</think>" if shown else "", "shown_open": "", **shown}
+    script = [*([] if opened else ["<think>"]), "Add.", "</think>", "\n\n", *(part.format(**texts) for part in parts)]
+    ids = [token for text in script for token in tokenizer.encode(text)]
+    reader = make_reader(marks, tokenizer)
+    for cut in range(len(ids) + 1):
+        text = SampledText(tokenizer, (), False, ThoughtSplitter(marks, tokenizer, opened))
+        pieces = ""
+        for part in (ids[:cut], ids[cut:]):
+            text.add(part)
+            pieces += text.take(False)
+        text.end()
+        assert (text.thought, pieces + text.take(True)) == ("Add.", content.format(**texts))
+        one = reader.read(ids[:cut], OPENED if opened else Position())
+        two = reader.read(ids[cut:], one.position)
+        if shape != "text":  # whose marks a step does not cut
+            assert (one.text[one.thought_chars :] + two.text[two.thought_chars :]).lstrip() == content.format(**texts)
 
 
 def test_stop_texts_end_nothing_within_a_thought(say: Callable[..., tuple[Choice, list[TextSampled]]]):
