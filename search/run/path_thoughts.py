@@ -7,8 +7,9 @@ from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.work import NO_MARKS, StepMarks, StopCause
 from espalier.search.thoughts.budget import CLOSING_SENTENCE, THINK_ON, ThoughtPlan
+from espalier.search.thoughts.channels import make_reader
 from espalier.search.thoughts.guided import AfterThought, ThoughtEnds
-from espalier.search.thoughts.reading import CLOSED, OPENED, Phase, Position, StepReading, make_reader
+from espalier.search.thoughts.reading import CLOSED, OPENED, Phase, Position, StepReading
 from espalier.search.thoughts.stop_rule import StopRule
 from espalier.search.tree import Node, Termination
 

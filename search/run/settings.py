@@ -179,7 +179,7 @@ class RuntimeSettings:
         str | None,
         Option(
             "Marks between which the generator thinks, with a blank between them, like '<think> </think>', or none; "
-            "default: found in its chat template and its tokens."
+            "' ... ' between them where they have blanks themselves. Default: found in its chat template and tokens."
         ),
     ] = None
     advice: Annotated[

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.thoughts.marks import ThoughtMarks
-from espalier.search.thoughts.reading import Phase, Position, StepReading
+from espalier.search.thoughts.reading import Phase, Position, Reader, StepReading, ThoughtReader
 
 MOST_WORDS = 128
 """Characters of the longest header: names of functions have 64 at most."""
@@ -24,6 +24,11 @@ _NAME = re.compile(r"\s*(analysis|commentary|final|\w*)")
 _ROLE = re.compile(r"\s*assistant\b|\s*assistant(?=[A-Z])")
 _ADDRESS = re.compile(r"(?:\s*to=\S+)?(?:\s*(?:code|json)\b)?")
 _FINAL = "final"
+
+
+def make_reader(marks: ThoughtMarks, tokenizer: TextTokenizer, ends: Collection[int] = ()) -> Reader:
+    """The reader of a checkpoint's paths; `ends` are tokens that end one."""
+    return ChannelReader(marks, tokenizer, ends) if marks.message else ThoughtReader(marks, tokenizer)
 
 
 class ChannelReader:

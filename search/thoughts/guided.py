@@ -6,8 +6,9 @@ import numpy as np
 
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.search.thoughts.channels import make_reader
 from espalier.search.thoughts.marks import ThoughtMarks
-from espalier.search.thoughts.reading import OPENED, Phase, Position, Reader, make_reader
+from espalier.search.thoughts.reading import OPENED, Phase, Position, Reader
 
 _FREE = 255
 

@@ -10,7 +10,7 @@ characters spelled out are text.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
@@ -92,15 +92,6 @@ class Reader(Protocol):
     def end(self, position: Position) -> StepReading:
         """Read the end of a path: text that was held back, as it might have been part of a mark."""
         ...
-
-
-def make_reader(marks: ThoughtMarks, tokenizer: TextTokenizer, ends: Collection[int] = ()) -> Reader:
-    """The reader of a checkpoint's paths; `ends` are tokens that end one."""
-    if marks.message is None:
-        return ThoughtReader(marks, tokenizer)
-    from espalier.search.thoughts.channels import ChannelReader  # here, as few checkpoints have them
-
-    return ChannelReader(marks, tokenizer, ends)
 
 
 class ThoughtReader:

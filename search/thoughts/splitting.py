@@ -1,8 +1,9 @@
 """Tokens of plain sampling, told apart into thought and answer as they come, for conversations that are streamed."""
 
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.search.thoughts.channels import make_reader
 from espalier.search.thoughts.marks import ThoughtMarks
-from espalier.search.thoughts.reading import OPENED, Phase, Position, StepReading, make_reader
+from espalier.search.thoughts.reading import OPENED, Phase, Position, StepReading
 
 
 class ThoughtSplitter:

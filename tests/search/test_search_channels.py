@@ -14,9 +14,9 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.completion import ChatPrompt, CompletionRequest
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.sampled_text import SampledText
-from espalier.search.thoughts.channels import MOST_WORDS
+from espalier.search.thoughts.channels import MOST_WORDS, make_reader
 from espalier.search.thoughts.marks import ThoughtMarks, find_marks
-from espalier.search.thoughts.reading import OPENED, make_reader
+from espalier.search.thoughts.reading import OPENED
 from espalier.search.thoughts.splitting import ThoughtSplitter
 
 ANALYSIS = "<|channel|>analysis<|message|>"

@@ -13,8 +13,9 @@ from espalier.search.completion import ChatPrompt, Choice, CompletionRequest, Te
 from espalier.search.request import SubmitOptions
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.sampled_text import SampledText
+from espalier.search.thoughts.channels import make_reader
 from espalier.search.thoughts.marks import find_marks
-from espalier.search.thoughts.reading import OPENED, Position, make_reader
+from espalier.search.thoughts.reading import OPENED, Position
 from espalier.search.thoughts.splitting import ThoughtSplitter
 
 USER = {"role": "user", "content": "And now?"}
