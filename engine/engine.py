@@ -8,7 +8,15 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from espalier.engine.errors import MisuseError, NumericalError, PoolExhaustedError, PoolTooSmallError, name_tokens
+from espalier.engine.errors import (
+    FatalError,
+    MisuseError,
+    PartialFailureError,
+    PoolExhaustedError,
+    PoolTooSmallError,
+    StepError,
+    name_tokens,
+)
 from espalier.engine.execution.runner import ModelRunner, WaitForResults
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.memory.blocks import BlockPool
@@ -160,13 +168,13 @@ class Engine:
         self.on_step: Callable[[StepRecord], None] | None = None
         self._step_seconds = {role: Histogram(SECOND_BOUNDS) for role in models}
         self._collected: list[Done] = []
-        self._failed: dict[str, set[Hashable]] = {role: set() for role in models}
+        self._failures: list[PartialFailureError] = []  # of batches, for `step` to raise
 
     @property
     def busy(self) -> bool:
         """True if any work waits or runs, or has results that `step` has not returned yet."""
         working = any(scheduler.busy for scheduler in self.schedulers.values())
-        return working or bool(self._collected) or any(self._failed.values())
+        return working or bool(self._collected or self._failures)
 
     @property
     def models(self) -> dict[str, Model]:
@@ -287,9 +295,11 @@ class Engine:
             if done.work.owner == owner and isinstance(done, Generated) and not done.work.in_place:
                 self.release(done.sequence)
         self._collected = [done for done in self._collected if done.work.owner != owner]
-        for role, scheduler in self.schedulers.items():
+        for scheduler in self.schedulers.values():
             scheduler.cancel(owner)
-            self._failed[role].discard(owner)
+        for failure in self._failures:
+            failure.owners -= {owner}
+        self._failures = [failure for failure in self._failures if failure.owners]
         self._preemption.forget(owner)
 
     def abandon(self, owner: Hashable) -> None:
@@ -307,19 +317,18 @@ class Engine:
         Raises:
             NumericalError: when a model's results for some owners are not numbers. Nothing else is lost: cancel these
                 owners and call again.
+            StepError: likewise, when the engine's own code fails in a step with work of these owners.
             PoolExhaustedError: when nobody's work finds blocks and no owner can give any up. Cancel the owner that it
                 names, or release sequences, and call again. Never while all owners with work were admitted, and hold
                 no more than they said.
             DeviceError: when a model cannot be run; what the device's memory holds is not certain any more.
             KeyboardInterrupt: after the batch, whose finished work the next step returns.
         """
-        if not any(self._failed.values()):
+        if not self._failures:
             with interrupts_held():
                 self._run_batch()
-        for role, owners in self._failed.items():
-            if owners:
-                self._failed[role] = set()
-                raise NumericalError(role, frozenset(owners))
+        if self._failures:
+            raise self._failures.pop(0)
         collected, self._collected = self._collected, []
         return collected
 
@@ -365,14 +374,17 @@ class Engine:
             except PoolExhaustedError as error:
                 exhausted = exhausted or error
                 continue
+            except BaseException as error:
+                self._fail(role, scheduler.owners(), error)
+                return True
             if step is None:
                 continue
             launch_start = perf_counter()
             try:
                 wait = self._runners[role].launch(scheduler.table, step)
-            except BaseException:  # an interrupt too: the prefix cache lists blocks before they are written
-                self._drop_all_kv(role)
-                raise
+            except BaseException as error:  # an interrupt too: the prefix cache lists blocks before they are written
+                self._fail(role, step.owners, error)
+                return True
             self._in_flight.append((role, step, wait, (schedule_start, launch_start, perf_counter())))
             scheduler.launched(step)
             if fair:
@@ -426,10 +438,7 @@ class Engine:
             done, ahead = self.schedulers[role].update(step, results), self.schedulers[role].ahead
             self._collected += done if ahead is None else ahead.hold(done)
         except BaseException as error:
-            self._drop_all_kv(role)
-            if not isinstance(error, NumericalError):
-                raise
-            self._failed[role] |= error.owners
+            self._fail(role, step.owners, error)
             return
         update_end = perf_counter()
         self._step_seconds[role].add(launch_times[2] - launch_times[0] + update_end - wait_start)
@@ -440,10 +449,19 @@ class Engine:
         if self.on_step:
             self.on_step(record_of(role, step, launch_times, (wait_start, wait_end, update_end)))
 
-    def _drop_all_kv(self, role: str) -> None:
-        """Free all KV of a role whose batch failed, and forget the batches that were launched behind it."""
+    def _fail(self, role: str, owners: Collection[Hashable], error: BaseException) -> None:
+        """Have `step` raise for the owners that a failed batch of a role costs; raises what ends everybody's work.
+
+        All KV of the role is freed, and the batches that were launched behind this one are forgotten.
+        """
         self._in_flight = [batch for batch in self._in_flight if batch[0] != role]
         self.schedulers[role].drop_all_kv()
+        if isinstance(error, FatalError) or not isinstance(error, Exception):
+            raise error
+        if not isinstance(error, PartialFailureError):
+            log.error("a step of the %s failed", role, exc_info=error)
+            error = StepError(role, frozenset(owners))
+        self._failures.append(error)
 
     def replace_model(self, role: str, model: Model) -> None:
         """Go on with other weights of a role's model, from the next step on.

@@ -90,6 +90,13 @@ class NumericalError(PartialFailureError):
         )
 
 
+class StepError(PartialFailureError):
+    """A fault in the engine's own code ended a step; that of the owners whose work was in it is lost."""
+
+    def __init__(self, role: str, owners: frozenset[Hashable]) -> None:
+        super().__init__(f"an internal fault ended a step of the {role}; the log says more", owners)
+
+
 class RequestTooLargeError(EspalierError):
     """A request can never fit: its worst case is over a limit even on an idle engine."""
 

@@ -6,7 +6,7 @@ takes one after the other and stores it in its node before it takes the next, wh
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
@@ -120,6 +120,9 @@ class ScoredSearch:
 class ScoreSession:
     """The scores of one search. As it stands, for scores known from sampling, or for a search without scores.
 
+    `want`, `skip` and `take` report a node's score, or that it has none, only after its parent's; a session implements
+    `_want`, `_skip` and `_take`, which may report in any order.
+
     Attributes:
         head: head of the generator's model that sampling reads with each step; empty for none.
         prompt_tokens: length of the problem in verifier tokens.
@@ -130,6 +133,7 @@ class ScoreSession:
 
     def __init__(self, check: FullRescore | None = None) -> None:
         self._check = check
+        self._unreported: dict[StepNode, list[StepScore]] = {}  # by node, its children's reports
 
     @property
     def pending(self) -> int:
@@ -149,11 +153,13 @@ class ScoreSession:
             node: its parent was handed in before, to this method or to `skip`.
             in_place: whether the parent has no other child.
         """
-        return (StepScore(node, node.score),)
+        self._unreported[node] = []
+        return self._in_order(self._want(node, in_place))
 
     def skip(self, node: StepNode) -> Iterable[StepScore]:
         """Hand in a node that gets no score; it is reported when its parent is."""
-        return (StepScore(node),)
+        self._unreported[node] = []
+        return self._in_order(self._skip(node))
 
     def take(self, done: Done) -> Iterable[StepScore]:
         """Process finished work of the session.
@@ -164,10 +170,29 @@ class ScoreSession:
         if self._check and self._check.owns(done):
             self._check.take(done)
             return ()
-        return self._take(done)
+        return self._in_order(self._take(done))
+
+    def _want(self, node: StepNode, in_place: bool) -> Iterable[StepScore]:
+        return (StepScore(node, node.score),)
+
+    def _skip(self, node: StepNode) -> Iterable[StepScore]:
+        return (StepScore(node),)
 
     def _take(self, done: Done) -> Iterable[StepScore]:
         raise NotImplementedError
+
+    def _in_order(self, reports: Iterable[StepScore]) -> Iterator[StepScore]:
+        """Pass on what is reported; a node's last report waits for its parent's."""
+        for step in reports:
+            if step.status is ScoreStatus.PENDING:
+                yield step
+            elif (waiting := self._unreported.get(step.node.parent)) is not None:
+                waiting.append(step)
+            else:
+                ready = [step]
+                while ready:
+                    yield (step := ready.pop(0))
+                    ready[:0] = self._unreported.pop(step.node, ())
 
     def is_check(self, done: Done) -> bool:
         """Return whether work belongs to the full-rescore check; its tokens do not count as usage."""
@@ -182,6 +207,7 @@ class ScoreSession:
 
     def close(self) -> None:
         """Release everything; the owner's work must have been cancelled."""
+        self._unreported.clear()
         if self._check:
             self._check.close()
 

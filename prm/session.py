@@ -59,12 +59,10 @@ class VerifierSession(ScoreSession, Generic[Family]):
         """See `ScoreSession`; forks share what is computed."""
         self._engine.submit(Score(self._search.owner, self._root, (), ()))
 
-    def want(self, node: StepNode, in_place: bool = False) -> Iterable[StepScore]:
-        """See `ScoreSession`."""
+    def _want(self, node: StepNode, in_place: bool) -> Iterable[StepScore]:
         return self._add(node, NodeState(wanted=True, in_place=in_place and not self._search.ends_only))
 
-    def skip(self, node: StepNode) -> Iterable[StepScore]:
-        """See `ScoreSession`."""
+    def _skip(self, node: StepNode) -> Iterable[StepScore]:
         return self._add(node, NodeState(wanted=False))
 
     def release(self, node: StepNode) -> None:

@@ -97,6 +97,11 @@ class StepPlan:
     draft_length: int = 0
 
     @property
+    def owners(self) -> set[Hashable]:
+        """Owners of its work."""
+        return {target.work.owner for target in (*self.branches, *(chunk.target for chunk in self.chunks))}
+
+    @property
     def copied_blocks(self) -> int:
         """Number of blocks to copy."""
         return sum(len(sources) for sources, _ in self.copies)

@@ -197,15 +197,13 @@ class Scheduler:
             assert isinstance(work, Generate)
             self.withdraw(work)
         self.planner.forget_blocked(owner)
-        self._busy_rows -= {item.row for item in self._waiting if item.work.owner == owner}
         self._waiting = [item for item in self._waiting if item.work.owner != owner]
         for branch in self._branches.running:
-            if branch.work.owner == owner:
-                if branch.work.in_place:
-                    self._busy_rows.discard(branch.row)
-                else:
-                    self.table.release(branch.sequence)
-        self._branches.running = [branch for branch in self._branches.running if branch.work.owner != owner]
+            if branch.work.owner == owner and not branch.work.in_place:
+                self.table.release(branch.sequence)
+        running = self._branches.running = [each for each in self._branches.running if each.work.owner != owner]
+        # Made anew, as a step that failed may have lost track of its rows.
+        self._busy_rows = {item.row for item in self._waiting} | {each.row for each in running if each.work.in_place}
 
     def drop_kv(self, owner: Hashable) -> None:
         """Free all KV of `owner`; its work continues from the same point once that KV is computed again.

@@ -63,8 +63,7 @@ class _FunctionSession(ScoreSession):
         self._scorer = scorer
         self._problem = problem
 
-    def want(self, node: StepNode, in_place: bool = False) -> Iterable[StepScore]:
-        """See `ScoreSession`."""
+    def _want(self, node: StepNode, in_place: bool) -> Iterable[StepScore]:
         return (StepScore(node, self._scorer.score(self._problem, [step.text for step in steps_with_text(node)])),)
 
 

@@ -71,13 +71,13 @@ class _GuardedSession(ScoreSession):
     def score_sampled(self, node: StepNode, done: Generated) -> float | None:
         return self._call(self._its.score_sampled, node, done)
 
-    def want(self, node: StepNode, in_place: bool = False) -> Iterator[StepScore]:
+    def _want(self, node: StepNode, in_place: bool) -> Iterator[StepScore]:
         return self._each(lambda: self._its.want(node, in_place))
 
-    def skip(self, node: StepNode) -> Iterator[StepScore]:
+    def _skip(self, node: StepNode) -> Iterator[StepScore]:
         return self._each(lambda: self._its.skip(node))
 
-    def take(self, done: Done) -> Iterator[StepScore]:
+    def _take(self, done: Done) -> Iterator[StepScore]:
         return self._each(lambda: self._its.take(done))
 
     def is_check(self, done: Done) -> bool:

@@ -93,8 +93,7 @@ class OwnPathSession(ScoreSession):
         if done.cause is StopCause.EOS:
             self._engine.append(fork, (), instead_of=1)
 
-    def want(self, node: StepNode, in_place: bool = False) -> Iterable[StepScore]:
-        """See `ScoreSession`."""
+    def _want(self, node: StepNode, in_place: bool) -> Iterable[StepScore]:
         path = self._unasked.pop(node)
         room = self._engine.model(GENERATOR).config.max_positions - self._engine.length(path)
         if (longest := max(map(len, self._family.probes))) > room:

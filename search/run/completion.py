@@ -85,8 +85,6 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
     def handle(self, done: Done) -> None:
         """See `Running`."""
         self.meter.generator_tokens += done.computed_tokens
-        if self.result is not None:
-            return
         if isinstance(done, Generated):
             self._on_generated(done)
         else:

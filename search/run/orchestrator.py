@@ -1,10 +1,11 @@
 """Runs many searches and completions on one engine: queueing, admission, routing of finished work, and votes."""
 
 import itertools
+import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -35,7 +36,9 @@ from espalier.search.run.executor import (
     ResolvedCompletion,
     ResolvedRollout,
     ResolvedScores,
+    result_without,
 )
+from espalier.search.run.failure import reason_of
 from espalier.search.run.generator import Generator
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.rollout import RunningRollout
@@ -50,6 +53,8 @@ from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
 from espalier.search.voting.vote import is_decided, select
+
+log = logging.getLogger("espalier.search")
 
 _THREADS = 4
 """Votes of one account counted, and grammars compiled, concurrently; each thread mostly waits for child processes."""
@@ -73,7 +78,8 @@ class Orchestrator:
       thread while other searches continue.
 
     An exception raised on behalf of one search, by its algorithm, its verifier, the engine or an event callback, fails
-    that search only. Errors that affect all searches are raised by `step`.
+    that search only. One that cannot be traced to a search fails all that run, and those that wait go on. Only a
+    `FatalError` is raised by `step`.
     """
 
     def __init__(
@@ -199,8 +205,8 @@ class Orchestrator:
         (_, model), self._loaded_beside = self._loaded_beside, None
         before = self.engine.model(GENERATOR).digest
         self.engine.replace_model(GENERATOR, model)
-        for search in self._searches.values():
-            search.note_reload(before)
+        for search in list(self._searches.values()):
+            self._run_guarded(search, search.note_reload, before)
 
     def cancel_reload(self) -> None:
         """See `Executor.cancel_reload`."""
@@ -253,7 +259,7 @@ class Orchestrator:
         """Go on with a session of scores. Unknown and finished ids are ignored."""
         running = self._searches.get(search_id)
         if isinstance(running, RunningScoreSession):
-            running.tell(turn)
+            self._run_guarded(running, running.tell, turn)
             self._asked = True
 
     def cancel(self, search_id: str) -> None:
@@ -284,8 +290,8 @@ class Orchestrator:
             self._stop_cancelled_and_late()
             self._admit()
             for done in self._engine_step():
-                search = self._searches[str(done.work.owner)]
-                self._run_guarded(search, search.handle, done)
+                if search := self._growing(done.work.owner):
+                    self._run_guarded(search, search.handle, done)
             for search in [search for search in self._queue.running if search.options.report_nodes]:
                 self._run_guarded(search, search.report_growth)
             self._take_worked_out()
@@ -308,13 +314,27 @@ class Orchestrator:
         """Return the engine's finished work; searches whose work failed are failed, the others continue."""
         try:
             return self.engine.step()
-        except PartialFailureError as error:
-            if not error.owners:
-                raise
-            for owner in error.owners:
-                search = self._searches[str(owner)]
-                self._run_guarded(search, search.fail, error)
+        except FatalError:
+            raise
+        except Exception as error:
+            owners = error.owners if isinstance(error, PartialFailureError) else ()
+            failed = [search for owner in owners if (search := self._growing(owner))]
+            if not owners and not (failed := list(self._queue.running)):
+                raise  # nobody is left to be failed: the next step would raise it again
+            for search in failed:
+                self._fail(search, error)
             return []
+
+    def _growing(self, owner: Hashable) -> AnyRunning | None:
+        """The search that owns engine work; None, and the engine drops its work, if it has ended or votes.
+
+        A search may end while other finished work of its own is still to be handled.
+        """
+        search = self._searches.get(str(owner))
+        if search and not search.released:
+            return search
+        self.engine.abandon(owner)
+        return None
 
     def _run_guarded(self, search: AnyRunning, action: Callable[..., None], *args: Any) -> None:
         """Run `action` for one search; any exception but a fatal one fails that search.
@@ -325,19 +345,35 @@ class Orchestrator:
             action(*args)
             if search.tree_complete and not search.released:
                 self._give_back(search)
-                search.released = True
                 if search.result is None:
                     assert isinstance(search, RunningSearch), "nothing else votes"
                     self._begin_vote(search)
         except FatalError:
             raise
         except Exception as error:
-            search.fail(error)
-            self._give_back(search)
-        if search.result is not None:
-            self._ended.append(search)
+            self._fail(search, error)
         else:
+            self._note_end(search)
+
+    def _fail(self, search: AnyRunning, error: Exception) -> None:
+        """Fail a search, in any state; it gets a result even if it cannot make one."""
+        try:
+            search.fail(error)
+        except FatalError:
+            raise
+        except Exception:
+            log.exception("search %s failed, and could not say how far it had come", search.search_id)
+        if search.result is None:
+            why = reason_of(error, search.search_id)
+            search.result = result_without(search.search_id, search.resolved.request, StopReason.FAILED, why)
+        self._give_back(search)
+        self._note_end(search)
+
+    def _note_end(self, search: AnyRunning) -> None:
+        if search.result is None:
             self._next_due = min(self._next_due, search.deadline)
+        elif search not in self._ended:
+            self._ended.append(search)
 
     def _stop_cancelled_and_late(self) -> None:
         now = self._clock()
@@ -353,6 +389,7 @@ class Orchestrator:
 
     def _give_back(self, search: AnyRunning) -> None:
         """Remove a search from the queue and free its reservation."""
+        search.released = True
         self._queue.remove(search)
         if search.suspended:  # completed while suspended
             search.suspended = False
@@ -417,10 +454,16 @@ class Orchestrator:
     def _admit(self) -> None:
         """Start searches in queue order. One that does not fit blocks those behind it, so that it cannot starve."""
         while search := self._queue.next():
-            if not self._has_matchers(search):
+            try:
+                if not self._has_matchers(search):
+                    continue
+                if not (self._reserve(search) or self._reserve_in_place_of_others(search)):
+                    return
+            except FatalError:
+                raise
+            except Exception as error:
+                self._fail(search, error)
                 continue
-            if not (self._reserve(search) or self._reserve_in_place_of_others(search)):
-                return
             if search.suspended:
                 search.suspended = False
                 self._run_guarded(search, self.engine.resume_owner, search.search_id)

@@ -31,8 +31,7 @@ class ProbeScorer(Scorer):
 
 
 class _ProbeSession(ScoreSession):
-    def want(self, node: StepNode, in_place: bool = False) -> Iterable[StepScore]:
-        """See `ScoreSession`; the node is probed already, if it is to be."""
+    def _want(self, node: StepNode, in_place: bool) -> Iterable[StepScore]:  # probed already, if it is to be
         assert isinstance(node, Node), "probes are of a search's own nodes"
         return (StepScore(node, probe_score(node.probes())),)
 

@@ -34,8 +34,6 @@ class RunningRollout(Running[ResolvedRollout, RolloutResult]):
     def handle(self, done: Done) -> None:
         """See `Running`."""
         self.meter.generator_tokens += done.computed_tokens
-        if self.result is not None:
-            return
         assert self._tree
         assert isinstance(done, Generated)
         self.meter.note_step()

@@ -134,7 +134,7 @@ class Running(ABC, Generic[R, T]):
 
     @abstractmethod
     def handle(self, done: Done) -> None:
-        """Process one piece of finished engine work; results for what has failed are ignored."""
+        """Process one piece of finished engine work, until it is `released`."""
 
     def note_reload(self, before: str) -> None:
         """Take note that other weights have taken the place of the generator's, those with the digest `before`."""

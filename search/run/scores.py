@@ -61,8 +61,6 @@ class RunningScoring(Running[ResolvedScores, ScoreResult]):
 
     def handle(self, done: Done) -> None:
         """See `Running`."""
-        if self.result is not None:
-            return
         if not self._session.is_check(done):
             self.meter.verifier_tokens += done.computed_tokens
         self._on_scores(self._session.take(done))

@@ -100,9 +100,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         self._advance()
 
     def handle(self, done: Done) -> None:
-        """Process one piece of finished engine work; results for a failed search are ignored."""
-        if self._reason is StopReason.FAILED:
-            return
+        """See `Running`."""
         self._tree.handle(done)
         if not self.tree_complete and self._tree.outstanding == 0 and self._asked:
             self._end_round()
