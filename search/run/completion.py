@@ -28,7 +28,7 @@ from espalier.search.completion import (
     TextSampled,
     TokenLogprob,
 )
-from espalier.search.result import Finished, StopReason
+from espalier.search.result import StopReason
 from espalier.search.run.executor import ResolvedCompletion
 from espalier.search.run.running import Running, Submission
 from espalier.search.run.sampled_text import SampledText
@@ -291,19 +291,20 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
     def _end(self, reason: StopReason, error: str = "") -> None:
         resolved = self.resolved
         choices = [self._choices[index] for index in sorted(self._choices)]
-        self.result = CompletionResult(
-            search_id=self.search_id,
-            prompts=tuple(
-                self._prompts.get(number) or ReadPrompt(self._tokenizer.show(list(ids)), ids)
-                for number, ids in enumerate(resolved.prompts)
-            ),
-            choices=tuple(map(_choice, choices)) + self._not_begun(),
-            stop_reason=reason,
-            usage=self.meter.close(),
-            configuration=resolved.request,
-            error=error,
+        self.end_with(
+            CompletionResult(
+                search_id=self.search_id,
+                prompts=tuple(
+                    self._prompts.get(number) or ReadPrompt(self._tokenizer.show(list(ids)), ids)
+                    for number, ids in enumerate(resolved.prompts)
+                ),
+                choices=tuple(map(_choice, choices)) + self._not_begun(),
+                stop_reason=reason,
+                usage=self.meter.close(),
+                configuration=resolved.request,
+                error=error,
+            )
         )
-        self._on_event(Finished(self.search_id, self.result))
 
     def _not_begun(self) -> tuple[Choice, ...]:
         """The choices of prompts that were not read before the end; no choice is ever left out."""

@@ -365,7 +365,7 @@ class Orchestrator:
             log.exception("search %s failed, and could not say how far it had come", search.search_id)
         if search.result is None:
             why = reason_of(error, search.search_id)
-            search.result = result_without(search.search_id, search.resolved.request, StopReason.FAILED, why)
+            search.end_with(result_without(search.search_id, search.resolved.request, StopReason.FAILED, why))
         self._give_back(search)
         self._note_end(search)
 

@@ -6,7 +6,7 @@ from functools import cache
 from espalier.engine.work import Done, Generated
 from espalier.search.grading.answers import exact_match_key
 from espalier.search.grading.notation.numerals import number_in
-from espalier.search.result import Finished, StopReason
+from espalier.search.result import StopReason
 from espalier.search.rollout import RolloutResult
 from espalier.search.run.executor import ResolvedRollout
 from espalier.search.run.rollout_tree import RolloutTree
@@ -55,17 +55,18 @@ class RunningRollout(Running[ResolvedRollout, RolloutResult]):
         self._end(reason)
 
     def _end(self, reason: StopReason, error: str = "") -> None:
-        self.result = RolloutResult(
-            search_id=self.search_id,
-            prompt_token_ids=self.resolved.prompt,
-            steps=self._tree.steps() if self._tree else (),
-            stop_reason=reason,
-            usage=self.meter.close(),
-            configuration=self.resolved.request,
-            digests=self.digests,
-            error=error,
+        self.end_with(
+            RolloutResult(
+                search_id=self.search_id,
+                prompt_token_ids=self.resolved.prompt,
+                steps=self._tree.steps() if self._tree else (),
+                stop_reason=reason,
+                usage=self.meter.close(),
+                configuration=self.resolved.request,
+                digests=self.digests,
+                error=error,
+            )
         )
-        self._on_event(Finished(self.search_id, self.result))
 
 
 def _checker(golds: Sequence[str]) -> Callable[[str], bool]:

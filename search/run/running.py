@@ -17,7 +17,7 @@ from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
 from espalier.search.fairness import Account
 from espalier.search.request import SubmitOptions
-from espalier.search.result import StopReason
+from espalier.search.result import Finished, StopReason
 from espalier.search.run.executor import AnyResult, Resolved
 from espalier.search.run.failure import reason_of
 from espalier.search.run.usage import UsageMeter
@@ -162,6 +162,11 @@ class Running(ABC, Generic[R, T]):
     @abstractmethod
     def _end(self, reason: StopReason, error: str = "") -> None:
         """Make the result of what was found so far, and report it."""
+
+    def end_with(self, result: T) -> None:
+        """End with a result, and report it."""
+        self.result = result
+        self._on_event(Finished(self.search_id, result))
 
 
 AnyRunning = Running[Any, Any]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from espalier.engine.work import Done
 from espalier.prm.limits import UNLIMITED
 from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepScore
-from espalier.search.result import Finished, StopReason
+from espalier.search.result import StopReason
 from espalier.search.run.executor import ResolvedScores
 from espalier.search.run.running import Running, Submission
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
@@ -98,17 +98,18 @@ class RunningScoring(Running[ResolvedScores, ScoreResult]):
         self._session = ScoreSession()
 
     def _end(self, reason: StopReason, error: str = "") -> None:
-        self.result = ScoreResult(
-            search_id=self.search_id,
-            solutions=self._solutions(),
-            stop_reason=reason,
-            usage=self.meter.close(),
-            configuration=self.resolved.request,
-            scorer=self._scorer.identity,
-            digests=self.digests,
-            error=error,
+        self.end_with(
+            ScoreResult(
+                search_id=self.search_id,
+                solutions=self._solutions(),
+                stop_reason=reason,
+                usage=self.meter.close(),
+                configuration=self.resolved.request,
+                scorer=self._scorer.identity,
+                digests=self.digests,
+                error=error,
+            )
         )
-        self._on_event(Finished(self.search_id, self.result))
 
     def _solutions(self) -> tuple[SolutionScores, ...]:
         """The scores of the solutions of a request that has any."""

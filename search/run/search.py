@@ -14,7 +14,6 @@ from espalier.search.result import (
     Candidate,
     CandidateDone,
     ExpandRecord,
-    Finished,
     MemorySample,
     NodeRecord,
     Round,
@@ -246,25 +245,26 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         assert self.candidates is not None
         best = outcome.best
         probed = None if best else probed_answer(self._tree.nodes)
-        self.result = SearchResult(
-            search_id=self.search_id,
-            answer=best.answer if best else probed.answer if probed else "",
-            score=best.score if best else None,
-            stop_reason=self._reason,
-            best=best,
-            candidates=self.candidates,
-            nodes=tuple(node.record() for node in self._tree.nodes),
-            usage=self.meter.close(),
-            configuration=self.request,
-            digests=self.digests,
-            grader=outcome.grader,
-            rounds=tuple(self._rounds),
-            error=self._error,
-            warnings=(*self.resolved.warnings, *self._tree.guidance_warnings),
-            sampled=tuple(Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
-            probed=probed,
+        self.end_with(
+            SearchResult(
+                search_id=self.search_id,
+                answer=best.answer if best else probed.answer if probed else "",
+                score=best.score if best else None,
+                stop_reason=self._reason,
+                best=best,
+                candidates=self.candidates,
+                nodes=tuple(node.record() for node in self._tree.nodes),
+                usage=self.meter.close(),
+                configuration=self.request,
+                digests=self.digests,
+                grader=outcome.grader,
+                rounds=tuple(self._rounds),
+                error=self._error,
+                warnings=(*self.resolved.warnings, *self._tree.guidance_warnings),
+                sampled=tuple(Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
+                probed=probed,
+            )
         )
-        self._on_event(Finished(self.search_id, self.result))
 
     def _candidate(self, node: Node) -> Candidate:
         """The candidate of a complete path; only its multiplicity can have changed since its answer was extracted."""

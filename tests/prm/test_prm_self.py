@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 from paths import PROBLEM
+from search_runs import outcome
 from test_prm_in_search import assert_complete_paths_alone_have_a_score
 from tiny_models import edit_json
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError
-from espalier.engine.work import Generated, StopCause
+from espalier.engine.work import Generate, Generated, Sampling, StopCause
 from espalier.experiments.planning.devices import planned_models, planned_question
 from espalier.prm.base import Sampled
-from espalier.prm.scorer import StepNode
+from espalier.prm.scorer import ScoredSearch, ScoreStatus, StepNode
 from espalier.prm.scorers.own_path import OwnPathSession, OwnPathVerifier, tokens_in_common, tokens_of_questions
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.result import SearchResult, StopReason
@@ -26,6 +27,7 @@ from espalier.search.run.load import load_orchestrator, load_verifier_alone
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.scores import ScoreRequest
+from espalier.search.tree import Node
 
 REQUEST = SearchRequest(
     PROBLEM, AlgorithmName.BEAM, beam_width=2, expansion=3, max_steps=3, max_tokens=60, max_step_tokens=20, seed=3
@@ -177,6 +179,72 @@ def test_memory_is_set_aside_for_the_forks(settings: RuntimeSettings):
     result = searched(orchestrator)
     assert 0 < result.usage.physical_blocks <= resolved.blocks["generator"]
     assert result.usage.verifier_peak_kv_bytes == 0
+
+
+def whole_paths(count: int) -> list[SearchRequest]:
+    """Searches of whole paths, whose vote reads the scores of all steps."""
+    fields = {"beam_width": 6, "max_steps": 6, "max_tokens": 60, "max_step_tokens": 20}
+    kinds = [replace(BEST_OF_N, **fields), replace(BEST_OF_N, **fields, algorithm=AlgorithmName.ADAPTIVE, expansion=2)]
+    aggregations = list(Aggregation)
+    return [
+        replace(kinds[i % 2], seed=i, problem=f"{PROBLEM} {i}", aggregation=aggregations[i // 2 % len(aggregations)])
+        for i in range(count)
+    ]
+
+
+def expect_the_same_in_any_company(settings: RuntimeSettings, count: int, batches: Sequence[int]) -> None:
+    requests = whole_paths(count)
+    orchestrator = load_orchestrator(settings)
+    alone = [
+        (outcome(result), result.usage.verifier_tokens) for result in (searched(orchestrator, r) for r in requests)
+    ]
+    for batch in batches:
+        orchestrator = load_orchestrator(replace(settings, max_batch_tokens=batch))
+        ids = [orchestrator.submit(request) for request in requests]
+        found: dict[str, SearchResult] = {}
+        while len(found) < len(ids):
+            found |= {result.search_id: result for result in orchestrator.step()}
+        assert [(outcome(found[i]), found[i].usage.verifier_tokens) for i in ids] == alone
+        orchestrator.engine.check_drained()
+
+
+@pytest.mark.parametrize("family", ["yes-no", "judge"])
+def test_whole_paths_have_the_same_votes_in_any_company(family: str, family_folders: dict[str, Path]):
+    settings = RuntimeSettings(str(family_folders[family]), "self", family, kv_memory=2**24, system_prompt="")
+    expect_the_same_in_any_company(settings, 16, batches=[48])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["yes-no", "judge"])
+def test_five_hundred_searches_of_whole_paths_are_the_same_in_any_company(family: str, family_folders: dict[str, Path]):
+    settings = RuntimeSettings(str(family_folders[family]), "self", family, kv_memory=2**24, system_prompt="")
+    expect_the_same_in_any_company(settings, 64, batches=[5, 48, 300, 2048])
+
+
+def test_an_ending_without_text_is_reported_once_the_step_before_it_is_scored(settings: RuntimeSettings):
+    """Else the search would count its path as unscored, and end before work that is under way."""
+    orchestrator = load_orchestrator(settings)
+    engine, scorer = orchestrator.engine, orchestrator._scorer
+    assert scorer
+    root = Node(0, None, ())
+    step = Node(1, root, (0,), text="38+47=85\n\n")
+    end = Node(2, step, (0, 0), text="")
+    session = scorer.begin(ScoredSearch(engine, "search", root, PROBLEM, sampled=True))
+    sequence = engine.open("generator", [5, 6, 7], owner="search")
+    work = Generate("search", sequence, (Sampling(),), 1)
+    done = Generated(work, (0,), sequence, [7], "", [0.0], StopCause.DELIMITER, 1, 1)
+    assert session.score_sampled(step, done) is None
+    (asked,) = session.want(step)
+    assert asked.status is ScoreStatus.PENDING
+    assert list(session.skip(end)) == []
+    reports = []
+    while not reports:
+        reports = [report for done in engine.step() for report in session.take(done)]
+    assert [report.node for report in reports] == [step, end]
+    assert reports[0].score is not None
+    session.close()
+    engine.release(sequence)
+    engine.check_drained()
 
 
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}OPENED\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -14,6 +14,7 @@ from search_runs import ADAPTIVE, BEAM, BEST_OF_N, GREEDY, MAJORITY, MCTS, outco
 from espalier.engine.errors import DeviceError, FatalError, NumericalError, PoolExhaustedError
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.roles import GENERATOR
+from espalier.engine.work import Generate, Sampling
 from espalier.prm.session import StepSession
 from espalier.search import algorithms
 from espalier.search.grading.answers import extract_answer
@@ -378,3 +379,61 @@ def test_a_device_that_fails_is_nobodys_fault_and_comes_out_as_one_line(
     assert "could not be run on cpu: CUDA error: an illegal memory access was encountered" in str(caught.value)
     orchestrator.close()
     orchestrator.engine.check_drained()
+
+
+@pytest.mark.parametrize("launch_ahead", [False, True])
+@pytest.mark.parametrize("site", ["schedule", "update", "launch"])
+def test_a_fault_of_the_engine_ends_the_searches_in_its_step_and_no_other(
+    site: str, launch_ahead: bool, make_orchestrator: Make, alone: Alone, monkeypatch: pytest.MonkeyPatch
+):
+    orchestrator, fault = make_orchestrator(launch_ahead=launch_ahead), Fault(4, RuntimeError(SECRET))
+    engine = orchestrator.engine
+    target = engine._runners[GENERATOR] if site == "launch" else engine.schedulers[GENERATOR]
+    monkeypatch.setattr(target, site, fault.before(getattr(target, site), lambda *_: True))
+    results = run(orchestrator, *OTHERS).results
+    assert fault.fired
+    failed = [result for result in results if result.stop_reason is StopReason.FAILED]
+    assert failed
+    assert all("an internal fault ended a step of the generator" in result.error for result in failed)
+    expected = [request for request, result in zip(OTHERS, results, strict=True) if result not in failed]
+    assert [outcome(result) for result in results if result not in failed] == list(map(alone, expected))
+    engine.check_drained()
+    assert outcome(run(orchestrator, OTHERS[0]).only) == alone(OTHERS[0])
+
+
+def test_a_fault_that_is_no_searchs_fails_those_that_run_and_those_that_wait_go_on(
+    make_orchestrator: Make, alone: Alone, monkeypatch: pytest.MonkeyPatch
+):
+    orchestrator, fault = make_orchestrator(max_running=1), Fault(2, KeyError(SECRET))
+    monkeypatch.setattr(orchestrator.engine, "step", fault.before(orchestrator.engine.step, lambda: True))
+    first, second = run(orchestrator, *OTHERS).results
+    assert first.stop_reason is StopReason.FAILED
+    assert first.error == f"internal error, id={first.search_id}"
+    assert outcome(second) == alone(OTHERS[1])
+    orchestrator.engine.check_drained()
+
+
+def test_work_that_comes_back_for_a_search_that_has_ended_is_dropped(make_orchestrator: Make, alone: Alone):
+    orchestrator = make_orchestrator()
+    engine = orchestrator.engine
+    sequence = engine.open(GENERATOR, [5, 6, 7], owner="gone")
+    engine.submit(Generate("gone", sequence, (Sampling(),), 2))
+    assert outcome(run(orchestrator, OTHERS[0]).only) == alone(OTHERS[0])
+    engine.check_drained()
+
+
+def test_a_search_that_cannot_even_say_how_far_it_came_has_a_result(
+    make_orchestrator: Make, alone: Alone, monkeypatch: pytest.MonkeyPatch
+):
+    orchestrator, fault = make_orchestrator(), Fault(0, RuntimeError(SECRET))
+    monkeypatch.setattr(running.RunningSearch, "handle", fault.before(running.RunningSearch.handle, lambda *_: True))
+    monkeypatch.setattr(
+        running.RunningSearch, "fail", Fault(0, KeyError(SECRET)).before(lambda *_: None, lambda *_: True)
+    )
+    results = run(orchestrator, *OTHERS).results
+    assert sorted(str(result.stop_reason) for result in results) == ["failed", "finished"]
+    (failed,) = (result for result in results if result.stop_reason is StopReason.FAILED)
+    assert failed.error == f"internal error, id={failed.search_id}"
+    assert [outcome(result) for result in results if result is not failed] == [
+        alone(request) for request, result in zip(OTHERS, results, strict=True) if result is not failed
+    ]
