@@ -9,19 +9,8 @@ import torch
 from espalier.engine.errors import CheckpointError
 
 
-class StoredFormat(ABC):
-    """A layout of quantised weights, in which several tensors of the files, its parts, make up one weight.
-
-    Attributes:
-        parts: pattern of the names of parts, with a group `weight`, the weight's name without its suffix, and a group
-            `part`.
-        suffix: of the weight's name.
-        marks: parts of which a quantised weight has one; where none of them is, tensors are stored as they are.
-    """
-
-    parts: re.Pattern[str]
-    suffix: str = ".weight"
-    marks: frozenset[str]
+class Layout(ABC):
+    """How the parts of one weight make it up."""
 
     @abstractmethod
     def __str__(self) -> str:
@@ -39,6 +28,37 @@ class StoredFormat(ABC):
     @abstractmethod
     def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         """Values of a weight in float32, of the shape that `shape` gave."""
+
+
+class StoredFormat(ABC):
+    """A format of quantised weights, in which several tensors of the files, its parts, make up one weight.
+
+    Attributes:
+        parts: pattern of the names of parts, with a group `weight`, the weight's name without its suffix, and a group
+            `part`.
+        suffix: of the weight's name.
+        marks: parts of which a quantised weight has one; where none of them is, tensors are stored as they are.
+    """
+
+    parts: re.Pattern[str]
+    suffix: str = ".weight"
+    marks: frozenset[str]
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Name and sizes, as people say them; of all layouts."""
+
+    @abstractmethod
+    def layout(self, weight: str) -> Layout:
+        """The layout of a weight, by its name without the suffix; raises ValueError if none is said."""
+
+
+class SingleFormat(StoredFormat, Layout):
+    """A format that has one layout for all weights."""
+
+    def layout(self, weight: str) -> Layout:
+        """See `StoredFormat`."""
+        return self
 
 
 def refusal(place: str, found: str, rule: str) -> CheckpointError:

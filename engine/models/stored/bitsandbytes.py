@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from espalier.engine.models.stored.base import StoredFormat
+from espalier.engine.models.stored.base import SingleFormat
 
 _MAX_INT8 = 127
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 
 
-class BitsAndBytes(StoredFormat):
+class BitsAndBytes(SingleFormat):
     """See the module."""
 
     parts = re.compile(
@@ -40,14 +40,14 @@ class BitsAndBytes(StoredFormat):
         return f"bitsandbytes, {self._bits} bits"
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         if "SCB" in shapes:
             return shapes["weight"]
         state = next(name for name in _STATES if name in shapes)
         return tuple(int(size) for size in _state(read(state))["shape"])
 
     def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         if "SCB" in parts:
             return parts["weight"].float().mul_(parts["SCB"].float().view(-1, 1) / _MAX_INT8)
         state = _state(next(parts[name] for name in _STATES if name in parts))

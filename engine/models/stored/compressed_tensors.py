@@ -16,16 +16,21 @@ from typing import Any
 
 import torch
 
-from espalier.engine.models.stored.base import StoredFormat, refusal
-from espalier.engine.models.stored.float8 import scale_blocks
-from espalier.engine.models.stored.integers import neighbours, unpack
+from espalier.engine.models.stored.base import Layout, StoredFormat, refusal
+from espalier.engine.models.stored.float8 import is_block, scale_blocks
+from espalier.engine.models.stored.integers import GROUP_SIZE, groups_of, is_group_size, unpack
+from espalier.engine.models.text_files import require, shown
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-_WORD = 32
+_KINDS = (("int", 2), ("int", 4), ("int", 8), ("float", 8))
+_PATTERN = "re:"
+_CLASSES = ("Linear", "Embedding")
+_MIXED = "mixed-precision"
+"""What a checkpoint's format is if each group of layers has its own."""
 
 
 class CompressedTensors(StoredFormat):
-    """See the module."""
+    """See the module. Each layer has the scheme of the group that targets it."""
 
     parts = re.compile(
         r"(?P<weight>.+)\.(?P<part>weight|weight_packed|weight_scale|weight_shape|weight_zero_point|weight_g_idx|input_scale|"
@@ -34,37 +39,91 @@ class CompressedTensors(StoredFormat):
     marks = frozenset(("weight_packed", "weight_scale"))
 
     def __init__(self, config: Mapping[str, Any], place: str) -> None:
-        """Read the scheme; raises CheckpointError for one that is not read."""
-        groups = config.get("config_groups")
-        found = [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
-        formats = {config.get("format"), *(group.get("format") for group in found)} - {None}
-        if unknown := sorted(str(form) for form in formats if form not in _FORMATS):
+        """Read the schemes; raises CheckpointError for one that is not read."""
+        given = config.get("config_groups")
+        groups = [each for each in given.values() if isinstance(each, dict)] if isinstance(given, dict) else []
+        groups = [group for group in groups if isinstance(group.get("weights"), dict)]
+        if not groups:
+            raise refusal(place, "its config_groups have no scheme of weights", "each group that has one is read")
+        whole = config.get("format")
+        formats = [group.get("format") or whole for group in groups] + ([] if whole == _MIXED else [whole])
+        if unknown := [form for form in formats if form is not None and form not in _FORMATS]:
             raise refusal(place, f"compressed-tensors' format {unknown[0]}", f"read are {', '.join(_FORMATS)}")
-        schemes = [group.get("weights") for group in found]
-        if not schemes or not isinstance(schemes[0], dict) or any(each != schemes[0] for each in schemes):
-            raise refusal(place, "its config_groups have no one scheme of weights", "read is one for all layers")
-        scheme: dict[str, Any] = schemes[0]
-        self.bits: int = scheme.get("num_bits", 0)
-        self.kind: str = scheme.get("type", "int")
-        if (self.kind, self.bits) not in (("int", 2), ("int", 4), ("int", 8), ("float", 8)):
-            raise refusal(
-                place, f"{self.kind} of {self.bits} bits", "read are integers of 2, 4 and 8 bits and floats of 8"
-            )
-        self._group_size: int | None = scheme.get("group_size")
-        self.block = scheme.get("block_structure")
+        self._schemes = [_Scheme(group["weights"], place) for group in groups]
+        self._alike = all(group["weights"] == groups[0]["weights"] for group in groups)
+        self._targets = list[tuple[int, str, _Scheme]]()
+        for group, scheme in zip(groups, self._schemes, strict=True):
+            targets = group.get("targets") or []
+            require(place, "targets of a group in quantization_config", targets, "a list of patterns", _are_patterns)
+            self._targets += [(_rank(target), target, scheme) for target in targets]
+        self._targets.sort(key=lambda each: each[:2])
 
     def __str__(self) -> str:
-        return f"compressed-tensors, {self.kind} of {self.bits} bits"
+        return f"compressed-tensors, {', '.join(dict.fromkeys(map(str, self._schemes)))}"
+
+    def layout(self, weight: str) -> Layout:
+        """The scheme of the first target that a layer's name fits: whole names, then patterns, then classes."""
+        if self._alike:
+            return self._schemes[0]
+        for rank, target, scheme in self._targets:
+            if _fits(rank, target, weight):
+                return scheme
+        raise ValueError("no group of quantization_config has it among its targets")
+
+
+def _rank(target: str) -> int:
+    """0 for the name of a layer, 1 for a pattern, 2 for a class."""
+    return 1 if target.startswith(_PATTERN) else 2 if target in _CLASSES else 0
+
+
+def _fits(rank: int, target: str, weight: str) -> bool:
+    if rank == 1:
+        return re.match(target.removeprefix(_PATTERN), weight) is not None
+    embeds = weight.endswith("embed_tokens")
+    return target == weight if rank == 0 else (target == "Embedding") == embeds
+
+
+def _are_patterns(value: object) -> bool:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        return False
+    try:
+        return all(re.compile(each.removeprefix(_PATTERN)) for each in value if each.startswith(_PATTERN))
+    except re.error:
+        return False
+
+
+class _Scheme(Layout):
+    """How the weights of some layers are stored."""
+
+    def __init__(self, scheme: Mapping[str, Any], place: str) -> None:
+        self.bits: int = scheme.get("num_bits", 0)
+        self.kind: str = scheme.get("type", "int")
+        known = type(self.bits) is int and (self.kind, self.bits) in _KINDS
+        if not known:
+            found = f"{shown(self.kind)} of {shown(self.bits)} bits".replace("'", "")
+            raise refusal(place, found, "read are integers of 2, 4 and 8 bits and floats of 8")
+        size, block = scheme.get("group_size"), scheme.get("block_structure")
+        self._group_size = require(place, "group_size in quantization_config", size, GROUP_SIZE, is_group_size)
+        if isinstance(block, str):
+            block = [int(each) for each in block.split("x") if each.isdecimal()]
+        rule = "two positive integers"
+        self.block = block and require(place, "block_structure in quantization_config", block, rule, is_block)
+        self._symmetric = scheme.get("symmetric", True) is not False
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.bits} bits"
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         if "weight_packed" in shapes:
             return tuple(read("weight_shape").tolist())
         return shapes["weight"]
 
     def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         scale, zero, groups = parts["weight_scale"], parts.get("weight_zero_point"), parts.get("weight_g_idx")
+        if not self._symmetric and not self.block and zero is None:
+            raise KeyError("weight_zero_point")
         if "weight_packed" in parts:
             values = self._unpack(parts["weight_packed"], shape[1])
             zero = None if zero is None else self._unpack(zero.T, shape[0]).T
@@ -82,11 +141,11 @@ class CompressedTensors(StoredFormat):
 
     def _spread(self, of_groups: torch.Tensor, shape: tuple[int, ...], groups: torch.Tensor | None) -> torch.Tensor:
         """Scales or zeros of groups, for each input."""
+        groups = groups_of(shape[1], self._group_size, groups, of_groups.shape[1] if of_groups.ndim > 1 else 1)
         if of_groups.numel() == 1:
             return of_groups.view(1, 1)
         if len(of_groups) != shape[0]:
             raise ValueError(f"{len(of_groups)} outputs have scales or zeros, not {shape[0]}")
         if of_groups.ndim < 2 or of_groups.shape[1] == 1:
             return of_groups.view(-1, 1)
-        groups = neighbours(shape[1], self._group_size) if groups is None else groups
-        return of_groups[:, groups.long()]
+        return of_groups[:, groups]

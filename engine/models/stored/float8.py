@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from espalier.engine.models.stored.base import StoredFormat
+from espalier.engine.models.stored.base import SingleFormat
 from espalier.engine.models.text_files import require
 
 
@@ -37,7 +37,7 @@ def scale_blocks(values: torch.Tensor, scales: torch.Tensor, rows: int, columns:
     return values.mul_(scales)
 
 
-class Float8(StoredFormat):
+class Float8(SingleFormat):
     """See the module."""
 
     parts = re.compile(r"(?P<weight>.+)\.(?P<part>weight|weight_scale_inv|weight_scale|input_scale|activation_scale)")
@@ -47,17 +47,17 @@ class Float8(StoredFormat):
         """Read the block's size; raises CheckpointError where it is none."""
         size = config.get("weight_block_size") or (128, 128)
         rule, name = "two positive integers", "quantization_config.weight_block_size"
-        self.block = require(place, name, size, rule, _is_block)
+        self.block = require(place, name, size, rule, is_block)
 
     def __str__(self) -> str:
         return "FP8"
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         return shapes["weight"]
 
     def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         values = parts["weight"].float()
         if "weight_scale_inv" in parts:
             return scale_blocks(values, parts["weight_scale_inv"], *self.block)
@@ -65,5 +65,6 @@ class Float8(StoredFormat):
         return values.mul_(scale.view(-1, 1) if scale.numel() > 1 else scale)
 
 
-def _is_block(value: object) -> bool:
+def is_block(value: object) -> bool:
+    """True for numbers of outputs and inputs."""
     return isinstance(value, list | tuple) and [type(size) for size in value] == [int, int] and min(value) > 0

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from espalier.engine.models.stored.base import StoredFormat, refusal
+from espalier.engine.models.stored.base import SingleFormat, refusal
 from espalier.engine.models.text_files import require
 
 _WORD = 32
+GROUP_SIZE = "a whole number from 1 on, or -1 for one group"
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -36,7 +37,28 @@ def neighbours(inputs: int, group_size: int | None) -> torch.Tensor:
     return torch.arange(inputs) // (group_size if group_size and group_size > 0 else inputs)
 
 
-class _Grouped(StoredFormat):
+def groups_of(inputs: int, group_size: int | None, given: torch.Tensor | None, count: int) -> torch.Tensor:
+    """The group of each input, int64: as the checkpoint gives it, or else `neighbours`.
+
+    Raises:
+        ValueError: there are not as many, or they are not those `count` that have scales.
+    """
+    groups = neighbours(inputs, group_size) if given is None else given.long()
+    least, most = (int(groups.min()), int(groups.max())) if groups.numel() else (0, -1)
+    if len(groups) != inputs or least < 0 or most >= count or (given is None and most != count - 1):
+        raise ValueError(
+            f"{len(groups)} inputs of {inputs} are of the groups {least} to {most} (group_size is {group_size}), and "
+            f"{count} groups have scales"
+        )
+    return groups
+
+
+def is_group_size(value: object) -> bool:
+    """True for a number of inputs, and for None and -1, which are all of them."""
+    return value is None or (type(value) is int and (value > 0 or value == -1))
+
+
+class _Grouped(SingleFormat):
     """The part that GPTQ and AWQ have in common: zeros and scales of groups of inputs."""
 
     parts = re.compile(r"(?P<weight>.+)\.(?P<part>qweight|qzeros|scales|g_idx)")
@@ -48,7 +70,8 @@ class _Grouped(StoredFormat):
         self.bits = require(place, "quantization_config.bits", bits, "an integer", lambda value: type(value) is int)
         if self.bits not in (2, 4, 8):
             raise refusal(place, f"{self.name} with {self.bits} bits", "read are 2, 4 and 8 bits")
-        self._group_size = config.get("group_size", config.get("q_group_size"))
+        size = config.get("group_size", config.get("q_group_size"))
+        self._group_size = require(place, "quantization_config.group_size", size, GROUP_SIZE, is_group_size)
 
     def __str__(self) -> str:
         return f"{self.name}, {self.bits} bits"
@@ -59,9 +82,7 @@ class _Grouped(StoredFormat):
         """`[in, out]` values, `[groups, out]` zeros and scales to a weight `[out, in]`."""
         if scales.shape != zeros.shape:
             raise ValueError(f"scales are {tuple(scales.shape)} and zeros {tuple(zeros.shape)}")
-        if groups is None:
-            groups = neighbours(len(values), self._group_size)
-        groups = groups.long()
+        groups = groups_of(len(values), self._group_size, groups, len(scales))
         weight = (values - zeros[groups]).float()
         return weight.mul_(scales.float()[groups]).T
 
@@ -80,12 +101,12 @@ class Gptq(_Grouped):
         self._offset = 1 if version == "gptq" else 0
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         words, outputs = shapes["qweight"]
         return outputs, words * _WORD // self.bits
 
     def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         zeros = (unpack(parts["qzeros"], self.bits)[:, : shape[0]] + self._offset) & (2**self.bits - 1)
         return self._dequantised(unpack(parts["qweight"].T, self.bits).T, zeros, parts["scales"], parts.get("g_idx"))
 
@@ -103,12 +124,12 @@ class Awq(_Grouped):
             raise refusal(place, f"AWQ's version {version} with {self.bits} bits", "read is gemm with 4 bits")
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         inputs, words = shapes["qweight"]
         return words * len(_AWQ_ORDER), inputs
 
     def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         values, zeros = (self._ordered(parts[name]) for name in ("qweight", "qzeros"))
         return self._dequantised(values, zeros, parts["scales"], None)
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from espalier.engine.models.stored.base import StoredFormat
+from espalier.engine.models.stored.base import SingleFormat
 
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS = 127
 
 
-class Mxfp4(StoredFormat):
+class Mxfp4(SingleFormat):
     """See the module."""
 
     parts = re.compile(r"(?P<weight>.+)_(?P<part>blocks|scales)")
@@ -33,12 +33,12 @@ class Mxfp4(StoredFormat):
         return "MXFP4"
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         *experts, outputs, groups, size = shapes["blocks"]
         return *experts, 2 * groups * size, outputs
 
     def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """See `StoredFormat`."""
+        """See `Layout`."""
         blocks = parts["blocks"]
         table = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
         values = table[torch.stack((blocks & 15, blocks >> 4), -1).long()].flatten(-2)

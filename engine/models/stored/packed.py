@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.stored.base import StoredFormat
+from espalier.engine.models.stored.base import Layout, StoredFormat
 from espalier.engine.models.weights import TensorInfo
 
 
@@ -53,7 +53,10 @@ class PackedWeights:
         """The values of a packed weight, float32."""
         parts = {part: self._read(tensor) for part, tensor in self.parts[name].items()}
         with self._reading(name, self.tensors[name].file):
-            return self._form.expand(parts, self.tensors[name].shape)
+            expanded = self._layout(name).expand(parts, self.tensors[name].shape)
+            if (found := tuple(expanded.shape)) != self.tensors[name].shape:
+                raise ValueError(f"its parts are those of a weight of {found}, and not of {self.tensors[name].shape}")
+            return expanded
 
     def is_empty_bias(self, name: str) -> bool:
         """True for a bias of zeros beside a packed weight: GPTQ's writers give one to every layer."""
@@ -65,10 +68,15 @@ class PackedWeights:
         file = next(iter(infos.values())).file
         with self._reading(name, file):
             shapes = {part: info.shape for part, info in infos.items()}
-            shape = self._form.shape(shapes, lambda part: self._read(parts[part]))
+            shape = self._layout(name).shape(shapes, lambda part: self._read(parts[part]))
+            if not shape or min(shape) < 1:
+                raise ValueError(f"its shape is {shape}")
         nbytes = sum(info.nbytes for info in infos.values())
         self.parts[name] = parts
-        self.tensors[name] = TensorInfo(file, shape, nbytes, str(self._form), numbers=True)
+        self.tensors[name] = TensorInfo(file, shape, nbytes, str(self._layout(name)), numbers=True)
+
+    def _layout(self, name: str) -> Layout:
+        return self._form.layout(name.removesuffix(self._form.suffix))
 
     @contextmanager
     def _reading(self, name: str, file: Path) -> Iterator[None]:

@@ -97,13 +97,19 @@ def fp8_of_outputs(weight: torch.Tensor) -> tuple[Parts, np.ndarray]:
     return parts, (stored.float() * scales).numpy()
 
 
-def compressed(weight: torch.Tensor, bits: int, seed: int, symmetric: bool) -> tuple[Parts, np.ndarray]:
+def compressed(
+    weight: torch.Tensor, bits: int, seed: int, symmetric: bool, act_order: bool = False
+) -> tuple[Parts, np.ndarray]:
     values, zeros, scales, means = quantised(weight, bits, seed)
     parts = {
         "weight_packed": tensor(words_of(values, bits)),
         "weight_scale": tensor(scales),
         "weight_shape": torch.tensor(weight.shape),
     }
+    if act_order:
+        groups = np.arange(weight.shape[1])[np.random.default_rng(seed).permutation(weight.shape[1])] // GROUP
+        parts["weight_g_idx"] = tensor(groups.astype(np.int32))
+        means = ((values - zeros[:, groups]) * scales.astype(np.float32)[:, groups]).astype(np.float32)
     if symmetric:
         spread = np.repeat(scales.astype(np.float32), GROUP, axis=1)
         return parts, ((values - 2 ** (bits - 1)) * spread).astype(np.float32)
@@ -157,7 +163,14 @@ def group_scheme(kind: str, form: str, bits: int = 8, **more: Any) -> dict[str, 
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": {"weights": scheme}}}
 
 
-FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor, int], tuple[Parts, np.ndarray]]]] = {
+def targeted(target: Any) -> dict[str, Any]:
+    config = group_scheme("int", "int-quantized")
+    config["config_groups"]["group_0"]["targets"] = [target]
+    return config
+
+
+Pack = Callable[[torch.Tensor, int], tuple[Parts, np.ndarray]]
+FORMATS: dict[str, tuple[dict[str, Any], Pack]] = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, lambda w, i: gptq(w, 4, i)),
     "gptq, 8 bits": ({"quant_method": "gptq", "bits": 8, "group_size": GROUP}, lambda w, i: gptq(w, 8, i)),
     "gptq, 2 bits": ({"quant_method": "gptq", "bits": 2, "group_size": GROUP}, lambda w, i: gptq(w, 2, i)),
@@ -181,6 +194,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor, int], tuple[Par
         group_scheme("int", "pack-quantized", 4, symmetric=False, group_size=GROUP),
         lambda w, i: compressed(w, 4, i, symmetric=False),
     ),
+    "compressed int4, act order": (
+        group_scheme("int", "pack-quantized", 4, symmetric=False, group_size=GROUP, actorder="group"),
+        lambda w, i: compressed(w, 4, i, symmetric=False, act_order=True),
+    ),
     "compressed int8": (group_scheme("int", "int-quantized"), int8_of_outputs),
     "compressed fp8": (group_scheme("float", "float-quantized"), lambda w, _: fp8_of_outputs(w)),
     "bitsandbytes nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, lambda w, i: nf4(w, i, nested=False)),
@@ -193,16 +210,18 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor, int], tuple[Par
 
 
 @pytest.fixture
-def stored(copy_of: Callable[[str], Path], tmp_path: Path) -> Callable[[str], tuple[Path, Path]]:
+def stored(copy_of: Callable[[str], Path], tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     """Two copies of a tiny checkpoint: one in a quantised layout, and one with the weights that it stands for."""
 
-    def write(name: str) -> tuple[Path, Path]:
-        config, pack = FORMATS[name]
+    def write(name: str, config: Any = None, packs: Callable[[str], Pack | None] | None = None) -> tuple[Path, Path]:
+        """Pack all layers as `name` says, or each by one of `packs` where that is given."""
+        config, of_all = (config, None) if config else FORMATS[name]
+        packs = packs or (lambda key: of_all if key.endswith("_proj.weight") else None)
         plain = copy_of("qwen2-untied")
         packed = plain.with_name("packed")
         tensors, means = {}, {}
         for index, (key, weight) in enumerate(sorted(load_file(plain / "model.safetensors").items())):
-            if key.endswith("_proj.weight"):
+            if pack := packs(key):
                 parts, expected = pack(weight, index)
                 stem = key.removesuffix("weight")
                 tensors |= {stem + part: value.contiguous() for part, value in parts.items()}
@@ -237,6 +256,39 @@ def test_a_stored_weight_is_what_it_stands_for(name: str, stored: Callable[[str]
     assert len(packed) == len(plain) > 8
     for one, other in zip(packed, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
+def group_of(scheme: dict[str, Any], *targets: str) -> dict[str, Any]:
+    return {**scheme["config_groups"]["group_0"], "format": scheme["format"], "targets": [*targets]}
+
+
+@pytest.mark.parametrize("form", ["pack-quantized", "mixed-precision"])
+def test_each_layer_has_the_scheme_that_targets_it(form: str, stored: Callable[..., tuple[Path, Path]]):
+    """The name of a layer goes before a pattern, and that before its class, in whatever order the groups stand."""
+    int4, int8, fp8 = (FORMATS[f"compressed {kind}"] for kind in ("int4, zeros", "int8", "fp8"))
+    whole, pattern, head = "model.layers.1.mlp.down_proj", "re:.*down_proj", "re:.*lm_head$"
+    groups = [group_of(int4[0], "Linear"), group_of(fp8[0], pattern, head), group_of(int8[0], whole)]
+    no_weights = {"targets": ["re:.*"], "weights": None, "input_activations": {"num_bits": 8}}
+    config = int4[0] | {"format": form, "config_groups": {f"group_{i}": g for i, g in enumerate([no_weights, *groups])}}
+
+    def pack(key: str) -> Pack | None:
+        if key == f"{whole}.weight":
+            return int8[1]
+        if key.endswith(("down_proj.weight", "lm_head.weight")):
+            return fp8[1]
+        return int4[1] if key.endswith("_proj.weight") else None
+
+    packed, plain = stored("", config, pack)
+    assert str(Checkpoint(packed).stored) == "compressed-tensors, int of 4 bits, float of 8 bits, int of 8 bits"
+    for name in Checkpoint(plain).tensors:
+        one, other = (Checkpoint(folder).take(name, torch.float32, "cpu") for folder in (packed, plain))
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    named = {"config_groups": {"a": group_of(int4[0], "re:.*up_proj"), "b": group_of(fp8[0], "lm_head")}}
+    document = json.loads((packed / "config.json").read_text())
+    document["quantization_config"] |= named
+    (packed / "config.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match=r"model.safetensors: .*: no group of quantization_config has it among"):
+        Checkpoint(packed)
 
 
 def test_a_stored_weight_is_quantised_again_where_that_is_asked_for(stored: Callable[[str], tuple[Path, Path]]):
@@ -351,7 +403,23 @@ def test_experts_in_blocks_of_four_bits_run(make_engine: Callable[..., Engine], 
         ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size"),
         (group_scheme("float", "nvfp4-pack-quantized", 4), "format nvfp4-pack-quantized"),
         (group_scheme("float", "float-quantized", 4), "float of 4 bits"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "no one scheme"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "no scheme of weights"),
+        ({"quant_method": "gptq", "bits": 3.5}, "bits in .* must be an integer, is 3.5"),
+        ({"quant_method": "gptq", "group_size": 0}, "group_size in .* must be a whole number from 1 on"),
+        ({"quant_method": "gptq", "group_size": -2}, "group_size"),
+        ({"quant_method": "awq", "group_size": "128"}, "group_size"),
+        ({"quant_method": "awq", "group_size": 128.0}, "group_size"),
+        ({"quant_method": "fp8", "weight_block_size": [128, True]}, "weight_block_size"),
+        (group_scheme("int", "pack-quantized", 4, group_size=0), "group_size"),
+        (group_scheme("int", "pack-quantized", 3.5), "int of 3.5 bits"),  # type: ignore[arg-type]
+        (group_scheme("int", "pack-quantized", True), "int of True bits"),
+        (group_scheme(["int"], "pack-quantized", 4), "int.* of 4 bits"),  # type: ignore[arg-type]
+        (group_scheme("float", "float-quantized", block_structure=[0, 128]), "block_structure"),
+        (group_scheme("float", "float-quantized", block_structure="128"), "block_structure"),
+        (group_scheme("int", "mixed-precision"), "format mixed-precision"),
+        (group_scheme("int", ["int-quantized"]), "format .*int-quantized"),  # type: ignore[arg-type]
+        (targeted("re:("), "targets of a group .* must be a list of patterns"),
+        (targeted(7), "targets of a group .* must be a list of patterns"),
     ],
 )
 def test_a_layout_that_is_not_read_is_refused_by_name(config: Any, said: str, copy_of: Callable[[str], Path]):
@@ -375,3 +443,52 @@ def test_a_part_that_is_missing_or_too_small_is_named(part: str, stored: Callabl
         save_file(changed, file)
         with pytest.raises(CheckpointError, match=r"mlp\.up_proj"):
             weights_of(packed)
+
+
+TWICE_THE_GROUP = {"group_size": 2 * GROUP}
+NEGATIVE, BEYOND = (lambda t: t - 1), (lambda t: t + 1)
+LIES: dict[str, tuple[str, dict[str, Any], str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "a group before the first": ("gptq, act order", {}, "g_idx", NEGATIVE),
+    "a group behind the last": ("gptq, act order", {}, "g_idx", BEYOND),
+    "too few of the groups' places": ("gptq, act order", {}, "g_idx", lambda t: t[1:]),
+    "a larger group size": ("gptq", TWICE_THE_GROUP, "scales", lambda t: t),
+    "no group size": ("gptq", {"group_size": None}, "scales", lambda t: t),
+    "a larger group size of AWQ": ("awq", TWICE_THE_GROUP, "scales", lambda t: t),
+    "fewer outputs": ("gptq", {}, "qweight", lambda t: t[:, :-1]),
+    "fewer inputs": ("awq", {}, "qweight", lambda t: t[:-GROUP]),
+    "no inputs": ("awq", {}, "qweight", lambda t: t[:0]),
+    "a scale that is no number": ("gptq", {}, "scales", lambda t: t * torch.nan),
+    "a packed group before the first": ("compressed int4, act order", {}, "weight_g_idx", NEGATIVE),
+    "a packed group behind the last": ("compressed int4, act order", {}, "weight_g_idx", BEYOND),
+    "half of the scales": ("compressed int4", {}, "weight_scale", lambda t: t[:, ::2]),
+    "one scale of groups": ("compressed int4", {}, "weight_scale", lambda t: t[:, :1]),
+    "a scale of all": ("compressed int4", {}, "weight_scale", lambda t: t[:1, :1]),
+    "scales that are no numbers": ("compressed int4", {}, "weight_scale", lambda t: t * torch.inf),
+    "a shape of more inputs": ("compressed int4", {}, "weight_shape", lambda t: t * torch.tensor([1, 2])),
+    "a shape of fewer outputs": ("compressed int4", {}, "weight_shape", lambda t: t - torch.tensor([1, 0])),
+    "a negative shape": ("compressed int4", {}, "weight_shape", lambda t: -t),
+    "an empty shape": ("compressed int4", {}, "weight_shape", lambda t: t[:0]),
+    "a shape of fractions": ("compressed int4", {}, "weight_shape", lambda t: t / 3),
+    "floats for words": ("compressed int4", {}, "weight_packed", lambda t: t.float()),
+    "fewer blocks": ("fp8", {}, "weight_scale_inv", lambda t: t[:1, :1].repeat(2, 1)),
+    "no blocks": ("fp8", {}, "weight_scale_inv", lambda t: t[:0]),
+    "a factor for no output": ("bitsandbytes int8", {}, "SCB", lambda t: t[:0]),
+    "half of the values": ("bitsandbytes nf4", {}, "weight", lambda t: t[: len(t) // 2]),
+    "a table of two": ("bitsandbytes nf4", {}, "weight.quant_map", lambda t: t[:2]),
+    "half of the factors": ("bitsandbytes nf4", {}, "weight.absmax", lambda t: t[: len(t) // 2]),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_parts_that_contradict_each_other_are_told_by_the_weights_name(
+    lie: str, stored: Callable[..., tuple[Path, Path]]
+):
+    name, changes, part, change = LIES[lie]
+    file, layer = (packed := stored(name)[0]) / "model.safetensors", "model.layers.0.mlp.up_proj"
+    document = json.loads((packed / "config.json").read_text())
+    document["quantization_config"] |= changes
+    (packed / "config.json").write_text(json.dumps(document))
+    tensors = load_file(file)
+    save_file(tensors | {f"{layer}.{part}": change(tensors[f"{layer}.{part}"]).contiguous()}, file)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.\w+\.\w+_proj\.weight"):
+        weights_of(packed)
