@@ -31,7 +31,7 @@ from espalier.search.service.observability.metrics import Metrics
 from espalier.search.service.observability.observer import Observer
 from espalier.search.service.observability.tracing import traced
 from espalier.search.service.session import Session
-from espalier.search.service.settings import ServerSettings, is_loopback
+from espalier.search.service.settings import ServerSettings, is_loopback, raise_file_limit
 from espalier.v1 import search_pb2
 from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
 
@@ -223,6 +223,7 @@ def serve(load: Callable[[], Executor], settings: ServerSettings, ready: OnReady
         TracingError: the environment asks for traces that cannot be made; see `observability.tracing`.
         Exception: any exception of `load`.
     """
+    raise_file_limit()
     with traced() as observers:
         return asyncio.run(_serve(load, settings, ready, observers))
 
@@ -273,6 +274,9 @@ def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", 4 * settings.max_receive_bytes),
         ("grpc.max_allowed_incoming_connections", settings.connections_per_port),
         ("grpc.max_send_message_length", settings.max_send_bytes),
+        # Connections that say nothing, or ask for nothing, hold no place for long: two minutes and for ever else.
+        ("grpc.server_handshake_timeout_ms", 20_000),
+        ("grpc.max_connection_idle_ms", 300_000),
         # Keepalive pings detect clients whose machine disappeared, so that their searches end.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),

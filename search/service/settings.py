@@ -18,6 +18,7 @@ from espalier.search.service.access.tls import TlsFiles
 MAX_SEARCHES = 4096
 """Limit on the searches that run at once."""
 
+_FILES = 2**14
 _METRICS_CONNECTIONS = 16
 """Limit on the connections of the metrics port."""
 _MODEL_NAME = re.compile(r"[\w.:/+-]{1,128}", re.ASCII)  # without @, which separates a strategy
@@ -222,10 +223,23 @@ def default_searches(on_gpu: bool, cores: int, workers: int = 1) -> int:
     return min(wanted, MAX_SEARCHES)
 
 
+def file_limit() -> int:
+    """Return how many files a server may open; it raises the usual 1,024 to some ten thousand where it may."""
+    soft, hard = (limit % 2**63 for limit in resource.getrlimit(resource.RLIMIT_NOFILE))  # no limit is -1
+    return max(soft, min(_FILES, hard))
+
+
+def raise_file_limit() -> None:
+    """Let this process open `file_limit` files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < (most := file_limit()):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def connections_by_file_limit() -> int:
-    """Return how many connections leave a quarter of the files that this process may open for everything else."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**16 if soft == resource.RLIM_INFINITY else max(1, soft - max(soft // 4, 64))
+    """Return how many connections leave a quarter of the files that a server may open for everything else."""
+    most = file_limit()
+    return max(1, min(2**16, most - max(most // 4, 64)))
 
 
 def is_loopback(host: str) -> bool:

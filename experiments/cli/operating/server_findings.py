@@ -1,6 +1,5 @@
 """Findings of `espalier doctor` about a server's settings: whether it would start, and what will trouble it later."""
 
-import resource
 import socket
 import ssl
 import stat
@@ -14,7 +13,7 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.cli.operating.finding import Finding
 from espalier.search.service.access.callers import read_callers
 from espalier.search.service.access.tls import TlsFiles
-from espalier.search.service.settings import ServerSettings, connections_by_file_limit
+from espalier.search.service.settings import ServerSettings, connections_by_file_limit, file_limit
 
 _DAYS = 21
 """Days before its end from which a certificate gets advice."""
@@ -52,14 +51,14 @@ def _port(host: str, port: int, flag: str) -> Finding:
 
 
 def _files(settings: ServerSettings) -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = file_limit()
     most = settings.max_connections or connections_by_file_limit()
     advice = ""
-    if soft != resource.RLIM_INFINITY and most > soft:
+    if most > files:
         advice = f"fewer than --max-connections {most}"
-    elif soft != resource.RLIM_INFINITY and soft < 4096 and (hard == resource.RLIM_INFINITY or hard > soft):
-        advice = "few for a server: raise it with ulimit -n or systemd's LimitNOFILE"
-    return Finding("open files", f"{'any' if soft == resource.RLIM_INFINITY else soft}, {most} connections", advice)
+    elif files < 4096:
+        advice = "few for a server: raise the hard limit with ulimit -Hn or systemd's LimitNOFILE"
+    return Finding("open files", f"{'any' if files >= 2**62 else files}, {most} connections", advice)
 
 
 def _certificate(files: TlsFiles) -> Finding:

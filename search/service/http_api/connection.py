@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections import Counter
 from typing import Any
 
 import h11
@@ -23,19 +24,24 @@ class Connection(H11Protocol):
     """As uvicorn's, with limits that it leaves to a proxy, and the name in the client's certificate."""
 
     def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
-        """Create a connection; closed at once if there are `max_connections` others."""
+        """Create a connection; with `max_connections` others, one of them that is idle makes room, or it is closed."""
         super().__init__(*args, **kwargs)
         self._max_connections = max_connections
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._unsent = 0  # bytes, when it was last looked
+        self._since = 0.0  # when something came last, in the loop's seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] (uvicorn's)
         """Start to wait for a request."""
         super().connection_made(transport)
+        self._since = self.loop.time()
         if len(self.connections) > self._max_connections:
-            transport.abort()
-            return
+            given_up = self._most_idle()
+            given_up.transport.abort()
+            if given_up is self:
+                return
+            self.connections.discard(given_up)  # now, as it is told of its end later
         self.app_state = {**self.app_state, CERTIFICATE_NAME: _common_name(transport)}
         _set_options(transport.get_extra_info("socket"))
         transport.set_write_buffer_limits(high=1)  # what a client does not take is noticed however little it is
@@ -47,9 +53,26 @@ class Connection(H11Protocol):
         self._stop_head_timer()
         self._stop_write_timer()
 
+    def _most_idle(self) -> "Connection":
+        """The connection that waits for a request for longest, of the host with most that do; this one if none does."""
+        waiting = [each for each in self.connections if isinstance(each, Connection) and each.idle and each is not self]
+        hosts = Counter(each.host for each in waiting)
+        return min(waiting, key=lambda each: (-hosts[each.host], each._since), default=self)
+
+    @property
+    def idle(self) -> bool:
+        """True if nobody works on a request of its, which has not come, or not to its end."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    @property
+    def host(self) -> str:
+        """The address of its client."""
+        return self.client[0] if self.client else ""
+
     def handle_events(self) -> None:
         """Handle what has arrived; a head that has arrived in part only must be complete in time."""
         super().handle_events()
+        self._since = self.loop.time()
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_head_timer()
         elif self._head_timer is None and self.conn.trailing_data[0]:

@@ -17,6 +17,10 @@ from espalier.search.service.settings import ServerSettings
 
 _HEAD_BYTES = 32 * 1024
 """Largest head of a request."""
+_BACKLOG = 1024
+"""Connections that the system holds until they are accepted."""
+_ACCEPTED_AT_ONCE = 16
+"""Connections that are accepted before any of them is looked at: those over the limit hold files until then."""
 _KEEPALIVE_SECONDS = 75
 """Time that a connection may stay without a request; longer than proxies keep theirs, which is 60 for nginx."""
 
@@ -44,6 +48,7 @@ class HttpListener:
             server_header=False,
             timeout_keep_alive=_KEEPALIVE_SECONDS,
             h11_max_incomplete_event_size=_HEAD_BYTES,
+            backlog=_ACCEPTED_AT_ONCE,
             ssl_context_factory=(lambda *_: tls) if tls else None,
         )
         self._server = _Server(config)
@@ -62,7 +67,7 @@ class HttpListener:
         try:
             (family, *_, address) = socket.getaddrinfo(settings.host, settings.http_port, type=socket.SOCK_STREAM)[0]
             both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
-            self._socket = socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
+            self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=both)
         except OSError as error:
             why = f"{error.strerror}; is another server using it? choose another with {self._flag}"
             raise BindError(f"cannot listen on {wanted}: {why}") from None
@@ -88,6 +93,12 @@ class HttpListener:
 
 
 class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept, as few at a time as are listened for; then listen for more."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_BACKLOG)
+
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Leave signals to the process."""

@@ -284,13 +284,18 @@ def test_doctor_tells_whether_a_port_is_free():
 
 
 def test_doctor_tells_how_many_connections_the_file_limit_allows(monkeypatch):
-    limits = [1024, 524_288]
+    limits = [1024, 1024]
     monkeypatch.setattr("resource.getrlimit", lambda _: tuple(limits))
     assert found("open files").value == "1024, 768 connections"
     assert "LimitNOFILE" in found("open files").advice
     assert "--max-connections 5000" in found("open files", max_connections=5000).advice
-    limits[0] = 65_536
-    assert found("open files").advice == ""
+    for limits[:], told in (
+        ((1024, 524_288), "16384, 12288 connections"),
+        ((1024, -1), "16384, 12288 connections"),
+        ((65_536, 65_536), "65536, 49152 connections"),
+        ((-1, -1), "any, 65536 connections"),
+    ):
+        assert (found("open files").value, found("open files").advice) == (told, "")
 
 
 @pytest.fixture

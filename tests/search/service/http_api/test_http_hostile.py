@@ -5,7 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx2
@@ -213,12 +213,22 @@ def test_a_refused_call_does_not_leave_its_body_to_be_read_as_the_next_request(s
     assert [int(part[:3]) for part in connection.received.split(b"HTTP/1.1 ")[1:]] == [401, 200]
 
 
-def test_connections_over_the_limit_are_closed_and_leave_grpc_its_own(serve):
+def test_connections_that_wait_for_requests_make_room_for_new_ones(serve):
+    server = serve(max_connections=8)
+    with ExitStack() as held:
+        for begun in (post(ASK[:10], length=len(ASK)), HEALTH[:10], HEALTH, b"") * 5:
+            for _ in range(4):
+                held.enter_context(RawConnection(server.url)).send(begun)
+            assert is_well(server)
+            assert len(server.server._http._server.server_state.connections) <= 4
+
+
+def test_connections_over_the_limit_are_closed_and_leave_grpc_its_own(serve, fake):
     server = serve(max_connections=4)
     held = [RawConnection(server.url) for _ in range(2)]
     for connection in held:
-        connection.send(HEALTH)
-        connection.until(b'{"alive":true}')
+        connection.send(post(b'{"problem": "hold"}', "/v1/searches"))
+        connection.until(b"event: started")
     with RawConnection(server.url) as one_more:
         one_more.send(HEALTH)
         assert one_more.rest() == b""
