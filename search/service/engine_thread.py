@@ -33,7 +33,7 @@ from espalier.search.run.executor import (
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.score_session import SessionTurn
 from espalier.search.server_info import Occupancy
-from espalier.search.service.errors import BusyError, NotReadyError
+from espalier.search.service.errors import BusyError, NotReadyError, as_exception
 from espalier.search.service.event_buffer import EventBuffer
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 
@@ -307,8 +307,8 @@ class EngineThread:
         def prepare() -> None:
             try:
                 digest = executor.prepare_reload(folder)
-            except Exception as error:
-                self._post(end, "", error)
+            except BaseException as error:
+                self._post(end, "", as_exception(error))
             else:
                 self._executor_loop.call(partial(take, digest=digest))
 

@@ -139,6 +139,11 @@ def _reason(kind: type[EspalierError]) -> str:
 REASONS = (*(_reason(kind) for kind, _, _ in _CODES), REFUSED_BY_HTTP, INTERNAL)
 
 
+def as_exception(error: BaseException) -> Exception:
+    """Return `error` if a handler of exceptions catches it: a panic of a library in Rust is none."""
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+
+
 def failure_of(error: Exception) -> Failure:
     """Return `error` as a caller sees it.
 

@@ -43,16 +43,30 @@ def checkpoint_below(root: Path, path: str) -> Path:
     if not path:
         raise _wrong("is required")
     try:
-        folder = (root / path).resolve()
-        if not folder.is_relative_to(root.resolve()):
+        folder, root = (root / path).resolve(), root.resolve()
+        if not folder.is_relative_to(root):
             raise _wrong("must lead to a folder below --reload-folder")
-        if not folder.is_dir() and not (folder.suffix == GGUF and folder.is_file()):
+        if folder.is_dir():
+            _require_files(folder, root)
+        elif not (folder.suffix == GGUF and folder.is_file()):
             raise _wrong("leads to no checkpoint: there is no such folder below --reload-folder")
+    except PermissionError:
+        raise _wrong("leads to what the server may not read") from None
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null, links in a circle
         if isinstance(error, InvalidRequestError):
             raise
         raise _wrong("is no path") from None
     return folder
+
+
+def _require_files(folder: Path, root: Path) -> None:
+    """Raise where something in a folder is no file, as a pipe, which is read for ever, or is a link out of `root`."""
+    for entry in folder.iterdir():
+        target = entry.resolve()
+        if not target.is_relative_to(root):
+            raise _wrong(f"leads to a folder whose {entry.name[:80]!r} is a link out of --reload-folder")
+        if not (target.is_file() or target.is_dir()):
+            raise _wrong(f"leads to a folder whose {entry.name[:80]!r} is no file")
 
 
 def _wrong(rule: str) -> InvalidRequestError:

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from espalier.search.fairness import Account, Turns
-from espalier.search.service.errors import BusyError
+from espalier.search.service.errors import BusyError, as_exception
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class ThreadedWork:
             elif not waited and not turn.cancelled():  # cancelled as its turn came
                 self._turns.give_back(account, -cost)
             raise
-        done = loop.run_in_executor(None, work)
+        done = loop.run_in_executor(None, partial(_done, work))
         done.add_done_callback(lambda _: self._turns.give_back(account))
         return await asyncio.shield(done)
 
@@ -78,3 +79,10 @@ class ThreadedWork:
             others = self._turns.waiting
             text = f"{others} calls wait to be read and checked, and yours ask for most; try again later"
             last.set_exception(BusyError(text))
+
+
+def _done(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except BaseException as error:
+        raise as_exception(error) from error

@@ -1,5 +1,6 @@
 """Reloads as callers ask for them: who may, from where, one at a time, and what they are told."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,6 +118,34 @@ def test_a_path_must_lead_to_a_checkpoint_below_the_folder(path: str, folder: Pa
     assert not fake.preparing.is_set()
 
 
+def test_what_a_checkpoint_holds_are_files_below_the_folder(folder: Path, tmp_path: Path):
+    (outside := tmp_path / "secret.json").write_text("{}")
+    new = folder / "new"
+    (new / "model.safetensors").touch()
+    (new / "config.json").symlink_to(new / "model.safetensors")
+    assert checkpoint_below(folder, "new") == new, "links that stay below are followed, as of a cache of the hub"
+    for name, make, why in (
+        ("a", lambda path: path.symlink_to(outside), "'a' is a link out of --reload-folder"),
+        ("b", lambda path: path.symlink_to("/dev/zero"), "'b' is a link out of --reload-folder"),
+        ("c", lambda path: path.symlink_to(tmp_path), "'c' is a link out of --reload-folder"),
+        ("d", os.mkfifo, "'d' is no file"),
+        ("e", lambda path: path.symlink_to(new / "nowhere"), "'e' is no file"),
+        ("f", lambda path: path.symlink_to(path), "is no path"),
+    ):
+        make(new / name)
+        with pytest.raises(InvalidRequestError, match=why) as caught:
+            checkpoint_below(folder, "new")
+        assert str(tmp_path) not in str(caught.value)
+        (new / name).unlink()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_the_server_may_not_read_is_refused(folder: Path):
+    (folder / "new").chmod(0)
+    with pytest.raises(InvalidRequestError, match="may not read"):
+        checkpoint_below(folder, "new")
+
+
 def test_a_link_below_the_folder_and_an_absolute_path_lead_to_checkpoints(folder: Path):
     (folder / "latest").symlink_to(folder / "new")
     (folder / "one.gguf").touch()
@@ -138,6 +167,41 @@ def test_what_is_refused_says_why_without_the_servers_paths(start: Start, folder
     assert (error["param"], str(folder) in error["message"]) == ("path", False)
     for body in ({}, {"path": 3}, {"path": "new", "force": True}, []):
         assert post(server, body).status_code == 400
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+def test_a_panic_while_weights_are_read_ends_that_reload_alone(
+    start: Start, folder: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def panic(_: str) -> str:
+        raise Panic(SECRET)
+
+    server = start(reload_folder=folder)
+    with SearchClient(server.address, retry=NO_RETRIES) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(fake, "prepare_reload", panic)
+            code, text = code_of(client, "new")
+            assert (code, SECRET in text) == ("INTERNAL", False)
+        assert client.reload("new", PATIENCE).digest == NEW
+
+
+def test_a_panic_while_a_request_is_checked_ends_that_call_alone(
+    start: Start, fake: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def panic(_: Any) -> None:
+        raise Panic(SECRET)
+
+    server = start()
+    with SearchClient(server.address, retry=NO_RETRIES) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(fake, "check", panic)
+            with pytest.raises(ServiceError, match="internal error") as caught:
+                client.solve("solve", PATIENCE)
+            assert SECRET not in str(caught.value)
+        assert client.solve("solve", PATIENCE).answer == "42"
 
 
 def test_an_engine_that_dies_of_it_ends_the_call(start: Start, folder: Path):
