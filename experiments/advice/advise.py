@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,14 +14,17 @@ from espalier.experiments.advice.modelled_search import UnpredictableSearchError
 from espalier.experiments.advice.recommend import Advice, Budget, Findings, recommend
 from espalier.experiments.advice.recorded import RecordedTree, recorded_tree
 from espalier.experiments.report.trees import trees_in
+from espalier.experiments.runs.cut_paths import CutPaths
 from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.grid import distinct
-from espalier.experiments.runs.record import Sample
+from espalier.experiments.runs.record import Sample, lost_paths
 from espalier.search.algorithms import algorithm_of, last_score_suffices, needs_verifier
 from espalier.search.common_fields import Aggregation, AlgorithmName, EarlyStop
 from espalier.search.request import SearchRequest
 
+Shown = Callable[[int, int], AbstractContextManager[Callable[[Sample], None]]]
+"""Shows progress towards so many searches, of which so many are done; gives what to call with each new sample."""
 SAMPLES, ADVICE = "samples", "advice.json"
 """The run folder of the recorded paths, and the file, in the folder of an advice."""
 FORMAT = 1
@@ -38,6 +42,7 @@ class Report:
         searches: forecasts, the cheapest first.
         advice: the search to run.
         skipped: searches without a forecast, and why.
+        cut: which of the paths were cut.
     """
 
     problems: int
@@ -47,6 +52,7 @@ class Report:
     searches: tuple[Forecast, ...]
     advice: Advice
     skipped: dict[str, str]
+    cut: CutPaths
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-serializable values, the content of `advice.json`."""
@@ -54,6 +60,7 @@ class Report:
         return {
             "format": FORMAT, "problems": self.problems, "paths": self.paths, "findings": asdict(self.findings),
             "costs": asdict(self.costs), "advice": chosen and chosen.to_dict(), "reasons": self.advice.reasons,
+            "withheld": self.advice.withheld, "cut": dict(self.cut.counts),
             "searches": [search.to_dict() for search in self.searches], "skipped": self.skipped,
         }  # fmt: skip
 
@@ -86,8 +93,13 @@ def sampling_request(requests: Sequence[SearchRequest], paths: int) -> SearchReq
 
 
 def record_paths(
-    evaluation: Evaluation, request: SearchRequest, out: Path, command: dict[str, Any], seconds: Callable[[], Any]
-) -> tuple[list[RecordedTree], Costs]:
+    evaluation: Evaluation,
+    request: SearchRequest,
+    out: Path,
+    command: dict[str, Any],
+    seconds: Callable[[], Any],
+    shown: Shown,
+) -> tuple[list[RecordedTree], Costs, CutPaths]:
     """Sample the paths that the folder `out`/samples lacks, and read all of them.
 
     Args:
@@ -96,11 +108,12 @@ def record_paths(
         out: folder of the advice.
         command: see `RunFolder`.
         seconds: returns the seconds of the engine's steps so far, by role; empty where they are not known.
+        shown: see `Shown`.
     """
     folder = RunFolder(out / SAMPLES, evaluation.configuration(request), command)
     asked = evaluation.asked or evaluation.problems
     before, started, stepped = {s.key for s in folder.samples_of(asked)}, time.perf_counter(), seconds()
-    evaluation.run(request, folder)
+    _run(evaluation, request, folder, shown)
     wall = time.perf_counter() - started
     stepped = {role: value - stepped.get(role, 0.0) for role, value in seconds().items()}
     samples = [sample for sample in folder.samples_of(asked) if not sample.refused and sample.epoch == 0]
@@ -116,7 +129,18 @@ def record_paths(
     fresh = [sample for sample in samples if sample.key not in before]
     if not fresh:  # their time is known in all only
         fresh, stepped, wall = samples, {}, sum(sample.wall_seconds for sample in samples)
-    return list(trees.values()), costs_of([trees[s.key] for s in fresh], [s.usage for s in fresh], stepped, wall)
+    filled = evaluation.executor.defaults.fill(request)
+    lost = (lost_paths(nodes[sample.key], filled) for sample in samples)
+    cut = CutPaths.among(lost, sum(tree.paths for tree in trees.values()))
+    return list(trees.values()), costs_of([trees[s.key] for s in fresh], [s.usage for s in fresh], stepped, wall), cut
+
+
+def _run(evaluation: Evaluation, request: SearchRequest, folder: RunFolder, shown: Shown) -> None:
+    """Run a search on the problems that its folder lacks, and show that."""
+    asked = evaluation.asked or evaluation.problems
+    done = sum(not sample.refused for sample in folder.samples_of(asked))
+    with shown(len(asked), done) as on_sample:
+        replace(evaluation, on_sample=on_sample).run(request, folder)
 
 
 def run_some(
@@ -125,6 +149,7 @@ def run_some(
     requests: Sequence[SearchRequest],
     out: Path,
     command: dict[str, Any],
+    shown: Shown,
 ) -> dict[SearchRequest, dict[str, Sample]]:
     """Run those of the searches of which recorded paths tell too little.
 
@@ -137,6 +162,7 @@ def run_some(
         requests: the searches to choose from.
         out: folder of the advice; gets one for each search that is run.
         command: see `RunFolder`.
+        shown: see `Shown`.
 
     Returns:
         Their samples by problem, by the request with every default filled in.
@@ -154,7 +180,7 @@ def run_some(
     found: dict[SearchRequest, dict[str, Sample]] = {}
     for each, name in folders.items():
         folder = RunFolder(out / name, evaluation.configuration(filled[each]), command)
-        evaluation.run(filled[each], folder)
+        _run(evaluation, filled[each], folder, shown)
         samples = folder.samples_of(evaluation.asked or evaluation.problems)
         found[each] = {sample.unique_id: sample for sample in samples if not sample.refused}
     if step_by_step and found[step_by_step]:
@@ -169,6 +195,7 @@ def advise(
     target: float | None = None,
     budget: Budget | None = None,
     run: Mapping[SearchRequest, Mapping[str, Sample]] = MappingProxyType({}),
+    cut: CutPaths = CutPaths({}, 0),  # noqa: B008 - it is frozen
 ) -> Report:
     """Forecast searches, and choose one.
 
@@ -179,6 +206,7 @@ def advise(
         target: see `recommend`.
         budget: see `recommend`.
         run: samples of searches that were run; see `run_some`.
+        cut: which of the recorded paths were cut.
     """
     found: dict[bool, list[Forecast]] = {True: [], False: []}
     skipped: dict[str, str] = {}
@@ -198,9 +226,10 @@ def advise(
     single = forecaster.forecast(base)
     searches = [*found[True], *found[False]] or [single]
     findings = _findings(forecaster, requests[0], fill)
-    advice = recommend(searches, single, found[False], findings, target, budget)
+    advice = recommend(searches, single, found[False], findings, target, budget, cut)
     ordered = sorted(searches, key=lambda search: search.seconds)
-    return Report(len(forecaster.trees), forecaster.paths, findings, forecaster.costs, tuple(ordered), advice, skipped)
+    problems, paths = len(forecaster.trees), forecaster.paths
+    return Report(problems, paths, findings, forecaster.costs, tuple(ordered), advice, skipped, cut)
 
 
 def _findings(

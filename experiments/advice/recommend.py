@@ -1,10 +1,12 @@
 """The advice that follows from forecasts: the search to run, or that none will help, and why."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.advice.forecast import Basis, Forecast, difference
+from espalier.experiments.runs.cut_paths import CutPaths
 
 _CHANCE = 0.55
 """AUC from which a verifier ranks better than chance."""
@@ -12,6 +14,10 @@ _LITTLE = 0.05
 """Gain from one path to any of all below which paths hardly differ in being right."""
 _NEAR = 0.02
 """Share of problems by which a cheaper search may be worse and still be advised, where no target is given."""
+_FEWEST = 20
+"""Problems below which nothing is advised: an accuracy of half of them is known to within 20 points at best."""
+_GAIN = 0.1
+"""Gain that must be out of the question where it is said that search will not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +70,14 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The search to run, None if there is none; and sentences on why."""
+    """The search to run, None if there is none; and sentences on why.
+
+    It is `withheld` where what was sampled tells neither that a search helps nor that none does.
+    """
 
     search: Forecast | None
     reasons: tuple[str, ...]
+    withheld: bool = False
 
 
 def cheapest_first(searches: Sequence[Forecast]) -> list[Forecast]:
@@ -86,6 +96,7 @@ def recommend(
     found: Findings,
     target: float | None = None,
     budget: Budget | None = None,
+    cut: CutPaths = CutPaths({}, 0),  # noqa: B008 - it is frozen
 ) -> Advice:
     """Choose a search.
 
@@ -97,6 +108,7 @@ def recommend(
         target: accuracy wanted: the cheapest search that reaches it is chosen.
         budget: what a problem may cost. Without a target, the cheapest search within is chosen that is not surely
             more than 2 points worse than the best.
+        cut: which of the recorded paths were cut.
     """
     within = [search for search in searches if (budget or Budget()).covers(search)]
     if not within:
@@ -109,11 +121,11 @@ def recommend(
     frontier = cheapest_first(within)
     best = frontier[-1]
     gain, low, high = difference(best, single)
+    ahead = f"the best is {100 * gain:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}) over one path"
+    if unknown := _unknown(len(single.outcomes), low, high, ahead, cut):
+        return Advice(None, unknown, withheld=True)
     if low <= 0:
-        why = (
-            f"search will not help: the best is {100 * gain:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}) over "
-        )
-        return Advice(None, (why + "one path", *_why_not(found)))
+        return Advice(None, (f"search will not help: {ahead}", *_why_not(found)))
     reasons: list[str] = []
     if target is not None:
         reached = [search for search in frontier if search.accuracy >= target]
@@ -128,6 +140,24 @@ def recommend(
     if best.basis is Basis.PREDICTED:
         reasons.append("it was not run: its accuracy is that of a model of the recorded paths")
     return Advice(best, (*reasons, *_verifier_reasons(best, without, found)))
+
+
+def _unknown(problems: int, low: float, high: float, ahead: str, cut: CutPaths) -> tuple[str, ...]:
+    """Reasons to say nothing of a gain from `low` to `high` that was found on so many problems; none if it is known."""
+    reasons = [f"too many paths did not come to their end: {cut}"] if cut.many else []
+    high = max(high, 3 / problems)  # of a thing that none of n showed, up to 3/n may be there
+    if problems < _FEWEST:
+        reasons.append(f"{problems} problems are too few to tell, take {_FEWEST} or more: {ahead}")
+    elif low <= 0 and high > _GAIN:
+        wanted = _round_up(problems * (high / _GAIN) ** 2)
+        reasons.append(f"{problems} problems are too few to tell, about {wanted:,} would do: {ahead}")
+    return tuple(reasons)
+
+
+def _round_up(count: float) -> int:
+    """Round up to one digit, as a number of problems that is guessed has no more."""
+    unit = 10 ** (len(str(int(count))) - 1)
+    return math.ceil(count / unit) * unit
 
 
 def _why_not(found: Findings) -> list[str]:

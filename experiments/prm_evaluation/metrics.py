@@ -100,6 +100,15 @@ def auc_within(groups: Sequence[tuple[Sequence[float], Sequence[float]]]) -> flo
     return sum(value * count for value, count in found if value is not None) / pairs if pairs else None
 
 
+def auc_of_problems(problems: Sequence[tuple[float | None, float]]) -> Estimate | None:
+    """The mean AUC of those problems that have one, given each one's and its weight; a bootstrap over problems.
+
+    None where no problem has one.
+    """
+    known = [(value * weight, weight) for value, weight in problems if value is not None]
+    return _bootstrap(np.array(known), lambda total: total[..., 0] / total[..., 1]) if known else None
+
+
 def _proportion(successes: int, trials: int) -> Estimate | None:
     return Estimate(successes / trials, *wilson_interval(successes, trials), trials) if trials else None
 

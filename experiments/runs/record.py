@@ -42,6 +42,7 @@ class Unanswered(StrEnum):
     MAX_TOKENS = "max-tokens", "cut by --max-tokens", "raise --max-tokens"
     CONTEXT = "context", "cut at the end of the generator's context", "take a generator with a longer context"
     MAX_STEPS = "max-steps", "cut by --max-steps", "raise --max-steps"
+    MAX_STEP_TOKENS = "max-step-tokens", "cut by --max-step-tokens", "raise --max-step-tokens"
     BUDGET = "budget", "cut by --generator-budget or --verifier-budget", "raise the budget"
     TIME_LIMIT = "time-limit", "cut by --time-limit", "raise --time-limit"
     VERIFIER = "verifier", "cut where the verifier could not read on", "take a verifier with a longer context"
@@ -214,14 +215,29 @@ def why_unanswered(result: SearchResult, max_tokens: int | None) -> Unanswered |
         return _STOPPED[result.stop_reason]
     if result.candidates:
         return Unanswered.NO_FINAL_ANSWER
+    counts = lost_paths(result.nodes, result.configuration, max_tokens)
+    return counts.most_common(1)[0][0] if counts else Unanswered.UNKNOWN
+
+
+def lost_paths(
+    nodes: Sequence[NodeRecord], request: SearchRequest, max_tokens: int | None = None
+) -> Counter[Unanswered]:
+    """The number of a tree's paths that ended without an answer, by reason.
+
+    Args:
+        nodes: the tree's.
+        request: its search, with every default filled in.
+        max_tokens: see `why_unanswered`.
+    """
     tokens: dict[tuple[int, ...], int] = {(): 0}
     counts: Counter[Unanswered] = Counter()
-    for node in sorted(result.nodes, key=lambda node: node.path):
-        if node.path:
-            tokens[node.path] = tokens.get(node.path[:-1], 0) + node.tokens
-        if reason := _reason(node, tokens[node.path], result.configuration, max_tokens):
+    by_path = {tuple(node.path): node for node in nodes}  # which is a list in nodes that were read from a file
+    for path, node in sorted(by_path.items()):
+        if path:
+            tokens[path] = tokens.get(path[:-1], 0) + node.tokens
+        if reason := _reason(node, tokens[path], request, max_tokens):
             counts[reason] += node.multiplicity
-    return counts.most_common(1)[0][0] if counts else Unanswered.UNKNOWN
+    return counts
 
 
 def _reason(node: NodeRecord, tokens: int, request: SearchRequest, max_tokens: int | None) -> Unanswered | None:

@@ -7,7 +7,7 @@ scores of heads that were not taught them; see `best_head`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from espalier.experiments.prm_evaluation.metrics import auc_of_problems
 from espalier.experiments.prm_evaluation.show import plot_reliability
 from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.verifier_training.features import Readings
@@ -116,7 +117,12 @@ def train_trunk_evidence(
         **_entries_of(combination),
     }
     learned = LearnedEvidence(head, combination, summary)
-    summary["measured"] = _measured(learned.features(readings), combination, readings, measure)
+    features = learned.features(readings)
+    summary["measured"] = _measured(features, combination, readings, measure)
+    score = np.array([combination.score(row) for row in features.tolist()])
+    of_each = [(share_ahead(score, solution_pairs(readings, [problem])), 1.0) for problem in measure]
+    known = auc_of_problems(of_each)
+    summary["measured"]["ranks"] = known and asdict(known)
     config = {"architectures": [trunk_evidence.ARCHITECTURE], "model_type": trunk_evidence.NAME, "trunk": trunk}
     config |= {"hidden_size": readings.hidden, **at_layer(chosen), **_entries_of(combination)}
     save_head(head, folder)

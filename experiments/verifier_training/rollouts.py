@@ -1,7 +1,7 @@
 """Samples the solutions of many problems at once, into a file that can be continued."""
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -14,7 +14,9 @@ from espalier.engine.models.options import Quantization
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Generated
 from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.runs.cut_paths import CutPaths
 from espalier.experiments.runs.jsonl import open_lines
+from espalier.experiments.runs.record import Unanswered
 from espalier.experiments.verifier_training.tree_file import TreeRecord, read_trees, write_tree
 from espalier.search.grading.math_verify import Grader
 from espalier.search.grading.notation.numerals import number_in
@@ -103,6 +105,23 @@ class RolloutSampler(TreeSampler):
             for owner, (_, _, reservation) in running.items():
                 engine.abandon(owner)
                 engine.admission.release(reservation)
+
+
+def cut_solutions(trees: Sequence[TreeRecord], settings: RolloutSettings) -> CutPaths:
+    """The solutions of rollouts that were cut, and by what."""
+    counts = Counter[Unanswered]()
+    for tree in trees:
+        for index, step in enumerate(tree.steps):
+            if step.end not in ("length", "budget"):
+                continue
+            lengths = [len(tree.steps[above].token_ids) for above in tree.lineage(index)]
+            limits = {
+                Unanswered.MAX_TOKENS: sum(lengths) >= settings.max_tokens,
+                Unanswered.MAX_STEPS: len(lengths) >= settings.max_steps,
+                Unanswered.MAX_STEP_TOKENS: lengths[-1] >= settings.max_step_tokens,
+            }
+            counts[next((reason for reason, reached in limits.items() if reached), Unanswered.CONTEXT)] += step.samples
+    return CutPaths.among([counts], sum(tree.outcomes[1] for tree in trees))
 
 
 def checker_of(problem: Problem, grader: Grader) -> Callable[[str], bool]:

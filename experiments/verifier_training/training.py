@@ -1,7 +1,7 @@
 """Teaches linear heads to predict the values of steps from hidden states, and chooses among them by cross-fitting."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.prm_evaluation.metrics import auc, auc_within
+from espalier.experiments.prm_evaluation.metrics import auc, auc_of_problems, auc_within
 from espalier.experiments.runs.statistics import calibration
 from espalier.experiments.verifier_training.features import LAST, Readings
 from espalier.experiments.verifier_training.pairs import share_ahead, solution_pairs
@@ -220,11 +220,13 @@ def measure_steps(scores: np.ndarray, readings: Readings, problems: np.ndarray) 
         right = np.rint(readings.values[rows] * counts).astype(int)
         pairs.append((np.repeat(scores[rows], right).tolist(), np.repeat(scores[rows], counts - right).tolist()))
     all_right, all_wrong = ([score for pair in pairs for score in pair[side]] for side in (0, 1))
+    known = auc_of_problems([(auc(right, wrong), len(right) * len(wrong)) for right, wrong in pairs])
     bins, error = calibration(all_right + all_wrong, [True] * len(all_right) + [False] * len(all_wrong))
     return {
         "problems": len(pairs),
         "auc": auc(all_right, all_wrong),
         "auc_within_a_problem": auc_within(pairs),
+        "ranks": known and asdict(known),
         "calibration": bins,
         "expected_calibration_error": error,
     }

@@ -3,6 +3,7 @@
 import json
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,16 +71,15 @@ def advise_command(
         writing_to(out),
         closing(load_executor(runtime, where, longest_first=True)) as executor,
         checker,
-        searches_shown(len(asked), 0, executor.max_running, runtime) as on_sample,
     ):
         command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
-        evaluation = Evaluation(
-            executor, problems, checker, benchmark, asked, keep_trees=True, on_sample=on_sample
-        )  # fmt: skip
-        trees, costs = record_paths(evaluation, sampled, out, command, lambda: _step_seconds(executor))
+        evaluation = Evaluation(executor, problems, checker, benchmark, asked, keep_trees=True)
+        shown = partial(searches_shown, at_once=executor.max_running, runtime=runtime)
+        seconds = partial(_step_seconds, executor)
+        trees, costs, cut = record_paths(evaluation, sampled, out, command, seconds, shown)
         forecaster = Forecaster(trees, costs)
-        run = run_some(forecaster, evaluation, requests, out, command)
-        report = advise(forecaster, requests, executor.defaults.fill, target, limits, run)
+        run = run_some(forecaster, evaluation, requests, out, command, shown)
+        report = advise(forecaster, requests, executor.defaults.fill, target, limits, run, cut)
     found = {"command": command, "benchmark": benchmark} | report.to_dict()
     write_whole(out / ADVICE, found)
     if as_json:
@@ -106,6 +106,7 @@ def _show(report: "Report", file: Path) -> None:
     console, found = Console(), report.findings
     for line in (
         f"{report.problems} problems, {report.paths} paths each",
+        *filter(None, [str(report.cut)]),
         "right in any of k paths: " + ", ".join(f"{k}: {share:.1%}" for k, share in found.pass_at.items()),
         *_verifier_lines(report),
     ):
@@ -125,7 +126,7 @@ def _show(report: "Report", file: Path) -> None:
         )  # fmt: skip
     print_whole(console, table)
     chosen = report.advice.search
-    name = "none" if chosen is None else _name(chosen.settings)
+    name = _name(chosen.settings) if chosen else "withheld" if report.advice.withheld else "none"
     lines = [f"advice  {name}", *(f"  {reason}" for reason in report.advice.reasons)]
     lines += [f"  not forecast: {name}: {why}" for name, why in report.skipped.items()]
     for line in [*lines, f"file    {file}"]:

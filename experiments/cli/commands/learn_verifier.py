@@ -19,6 +19,7 @@ from espalier.search.run.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine
+    from espalier.experiments.runs.cut_paths import CutPaths
     from espalier.experiments.verifier_training.combining import LearnedEvidence
     from espalier.experiments.verifier_training.features import Readings
     from espalier.experiments.verifier_training.tree_file import TreeRecord
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _RANKS = 0.55
 """AUC within a problem from which a verifier is worth a search."""
+_FEWEST = 10
+"""Problems with right and wrong steps below which their AUC says nothing."""
 _RANKS_BADLY = (
     "warning: within a problem it tells right from wrong steps hardly better than chance, so a search with it will not "
     "be better than a majority vote; more problems may help, or a larger generator"
@@ -106,15 +109,15 @@ def learn_verifier_command(
         record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels), "seconds": seconds}
         if not trunk:
             of_generator = {"name": runtime.generator, "digest": generator.model.digest}
-            _learn_from_own_states(engine, of_generator, trees, out, record, rollouts.seed)
+            _learn_from_own_states(engine, of_generator, trees, out, record, rollouts)
         else:
             engine.close()
             del engine, generator  # whose weights would stay in memory beside the trunk's
             of_trunk = replace(of_trunk, max_running=in_flight)
             if tune:
-                _learn_from_tuned_trunk(trees, tests, out, of_trunk, tune, record, rollouts.seed)
+                _learn_from_tuned_trunk(trees, tests, out, of_trunk, tune, record, rollouts)
             else:
-                _learn_from_trunk(trees, tests, out, of_trunk, record, rollouts.seed)
+                _learn_from_trunk(trees, tests, out, of_trunk, record, rollouts)
     typer.echo(f"{time.perf_counter() - started:.0f} s in all")
 
 
@@ -138,13 +141,14 @@ def _learn_from_own_states(
     trees: "list[TreeRecord]",
     out: Path,
     record: dict[str, Any],
-    seed: int,
+    rollouts: RolloutSettings,
 ) -> None:
     """Teach a head on the states of the generator that sampled the trees, and write it into `out`."""
     from espalier.engine.roles import GENERATOR
     from espalier.experiments.cli.progress import count_progress
     from espalier.experiments.verifier_training.combining import train_own_evidence
     from espalier.experiments.verifier_training.features import take_features, tap_candidates
+    from espalier.experiments.verifier_training.rollouts import cut_solutions
 
     started = time.perf_counter()
     tap_candidates(engine.model(GENERATOR).decoder)
@@ -152,7 +156,7 @@ def _learn_from_own_states(
         features = take_features(engine, trees, out / "features", advance)
     record["seconds"]["features"] = round(time.perf_counter() - started, 1)
     typer.echo(f"{len(features.values):,} steps with hidden states of {features.hidden} values")
-    summary = train_own_evidence(features, out / "verifier", of_generator, record, seed)
+    summary = train_own_evidence(features, out / "verifier", of_generator, record, rollouts.seed)
     measured = summary["measured"]
     where = f"the states that enter layer {summary['layer']}" if "layer" in summary else "the last states"
     score = "evidence of the whole path" if "weights" in summary else "the newest step's probability"
@@ -162,8 +166,7 @@ def _learn_from_own_states(
         f"within a problem {_figure(measured['auc_within_a_problem'])}, "
         f"calibration error {measured['expected_calibration_error']:.3f}"
     )
-    if (measured["auc_within_a_problem"] or 0.5) < _RANKS:
-        typer.echo(_RANKS_BADLY, err=True)
+    _judge(measured, cut_solutions(trees, rollouts))
     typer.echo(f"verifier  {out / 'verifier'}")
 
 
@@ -173,17 +176,18 @@ def _learn_from_trunk(
     out: Path,
     runtime: RuntimeSettings,
     record: dict[str, Any],
-    seed: int,
+    rollouts: RolloutSettings,
 ) -> None:
     """Have a trunk, the generator of `runtime`, read the trees, and write what is learned into `out`.
 
     It reads those of `tests`, too, on which the verifier is only measured.
     """
     from espalier.experiments.verifier_training.combining import train_trunk_evidence
+    from espalier.experiments.verifier_training.rollouts import cut_solutions
 
     readings, trunk, _ = _read(trees, out / "readings", runtime)
-    learned = train_trunk_evidence(readings, out / "verifier", trunk, record, seed)
-    _show(learned.summary["measured"])
+    learned = train_trunk_evidence(readings, out / "verifier", trunk, record, rollouts.seed)
+    _show(learned.summary["measured"], cut_solutions(trees, rollouts))
     _test(learned, tests, out, runtime)
     typer.echo(f"verifier  {out / 'verifier'}, with --verifier {runtime.generator} and --verifier-family")
 
@@ -195,22 +199,24 @@ def _learn_from_tuned_trunk(
     runtime: RuntimeSettings,
     tune: int,
     record: dict[str, Any],
-    seed: int,
+    rollouts: RolloutSettings,
 ) -> None:
     """The same, with the trunk's last layers tuned: writes the adapter, and what is learned with and without it."""
     from espalier.experiments.cli.progress import count_progress
     from espalier.experiments.verifier_training.combining import split_for_tuning, train_trunk_evidence
     from espalier.experiments.verifier_training.entering import KeptStates
+    from espalier.experiments.verifier_training.rollouts import cut_solutions
     from espalier.experiments.verifier_training.tuning import Tuner, identity_of
 
+    cut = cut_solutions(trees, rollouts)
     layers = _open_last_layers(runtime, tune)
     readings, trunk, files = _read(trees, out / "readings", runtime, layers.first)
     typer.echo("the trunk as it is:")
-    _show(train_trunk_evidence(readings, out / "untuned", trunk, record, seed).summary["measured"])
-    teach, choose = split_for_tuning(readings, seed)
+    _show(train_trunk_evidence(readings, out / "untuned", trunk, record, rollouts.seed).summary["measured"], cut)
+    teach, choose = split_for_tuning(readings, rollouts.seed)
     identity = identity_of(trunk["digest"], layers.first, files)
     kept = KeptStates(files, readings)
-    tuner = Tuner(layers, readings, kept, (teach.tolist(), choose.tolist()), out / "tuning.pt", identity, seed)
+    tuner = Tuner(layers, readings, kept, (teach.tolist(), choose.tolist()), out / "tuning.pt", identity, rollouts.seed)
     for epoch in tuner.epochs:
         typer.echo(f"{epoch}, from before")
     while not tuner.done:
@@ -227,8 +233,8 @@ def _learn_from_tuned_trunk(
     of_adapted = replace(runtime, generator=str(out / "adapter"))
     tuned, adapted, _ = _read(trees, out / "readings", of_adapted)
     typer.echo("the tuned trunk:")
-    learned = train_trunk_evidence(tuned, out / "verifier", adapted, record, seed, head)
-    _show(learned.summary["measured"])
+    learned = train_trunk_evidence(tuned, out / "verifier", adapted, record, rollouts.seed, head)
+    _show(learned.summary["measured"], cut)
     _test(learned, tests, out, of_adapted)
     typer.echo(f"verifier  --verifier {out / 'adapter'} --verifier-family {out / 'verifier'}")
     typer.echo(f"untuned   --verifier {runtime.generator} --verifier-family {out / 'untuned'}")
@@ -260,6 +266,9 @@ def _test(learned: "LearnedEvidence", trees: "list[TreeRecord]", out: Path, runt
         table.add_row(kind, _figure(solutions), _figure(siblings), f"{vote['accuracy']:.1%}", ahead)
     table.add_row("right in any", "", "", f"{most['any']:.1%}", "")
     Console().print(table)
+    ends = [step for tree in trees for step in tree.steps if step.end]
+    if cut := sum(step.samples for step in ends if step.end in ("length", "budget")):
+        typer.echo(f"{cut:,} of these {sum(step.samples for step in ends):,} paths were cut, and count as wrong")
 
 
 def _open_last_layers(runtime: RuntimeSettings, count: int) -> "LastLayers":
@@ -307,12 +316,29 @@ def _read(
     return readings, named, tree_reader.entering_files
 
 
-def _show(measured: dict[str, Any]) -> None:
+def _show(measured: dict[str, Any], cut: "CutPaths") -> None:
     """Print how well a verifier from a trunk ranks."""
     for kind in ("solutions", "siblings"):
         figures = ", ".join(f"{name} {_figure(value)}" for name, value in measured[f"auc_{kind}"].items())
         typer.echo(f"AUC within a problem, {kind} of {measured['problems']} other problems: {figures}")
-    if (measured["auc_solutions"]["score"] or 0.5) < _RANKS:
+    _judge(measured, cut)
+
+
+def _judge(measured: dict[str, Any], cut: "CutPaths") -> None:
+    """Say that a verifier ranks badly, or that what was sampled does not tell whether it does."""
+    found = measured["ranks"]
+    enough = found is not None and found["trials"] >= _FEWEST
+    if cut.many:
+        typer.echo(f"no verdict on it, as too many solutions did not come to their end: {cut}", err=True)
+    elif not enough or found["low"] < _RANKS <= found["high"]:
+        mixed = found["trials"] if found else 0
+        of_these = f" ({found['low']:.2f} to {found['high']:.2f})" if enough else ""
+        typer.echo(
+            f"no verdict on it: {mixed} of the {measured['problems']} other problems have right and wrong solutions, "
+            f"too few to tell whether it ranks better than chance{of_these}; raise --limit or -N",
+            err=True,
+        )
+    elif found["high"] < _RANKS:
         typer.echo(_RANKS_BADLY, err=True)
 
 

@@ -86,7 +86,7 @@ def fetch_rollouts(
     ):
         sampler = RemoteSampler(client, rollouts, checker, in_flight)
         claim(out, remote_configuration(client.server_info(), benchmark, rollouts))
-        _write(sampler, out, problems, in_flight)
+        _write(sampler, rollouts, out, problems, in_flight)
 
 
 def sample_rollouts(
@@ -117,12 +117,15 @@ def sample_rollouts(
     claim(out, configuration_of(generator, benchmark, rollouts, runtime.generator_quantization))
     with make_grader(grader, runtime.grader_memory) as checker:
         sampler = RolloutSampler(engine, generator, rollouts, checker, runtime.max_running)
-        return engine, generator, _write(sampler, out, problems, runtime.max_running)
+        return engine, generator, _write(sampler, rollouts, out, problems, runtime.max_running)
 
 
-def _write(sampler: "TreeSampler", out: Path, problems: "list[Problem]", at_once: int) -> "list[TreeRecord]":
+def _write(
+    sampler: "TreeSampler", settings: RolloutSettings, out: Path, problems: "list[Problem]", at_once: int
+) -> "list[TreeRecord]":
     """Sample what `out` lacks of the problems, `at_once` together; show progress and totals, and return all trees."""
     from espalier.experiments.cli.progress import share_progress
+    from espalier.experiments.verifier_training.rollouts import cut_solutions
     from espalier.experiments.verifier_training.tree_file import read_trees
 
     asked = {problem.unique_id: place for place, problem in enumerate(problems)}
@@ -142,6 +145,8 @@ def _write(sampler: "TreeSampler", out: Path, problems: "list[Problem]", at_once
         f"{len(steps):,} steps, {sum(len(step.token_ids) for step in steps):,} tokens, "
         f"{sum(step.continuations for step in steps):,} continuations"
     )
+    if cut := str(cut_solutions(trees, settings)):
+        typer.echo(cut)
     for tree in refused[:5]:
         typer.echo(f"refused {tree.problem_id}: {tree.refused}", err=True)
     return trees

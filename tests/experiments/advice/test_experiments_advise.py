@@ -1,10 +1,13 @@
 """`espalier advise`: samples once, resumes, and writes a file that `auto` takes."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from espalier.experiments.advice.advise import sampling_request
+from espalier.experiments.cli import runs
 from espalier.search.algorithms import last_score_suffices
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 
@@ -25,14 +28,28 @@ SMALL = (
 )
 
 
-def test_paths_are_sampled_once_and_the_file_is_what_auto_takes(espalier, tmp_path):
+def test_paths_are_sampled_once_and_the_file_is_what_auto_takes(espalier, tmp_path, monkeypatch):
+    shown: list[tuple[int, int, int]] = []
+
+    @contextmanager
+    def count(total: int, done: int, _at_once: int) -> Iterator[Callable[[int, int], None]]:
+        more: list[int] = []
+        yield lambda _right, count: more.append(count)
+        shown.append((total, done, sum(more)))
+
+    monkeypatch.setattr(runs, "share_progress", count)
     ran = espalier(*SMALL, "--out", tmp_path / "out")
     assert ran.code == 0
+    assert shown == [(4, 0, 4)] * 3, "the samples, greedy and the beam search: each is shown up to its own end"
+    assert "advice  withheld\n  4 problems are too few to tell, take 20 or more" in ran.out
+    shown.clear()
     assert "right in any of k paths: 1: " in ran.out
     assert "predicted" in ran.out
     sampled = (tmp_path / "out/samples/samples.jsonl").read_bytes()
     assert len(sampled.splitlines()) == 4
     again = json.loads(espalier(*SMALL, "--out", tmp_path / "out", "--target", 0.5, "--json").out)
+    assert shown == [(4, 4, 0)] * 3
+    assert (again["advice"], again["withheld"], again["cut"]) == (None, True, {})
     assert (tmp_path / "out/samples/samples.jsonl").read_bytes() == sampled
     assert again == json.loads((tmp_path / "out/advice.json").read_text())
     assert (again["problems"], again["paths"]) == (4, 4)
@@ -50,6 +67,16 @@ def test_paths_are_sampled_once_and_the_file_is_what_auto_takes(espalier, tmp_pa
     assert found["beam", 2]["accuracy"] == sum(sample["correct"] for sample in beam) / 4
     assert found["beam", 1]["basis"] == "predicted"
     assert found["majority", 2]["verifier_tokens"] == 0 < found["best-of-n", 2]["verifier_tokens"]
+
+
+def test_paths_that_were_cut_are_said_and_nothing_is_advised_from_them(espalier, tmp_path):
+    """The searches are of other lengths, too: one cut at its tokens, one at its steps."""
+    flags = ("advise", "--limit", 20, "--paths", 2, "-a", "majority", "-N", 2, "--threads", 1)
+    for limit, reason in ((("--max-tokens", 24), "max-tokens"), (("--max-steps", 1), "max-steps")):
+        ran = espalier(*flags, *limit, "--out", tmp_path / reason)
+        assert f"40 of 40 paths were cut by --{reason}; raise --{reason}\n" in ran.out
+        assert "advice  withheld\n  too many paths did not come to their end: 40 of 40 paths" in ran.out
+        assert json.loads((tmp_path / reason / "advice.json").read_text())["cut"] == {reason: 40}
 
 
 def test_all_steps_are_scored_where_a_search_reads_them():

@@ -1,11 +1,15 @@
 """The search that is advised, and the reasons."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.advice.forecast import Basis, Forecast
 from espalier.experiments.advice.recommend import Budget, Findings, cheapest_first, read_budget, recommend
+from espalier.experiments.runs.cut_paths import CutPaths
+from espalier.experiments.runs.record import Unanswered
 
 FOUND = Findings({1: 0.3, 16: 0.8}, path_rank=0.8, sibling_rank=0.75, sibling_pairs=90, useful_width=16)
 
@@ -75,3 +79,32 @@ def test_budgets_are_seconds_or_tokens(text, budget):
 def test_other_budgets_are_refused(text):
     with pytest.raises(EspalierError, match="--budget"):
         read_budget(text)
+
+
+def test_no_verdict_follows_from_paths_that_were_cut_nor_from_few_problems():
+    def of(outcomes: list[float], name: str = "vote") -> Forecast:
+        return replace(forecast(name, 0.5, 4), accuracy=float(np.mean(outcomes)), outcomes=np.array(outcomes))
+
+    none = of([0.0] * 200, "one")
+    flat = [none, of([0.0] * 200)]
+    cut = CutPaths({Unanswered.MAX_TOKENS: 46}, 48)
+    for searches in (flat, [none, of([1.0] * 200)]):
+        advice = recommend(searches, none, searches, FOUND, cut=cut)
+        assert (advice.search, advice.withheld) == (None, True)
+        assert "46 of 48 paths were cut by --max-tokens; raise --max-tokens" in advice.reasons[0]
+    assert not recommend(flat, none, flat, FOUND, cut=CutPaths({Unanswered.MAX_STEPS: 4}, 48)).withheld
+
+    few = [of([0.0] * 3, "one"), of([0.0, 0.0, 0.95])]
+    advice = recommend(few, few[0], few, FOUND)
+    assert (advice.search, advice.withheld) == (None, True)
+    assert advice.reasons == (
+        "3 problems are too few to tell, take 20 or more: the best is +31.7 points (+0.0 to +95.0) over one path",
+    )
+    sure = [of([0.0] * 3, "one"), of([1.0] * 3)]
+    assert recommend(sure, sure[0], sure, FOUND).withheld, "an interval of three problems that agree is no interval"
+    wide = [of([0.0, 1.0] * 15, "one"), of([0.0, 1.0] * 12 + [1.0, 0.0, 1.0, 0.0, 1.0, 1.0])]
+    advice = recommend(wide, wide[0], wide, FOUND)
+    assert advice.withheld
+    assert "30 problems are too few to tell, about " in advice.reasons[0]
+    plain = [of([0.0, 1.0] * 100, "one"), of([0.0, 1.0] * 99 + [1.0, 0.0])]
+    assert "search will not help" in recommend(plain, plain[0], plain, FOUND).reasons[0]

@@ -1,8 +1,9 @@
 """Learning a trunk head: features, training, and the command from a generator to a verifier."""
 
 import json
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +15,20 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
+from espalier.experiments.cli.commands.learn_verifier import _judge
+from espalier.experiments.prm_evaluation.metrics import auc_of_problems
 from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.runs.cut_paths import CutPaths
+from espalier.experiments.runs.record import Unanswered
 from espalier.experiments.verifier_training.combining import train_own_evidence
 from espalier.experiments.verifier_training.features import HIDDEN, LAST, Readings, take_features
 from espalier.experiments.verifier_training.pairs import share_ahead, solution_pairs
-from espalier.experiments.verifier_training.rollouts import RolloutSampler
+from espalier.experiments.verifier_training.rollouts import RolloutSampler, cut_solutions
 from espalier.experiments.verifier_training.training import best_head
+from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.prm.scorers.trunk_head import add_trunk_head
 from espalier.search.grading.math_verify import Grader
-from espalier.search.rollout import RolloutSettings
+from espalier.search.rollout import RolloutSettings, StepRecord
 from espalier.search.run.generator import Generator
 
 SETTINGS = RolloutSettings(solutions=6, temperature=1.0, max_steps=4, max_step_tokens=12, max_tokens=40)
@@ -161,6 +167,8 @@ def test_from_a_generator_to_a_search_with_its_verifier_by_two_commands(espalier
     learned = espalier(*flags)
     assert learned.code == 0, learned.err
     assert "within a problem" in learned.out
+    assert "no verdict on it: " in learned.err
+    assert "of the 2 other problems have right and wrong solutions, too few to tell" in learned.err
     folder = tmp_path / "mine" / "verifier"
     weights = (folder / "model.safetensors").read_bytes()
     ran = espalier("solve", "Tom has 38 coins. (a) He finds 47 more. How many?", "--verifier", folder, "--json")
@@ -172,3 +180,50 @@ def test_from_a_generator_to_a_search_with_its_verifier_by_two_commands(espalier
     assert espalier(*flags).code == 0  # resumes: neither rollouts nor features are made again
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert (folder / "model.safetensors").read_bytes() == weights
+
+
+def test_solutions_that_were_cut_are_counted_and_are_no_ground_for_a_verdict(espalier, tmp_path: Path):
+    """All of 48 tokens or fewer, where solutions take about 100: what is wrong is the limit."""
+    flags = ("learn-verifier", "--out", tmp_path / "cut", "--limit", 20, "-N", 2, "--labels", "monte-carlo")
+    ran = espalier(*flags, "--continuations", 2, "--max-tokens", 32, "--max-steps", 3)
+    assert re.search(r"^(\d+) of 40 paths were cut (by|before their end, .*) --max-", ran.out, re.MULTILINE), ran.out
+
+
+@pytest.mark.parametrize(
+    ("aucs", "cut", "said"),
+    [
+        ([0.5] * 40, 0, "hardly better than chance"),
+        ([0.4, 0.6] * 20, 0, "hardly better than chance"),
+        ([0.0, 1.0] * 20, 0, "40 of the 41 other problems have right and wrong solutions, too few to tell"),
+        ([0.3], 0, "1 of the 41 other problems"),
+        ([], 0, "0 of the 41 other problems"),
+        ([0.9, 0.8] * 20, 0, ""),
+        ([0.9, 0.8] * 20, 46, "no verdict on it, as too many solutions did not come to their end: 46 of 48 paths were"),
+        ([0.5] * 40, 46, "no verdict on it, as too many solutions"),
+    ],
+)
+def test_a_verifier_is_judged_only_where_enough_was_sampled(capsys, aucs: list[float], cut: int, said: str):
+    found = auc_of_problems([(value, 1.0) for value in aucs])
+    measured = {"problems": 41, "ranks": found and asdict(found)}
+    _judge(measured, CutPaths({Unanswered.MAX_TOKENS: cut} if cut else {}, 48))
+    judged = capsys.readouterr().err
+    assert said in judged
+    assert bool(judged) == bool(said)
+
+
+def test_solutions_are_cut_by_one_of_four_limits():
+    steps = [
+        StepRecord(None, "a", [1] * 30, [], 3),
+        StepRecord(0, "b", [1] * 10, [], 2, "length"),  # max_tokens
+        StepRecord(0, "b", [1] * 9, [], 1, "length"),  # max_steps
+        StepRecord(None, "c", [1] * 32, [], 4, "length"),  # max_step_tokens
+        StepRecord(None, "d", [1] * 31, [], 5, "length"),  # none of them: the context
+        StepRecord(None, "e", [1] * 31, [], 6, "eos"),
+    ]
+    settings = RolloutSettings(max_tokens=40, max_steps=2, max_step_tokens=32)
+    cut = cut_solutions([TreeRecord("1", "?", "1", steps=steps)], settings)
+    reasons = (Unanswered.MAX_TOKENS, Unanswered.MAX_STEPS, Unanswered.MAX_STEP_TOKENS, Unanswered.CONTEXT)
+    assert (cut.counts, cut.paths) == (dict(zip(reasons, (2, 1, 4, 5), strict=True)), 18)
+    assert str(cut).startswith(
+        "12 of 18 paths were cut before their end, 5 cut at the end of the generator's context, "
+    )
