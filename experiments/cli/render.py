@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from espalier.experiments.planning.sweep_cost import LONGEST, Estimate
 from espalier.experiments.report.trees import Line, tree_lines
 from espalier.experiments.runs.grid import settings_text
 from espalier.experiments.runs.record import Unanswered, unanswered_in, unanswered_text, why_unanswered
-from espalier.experiments.runs.summary import Summary
-from espalier.experiments.runs.sweep import Cell
 from espalier.search.result import SearchResult, StopReason
+
+if TYPE_CHECKING:  # which need what a client alone has not installed
+    from espalier.experiments.planning.sweep_cost import Estimate
+    from espalier.experiments.runs.summary import Summary
+    from espalier.experiments.runs.sweep import Cell
 
 _MAX_STEP_SHOWN = 100
 _WIDEST = 400
@@ -188,6 +191,8 @@ def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
 
 def show_estimates(console: Console, estimates: list[Estimate]) -> None:
     """Print what the cells of a sweep are expected to cost."""
+    from espalier.experiments.planning.sweep_cost import LONGEST
+
     table = Table()
     table.add_column("cell", no_wrap=True)
     for name in ("to\nsearch", "generated\ntokens", "verifier\ntokens", "min", "peak\nMiB"):

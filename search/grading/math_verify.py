@@ -19,13 +19,15 @@ from importlib.metadata import version
 from multiprocessing import get_context
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakSet
-
-from pebble import ProcessExpired, ProcessPool
 
 from espalier.engine.child_processes import context_without_main, is_of_main
 from espalier.engine.interrupts import interrupts_held
 from espalier.search.grading.equality import is_right, is_same_value
+
+if TYPE_CHECKING:
+    from pebble import ProcessPool
 
 _CPU_SECONDS = 5.0
 _WAITING = 24
@@ -88,7 +90,9 @@ class Grader:
         self._asked: WeakSet[Future[Grade]] = WeakSet()
         self._lock = threading.Lock()  # guards the pool, which threads of several votes use
 
-    def _new_pool(self) -> ProcessPool:
+    def _new_pool(self) -> "ProcessPool":
+        from pebble import ProcessPool  # not installed where nothing but a client is
+
         return ProcessPool(
             max_workers=1,
             max_tasks=_TASKS_PER_CHILD,
@@ -169,6 +173,8 @@ class Grader:
 
     def resolve(self, future: "Future[Grade]") -> Grade:
         """Wait for a grade; if the process died or exceeded a limit, the grade is wrong and has an error."""
+        from pebble import ProcessExpired
+
         try:
             return self._wait(future)
         except TimeoutError:
