@@ -1,11 +1,17 @@
 """Errors that a user can cause or meet: each says what is wrong, names the limit, and says what to change."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 _MAX_NAMED = 8
 """Tokens that one error or warning names."""
+_MAX_GUESSED = 64
+"""Characters of the longest name for which one like it is looked for."""
+_MAX_FILES = 200
+"""Files of a folder among which one like a missing one is looked for."""
 
 
 class EspalierError(Exception):
@@ -171,3 +177,36 @@ def _size(count: int) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or its type where it has none."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def nearest(word: object, known: Iterable[object]) -> str:
+    """A hint behind an unknown name: the known one that looks most like it; empty where none does."""
+    from difflib import get_close_matches
+
+    names = {str(name).lower().replace("-", "_"): str(name) for name in known}
+    asked = str(word)[: _MAX_GUESSED + 1].lower().replace("-", "_")
+    # Comparing takes the square of the length.
+    found = get_close_matches(asked, names, 1) if len(asked) <= _MAX_GUESSED else []
+    return f"; did you mean {names[found[0]]!r}?" if found else ""
+
+
+def nearest_of_each(words: Sequence[str], known: Collection[object]) -> str:
+    """Unknown names with commas between them, and the hint of `nearest` behind each; of many, the first."""
+    if len(words) == 1:
+        return words[0] + nearest(words[0], known)
+    hints = [nearest(word, known).removeprefix("; ") for word in words[:_MAX_NAMED]]
+    named = [f"{word} ({hint})" if hint else word for word, hint in zip(words[:_MAX_NAMED], hints, strict=True)]
+    return ", ".join(named) + (f" and {len(words) - _MAX_NAMED} more" if words[_MAX_NAMED:] else "")
+
+
+def nearest_file(path: Path) -> str:
+    """The hint of `nearest` for a file that is not there, of those in its folder; empty where that cannot be read."""
+    try:
+        return nearest(path.name, [entry.name for entry in islice(path.parent.iterdir(), _MAX_FILES)])
+    except (OSError, ValueError):
+        return ""
+
+
+def rule_of(message: str) -> str:
+    """The message of a validator without what pydantic puts before it."""
+    return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")

@@ -18,12 +18,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cache, cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval
 
-from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.errors import InvalidRequestError, Violation, nearest
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -143,12 +144,12 @@ class Field:
         try:
             self._adapter.validate_python(value)
         except ValueError as error:
-            rule = self.range
+            rule, hint = self.range, ""
             if issubclass(self.kind, StrEnum):
-                rule = f"one of {', '.join(self.kind)}"
+                rule, hint = f"one of {', '.join(self.kind)}", nearest(value, self.kind)
             elif not rule or "type" in cast("ValidationError", error).errors()[0]["type"]:
                 rule = KINDS.get(self.kind, "a path")
-            return f"must be {rule}, is {self.show(value)}"
+            return f"must be {rule}, is {self.show(value)}{hint}"
         return _NO_UNICODE if isinstance(value, str) and _SURROGATES.search(value) else None
 
 
@@ -183,7 +184,7 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
         InvalidRequestError: lists unknown and missing names, and invalid values.
     """
     known = {field.name: field for field in declared(kind)}
-    wrong = few([Violation(name[:_NAME], "is unknown") for name in values if name not in known])
+    wrong = unknown_names([name for name in values if name not in known], known)
     wrong += [Violation(f.name, "is missing") for f in known.values() if f.default is MISSING and f.name not in values]
     typed: dict[str, Any] = {}
     for name, value in values.items():
@@ -215,6 +216,16 @@ def few(violations: Sequence[Violation]) -> list[Violation]:
     if more > 0:
         shown[-1] = replace(shown[-1], description=f"{shown[-1].description}; and {more} more like it")
     return shown
+
+
+def unknown_names(
+    names: Sequence[str], known: Collection[str], what: str = "is unknown", place: str = ""
+) -> list[Violation]:
+    """Violations of names that are none of `known`, with what looks most like each; `place` stands before them."""
+    hints = [nearest(name, known) for name in names[:_FEW]]
+    return few([
+        Violation(f"{place}{name[:_NAME]}", what + hint) for name, hint in zip_longest(names, hints, fillvalue="")
+    ])  # fmt: skip
 
 
 def _items(kind: type, name: str, values: Any, wrong: list[Violation]) -> Any:

@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from espalier.engine.errors import nearest
+
 PARAGRAPH = "\n\n"
 """Delimiter of the steps of the rule `paragraph`."""
 MARKERS = (
@@ -55,4 +57,5 @@ def read_step_rule(text: str) -> StepRule:
             return StepRule(value)
         case "text", _:
             raise ValueError(f"text: takes 1 to {_MAX_TEXT} characters, as in text:###")
-    raise ValueError(f"must be paragraph, markers, tokens:NUMBER or text:DELIMITER, is {text[:_MAX_TEXT]!r}")
+    rule = f"must be paragraph, markers, tokens:NUMBER or text:DELIMITER, is {text[:_MAX_TEXT]!r}"
+    raise ValueError(rule + nearest(name, ("paragraph", "markers", "tokens", "text")))

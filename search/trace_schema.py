@@ -6,6 +6,7 @@ from dataclasses import make_dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
+from espalier.engine.errors import rule_of
 from espalier.engine.models.text_files import shown
 from espalier.search.result import Candidate, SearchResult
 from espalier.search.tree import Termination
@@ -32,7 +33,7 @@ def wrong_field(text: str) -> str | None:
         trace = _adapter().validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}, is {shown(first['input'])}"
+        return f"{'.'.join(map(str, first['loc']))}: {rule_of(first['msg']).lower()}, is {shown(first['input'])}"
     return next((wrong for part in (_in_nodes, _in_selection, _in_rounds) for wrong in part(trace)), None)
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from os.path import lexists
 from pathlib import Path
 
-from espalier.engine.errors import CheckpointError
+from espalier.engine.errors import CheckpointError, nearest, nearest_file
 from espalier.engine.models.adapter import adapter_files, base_of, is_adapter
 from espalier.engine.models.options import GGUF, LoadFormat
 from espalier.engine.models.weights import SMALL_FILES, named_files, parts_of, weight_lists
@@ -50,15 +50,42 @@ def locate(name: str, load_format: LoadFormat = LoadFormat.AUTO, hub: HubSetting
         return found
     for entry in entry_points(group=_ENTRY_POINTS, name=name):
         return entry.load()()
-    if not (parts := _HUB_NAME.fullmatch(name)):
-        known = ", ".join(sorted(entry_points(group=_ENTRY_POINTS).names))
-        raise CheckpointError(
-            f"no checkpoint {name!r}: not a folder, not a GGUF file, not a hub id like org/name, org/name@revision or "
-            f"org/name:Q4_K_M, and not one of {known}"
-        )
+    if not (parts := _hub_parts(name)):
+        raise _no_checkpoint(name)
     if parts["gguf"]:
         return _download_gguf(parts["repository"], parts["revision"], parts["gguf"], hub or HubSettings())
     return _download(parts["repository"], parts["revision"], load_format, hub or HubSettings())
+
+
+def require_name(name: str) -> None:
+    """Check, without a download, that a checkpoint of this name may be there; of `BASE+ADAPTER`, both.
+
+    Raises:
+        CheckpointError: it is neither on this machine, nor registered, nor a hub id.
+    """
+    base, plus, adapter = name.rpartition("+")
+    for part in (base, adapter) if plus and _on_disk(name) is None else (name,):
+        if _on_disk(part) is None and part not in _registered() and not _hub_parts(part):
+            raise _no_checkpoint(part)
+
+
+def _registered() -> list[str]:
+    return sorted(entry_points(group=_ENTRY_POINTS).names)
+
+
+def _hub_parts(name: str) -> re.Match[str] | None:
+    """The parts of a hub id; None for another name, as for that of a file in a folder."""
+    parts = _HUB_NAME.fullmatch(name)
+    return parts if parts and not parts["repository"].endswith(GGUF) else None
+
+
+def _no_checkpoint(name: str) -> CheckpointError:
+    known = _registered()
+    hint = nearest(name, known) or nearest_file(Path(name))
+    return CheckpointError(
+        f"no checkpoint {name!r}: not a folder, not a GGUF file, not a hub id like org/name, org/name@revision or "
+        f"org/name:Q4_K_M, and not one of {', '.join(known)}{hint}"
+    )
 
 
 def locate_with_adapter(
@@ -178,16 +205,19 @@ def _explain(error: Exception, repository: str, revision: str | None, offline: b
             )
         case errors.RepositoryNotFoundError():
             return (
-                f"{repository} is not on the Hugging Face hub, or private; check its spelling, or log in with "
-                "`hf auth login` or set HF_TOKEN"
+                f"{repository} is not on the Hugging Face hub, or private, nor is there such a folder; check its "
+                "spelling, or log in with `hf auth login` or set HF_TOKEN"
             )
         case errors.RevisionNotFoundError():
             return f"{repository} has no revision {revision!r}; after the @ stands a branch, a tag or a whole commit"
         case errors.LocalEntryNotFoundError() if offline:
             return (
-                f"{repository} is not, or not wholly, in the hub's cache, and this run is offline; run once without "
-                "--offline and HF_HUB_OFFLINE, name the right --cache-dir, or give a folder"
+                f"{repository} is no folder, and is not, or not wholly, in the hub's cache, and this run is offline; "
+                "run once without --offline and HF_HUB_OFFLINE, name the right --cache-dir, or give a folder"
             )
         case errors.LocalEntryNotFoundError():
-            return f"the Hugging Face hub cannot be reached, and its cache has no whole {repository}: {error}"
+            return (
+                f"the Hugging Face hub cannot be reached, and its cache has no whole {repository}, which is no folder "
+                f"either: {error}"
+            )
     return f"could not download {repository} from the Hugging Face hub: {error}"

@@ -3,6 +3,7 @@
 typer's own help is a table, and cuts what is wider than its columns: at 80 characters a third of our options.
 """
 
+import re
 import textwrap
 from collections import defaultdict
 from itertools import pairwise
@@ -12,10 +13,14 @@ import typer
 from typer import Typer
 from typer.core import TyperCommand, TyperGroup
 
+from espalier.engine.errors import nearest, rule_of
+
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"
 _OPTION_COLUMN, _COMMAND_COLUMN = 30, 18
 _ALGORITHM = ("-a", "--algorithm")
 _UsageError: Any = typer.BadParameter.__base__  # click's, which typer may bring with it
+_NO_CHOICE = re.compile(r"'(.*?)' is not one of (.*)", re.DOTALL)
+_QUOTED = re.compile(r"'([^']*)'")
 _MAX_CHOICES = 40
 """Characters of a list of choices that stands beside the option's name; a longer one stands in its help."""
 
@@ -24,7 +29,11 @@ class HelpCommand(TyperCommand):
     """A command whose help has the options in the groups of their panels."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; an option that is none names the form of parameters of the user's own algorithm."""
+        """Parse arguments.
+
+        An option that is none names the form of parameters of the user's own algorithm, a value that is none of a few
+        the one that is most like it.
+        """
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -33,6 +42,10 @@ class HelpCommand(TyperCommand):
             if own and (option := getattr(error, "option_name", "")):
                 name = option.lstrip("-").replace("-", "_")
                 error.message += f"; a parameter of a class of yours follows its name: {own}:{name}=VALUE"
+            error.message = rule_of(error.message).replace("Input should be", "must be")  # typer validates by pydantic
+            found = _NO_CHOICE.match(error.message)
+            if found and (hint := nearest(found[1], _QUOTED.findall(found[2]))) and hint not in error.message:
+                error.message = error.message.removesuffix(".") + hint
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

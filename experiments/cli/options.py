@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 from annotated_types import Interval
 
-from espalier.engine.errors import EspalierError
+from espalier.engine.errors import EspalierError, nearest_of_each
 from espalier.experiments.runs.benchmark_files import BenchmarkError
 from espalier.experiments.runs.benchmarks import FIELDS, Problem
 from espalier.search.schema import Option
@@ -116,7 +116,8 @@ def _require(flag: str, wanted: Sequence[object], there: Iterable[object]) -> No
     found = list(dict.fromkeys(there)) if wanted else []
     if unknown := [str(one) for one in wanted if one not in found]:
         shown = ", ".join(map(str, found[:8])) + (", …" if len(found) > 8 else "")
-        raise BenchmarkError(f"{flag}: the benchmark has no {', '.join(unknown)}; it has {shown or 'none'}")
+        near = nearest_of_each(unknown, list(map(str, found)))
+        raise BenchmarkError(f"{flag}: the benchmark has no {near}; it has {shown or 'none'}")
 
 
 FileCallback = Callable[[typer.Context, typer.CallbackParam, Path | None], Path | None]

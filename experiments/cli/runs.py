@@ -105,10 +105,10 @@ def verifier_for(requests: Sequence[SearchRequest], runtime: "RuntimeSettings", 
     """
     scored = [request.algorithm for request in requests if needs_verifier(request)]
     if scored and not runtime.verifier:
-        from espalier.engine.models.hub import locate
+        from espalier.engine.models.hub import require_name
 
-        if "/" not in runtime.generator and not known_shape:  # nothing to download: whether it exists is told first
-            locate(runtime.generator)
+        if not known_shape:
+            require_name(runtime.generator)  # a generator that is not there is told first
         what = f"{scored[0]} needs one, and there is none for --generator {runtime.generator}; {verifier_advice()}"
         raise InvalidRequestError([Violation("verifier", what)])
     return runtime.verifier if scored else ""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 import typer
 
-from espalier.engine.errors import InvalidRequestError
+from espalier.engine.errors import InvalidRequestError, nearest_of_each
 from espalier.experiments.cli.options import OptionError
 from espalier.experiments.runs.grid import read_values, read_values_of
 from espalier.search.request import SearchRequest
@@ -193,7 +193,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         named[name] = value
     if unknown:
         raise OptionError(
-            f"--config: {str(path)!r} has keys that are no options of `{context.info_name}`: {', '.join(unknown)}"
+            f"--config: {str(path)!r} has keys that are no options of `{context.info_name}`: "
+            + nearest_of_each(unknown, [str(option.name) for option in options])
         )
     context.default_map = {**(context.default_map or {}), **named}
     return path

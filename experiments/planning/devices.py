@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from espalier.engine.errors import EspalierError
+from espalier.engine.errors import EspalierError, nearest
 from espalier.engine.models.decoder import chosen_quantization
 from espalier.engine.models.hub import HubSettings
 from espalier.engine.models.options import Quantization
@@ -125,7 +125,7 @@ def card_of(device: DeviceOptions) -> Card | None:
     if device.card != CPU and device.card not in CARDS:
         raise EspalierError(
             f"--card {device.card!r} is unknown; it takes {', '.join(CARDS)} or {CPU}. For another device leave it "
-            "out, and give --memory, --bandwidth and --matrix-rate"
+            "out, and give --memory, --bandwidth and --matrix-rate" + nearest(device.card, (*CARDS, CPU))
         )
     return replace(_measured_cpu() if device.card == CPU else CARDS[device.card], **given)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from espalier.engine.errors import EspalierError
+from espalier.engine.errors import EspalierError, nearest
 from espalier.engine.memory.device_memory import plan_memory
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.experiments.planning.closed_form import (
@@ -60,7 +60,8 @@ def make_plan(
     request = replace(request, max_steps=lengths.steps)
     validate(request)
     if device.dtype not in DTYPES:
-        raise EspalierError(f"--dtype takes one of {', '.join(DTYPES)}, is {device.dtype!r}")
+        hint = nearest(device.dtype, DTYPES)
+        raise EspalierError(f"--dtype takes one of {', '.join(DTYPES)}, is {device.dtype!r}{hint}")
     if device.card is None and device.memory is None:
         raise EspalierError("--card or --memory is needed: a100, h100, h200 or cpu; or the device's memory, like 24G")
     card = card_of(device)

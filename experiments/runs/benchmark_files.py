@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from espalier.engine.errors import EspalierError
+from espalier.engine.errors import EspalierError, nearest, nearest_file
 from espalier.search.conversation import ChatMessage, ChatRole
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -78,7 +78,11 @@ def read_records(name: str, offline: bool = False) -> tuple[str, Iterator[Record
         return folder.resolve().name, _of_folder(folder, part)
     if (found := _HUB_NAME.fullmatch(source)) and folder.suffix.lower() not in SUFFIXES:
         return found["repository"].partition("/")[2], _of_hub(found["repository"], found["revision"], part, offline)
-    raise BenchmarkError(f"no benchmark {name!r}: neither a file, a folder, a hub id like openai/gsm8k, nor `demo`")
+    hint = nearest(name, ("demo", "demo-training")) or nearest_file(path)
+    raise BenchmarkError(
+        f"no benchmark {name!r}: neither a file, a folder, a hub id like openai/gsm8k, nor `demo` or `demo-training`"
+        + hint
+    )
 
 
 def is_path(kind: Callable[[Path], bool], path: Path) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-from espalier.engine.errors import EspalierError
+from espalier.engine.errors import EspalierError, nearest
 from espalier.engine.own_code import load_code
 from espalier.search.grading.math_verify import DEFAULT_MEMORY_BYTES, Grader
 from espalier.search.grading.notation.numerals import number_in
@@ -54,6 +54,7 @@ def _check(name: str) -> Check:
     if not (kind and argument):
         raise EspalierError(
             f"--grader: {name!r} is none of {DEFAULT}, {', '.join(_CHECKS)}, numeric:TOLERANCE, MODULE:FUNCTION"
+            + nearest(name, (DEFAULT, *_CHECKS))
         )
     try:
         check = load_code(name)

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from espalier.engine.errors import EspalierError, InvalidRequestError
+from espalier.engine.errors import EspalierError, InvalidRequestError, nearest, nearest_of_each
 from espalier.search.algorithms import unused_fields
 from espalier.search.request import SearchRequest, validate
 from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, from_values, read_file_values
@@ -56,7 +56,8 @@ def _value(field: Field, part: Any) -> Any:
         if field.own and ":" in part:
             return CodeName(part)
         if issubclass(field.kind, StrEnum) and part not in list(field.kind):
-            raise ValueError(f"{part!r} is not one of {', '.join(repr(str(value)) for value in field.kind)}")
+            known = ", ".join(repr(str(value)) for value in field.kind)
+            raise ValueError(f"{part!r} is not one of {known}{nearest(part, field.kind)}")
         try:
             return part if field.kind in (bool, Path) else field.kind(part)
         except ValueError:
@@ -104,7 +105,7 @@ def _entry(path: Path, entry: Mapping[Any, Any]) -> dict[str, list[Any]]:
         own = ":" in str(named.get("algorithm", ""))
         hint = "; parameters of a class of yours follow its name, MODULE:CLASS:NAME=VALUE" if own else ""
         raise EspalierError(
-            f"--grid: {str(path)!r} has keys that are no fields of a search: {', '.join(unknown)}{hint}"
+            f"--grid: {str(path)!r} has keys that are no fields of a search: {nearest_of_each(unknown, FIELDS)}{hint}"
         )
     read: dict[str, list[Any]] = {}
     for name, given in named.items():

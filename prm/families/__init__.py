@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from espalier.engine.errors import CheckpointError, NoEmbeddingError, name_tokens
+from espalier.engine.errors import CheckpointError, NoEmbeddingError, name_tokens, nearest
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.options import LoadFormat
@@ -235,8 +235,11 @@ def _entry(name: str) -> Entry:
     for entry in entries():
         if entry.info.name == name:
             return entry
-    known = ", ".join(entry.info.name for entry in entries())
-    raise CheckpointError(f"--verifier-family {name!r} is none of {known}, no folder, and no spec file ending in .toml")
+    known = [entry.info.name for entry in entries()]
+    raise CheckpointError(
+        f"--verifier-family {name!r} is none of {', '.join(known)}, no folder, and no spec file ending in .toml"
+        + nearest(name, known)
+    )
 
 
 def _shipped(name: str) -> Entry:

@@ -48,7 +48,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from espalier.engine.errors import FamilySpecError
+from espalier.engine.errors import FamilySpecError, nearest, rule_of
 
 _PLACEHOLDERS = {"prompt.text": {"problem"}, "step.text": {"step", "number"}}
 _EXPECTED = {
@@ -160,11 +160,13 @@ def _wrong(error: Any) -> str:
     """Describe a validation error for users."""
     key, kind = ".".join(map(str, error["loc"])), error["type"]
     if kind == "extra_forbidden":
-        return f"unknown key {key!r}; known are {', '.join(_keys(FamilySpec))}"
+        known = _keys(FamilySpec)
+        return f"unknown key {key!r}; known are {', '.join(known)}{nearest(key, known)}"
     if kind == "missing":
         return f"{key} is missing"
-    expected = error["ctx"]["expected"] if kind == "literal_error" else _EXPECTED.get(kind, error["msg"])
-    return f"{key} is {error['input']!r} and should be {expected}"
+    expected = error["ctx"]["expected"] if kind == "literal_error" else _EXPECTED.get(kind, rule_of(error["msg"]))
+    hint = nearest(error["input"], re.findall(r"'([^']+)'", expected)) if kind == "literal_error" else ""
+    return f"{key} is {error['input']!r} and should be {expected}{hint}"
 
 
 def _keys(table: type[BaseModel], before: str = "") -> list[str]:

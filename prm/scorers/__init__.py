@@ -6,7 +6,8 @@ SELF = "self"
 """Value of `--verifier` that asks the generator itself, as a verifier of the family `yes-no` on the same weights."""
 PROBE = "probe"
 """Value of `--verifier` that scores steps by the answers that their paths would give."""
-_WITHOUT_WEIGHTS = (SELF, PROBE, "confidence", "lowest-confidence")
+SCORERS = (SELF, PROBE, "confidence", "lowest-confidence")
+"""Values of `--verifier` that name no checkpoint."""
 _FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
@@ -17,4 +18,4 @@ def names_function(verifier: str) -> bool:
 
 def names_checkpoint(verifier: str) -> bool:
     """Return whether a value of `--verifier` names a checkpoint."""
-    return bool(verifier) and verifier not in _WITHOUT_WEIGHTS and not names_function(verifier)
+    return bool(verifier) and verifier not in SCORERS and not names_function(verifier)

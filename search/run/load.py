@@ -10,13 +10,14 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from espalier.engine.errors import CheckpointError
+from espalier.engine.errors import CheckpointError, nearest
 from espalier.engine.models.options import Quantization
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
-from espalier.prm.scorers import PROBE, SELF, names_checkpoint, names_function
+from espalier.prm.scorers import PROBE, SCORERS, SELF, names_checkpoint, names_function
 from espalier.search.algorithms.advised import AdvisedSearch, read_advice
 from espalier.search.run.settings import (
     DTYPES,
+    FLAGS,
     REFERENCE,
     RuntimeSettings,
     check_settings,
@@ -378,7 +379,11 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     form, kept = settings.load_format, open_cache(settings.load_cache)
     opened = dict[str, Checkpoint]()
     for role, (name, quantization) in settings.checkpoints.items():
-        folder, adapter = locate_with_adapter(name, form, hub)
+        try:
+            folder, adapter = locate_with_adapter(name, form, hub)
+        except CheckpointError as error:
+            near = nearest(name, SCORERS) if role == VERIFIER and "did you mean" not in str(error) else ""
+            raise CheckpointError(f"{FLAGS[role]}: {error}{near}") from error
         options = settings.batch_invariant, adapter, settings.model_impl, kept
         opened[role] = Checkpoint(folder, form, quantization, count, *options)
         if quantization is Quantization.AUTO:
@@ -415,9 +420,8 @@ def _require_memory(opened: dict[str, Checkpoint], settings: RuntimeSettings) ->
     from espalier.prm.scorers.trunk_head import is_trunk_head
 
     dtype = resolve_dtype(settings.dtype, settings.device)
-    flags = {GENERATOR: "--generator", VERIFIER: "--verifier", REFERENCE: "--verifier-reference", DRAFT: "--draft"}
     models = {
-        flags[role]: model_bytes(checkpoint.decoder_config, dtype, checkpoint.quantization, role != VERIFIER)
+        FLAGS[role]: model_bytes(checkpoint.decoder_config, dtype, checkpoint.quantization, role != VERIFIER)
         for role, checkpoint in opened.items()
         if not is_trunk_head(checkpoint)
     }
@@ -432,7 +436,8 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise CheckpointError(f"unknown device {name!r}; --device takes auto, cpu, cuda or cuda:N") from error
+        hint = nearest(name, ("auto", "cpu", "cuda"))
+        raise CheckpointError(f"unknown device {name!r}; --device takes auto, cpu, cuda or cuda:N{hint}") from error
     if device.type not in ("cpu", "cuda"):
         raise CheckpointError(f"--device {name} is not supported; --device takes auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -476,5 +481,7 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
     if name == "auto":
         return torch.float32 if kind == "cpu" else torch.bfloat16
     if name not in DTYPES:
-        raise CheckpointError(f"unknown dtype {name!r}; --dtype takes one of {', '.join(DTYPES)}")
+        raise CheckpointError(
+            f"unknown dtype {name!r}; --dtype takes one of {', '.join(DTYPES)}{nearest(name, DTYPES)}"
+        )
     return getattr(torch, name)

@@ -23,6 +23,8 @@ REFERENCE = "reference"
 AUTO = "auto"
 _PAIR = {"demo-generator": "demo-verifier", "demo-thinking-generator": "demo-verifier"}
 """Verifiers made for a generator, by the generator's name."""
+FLAGS = {GENERATOR: "--generator", VERIFIER: "--verifier", REFERENCE: "--verifier-reference", DRAFT: "--draft"}
+"""Flags that name the checkpoints of `RuntimeSettings.checkpoints`."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 

@@ -10,7 +10,7 @@ NAME@plain          no search: plain sampling
 import re
 from typing import Any
 
-from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.errors import InvalidRequestError, Violation, nearest
 from espalier.search.completion import PLAIN
 from espalier.search.request import AlgorithmName
 from espalier.search.service.errors import UnknownModelError
@@ -97,4 +97,5 @@ class ModelNames:
             f"there is no model {model[:200]!r}; there is {self._name}, and {self._name}@SEARCH, where SEARCH is "
             f"ALGORITHM, ALGORITHM-nN or ALGORITHM-nN-mM, such as beam-n4-m4, majority-16 or best-of-16, and ALGORITHM "
             f"is one of {algorithms}, or {PLAIN} for no search"
+            + nearest(model, [self._name, *(f"{self._name}@{name}" for name in (*AlgorithmName, PLAIN, *_EXAMPLES))])
         )

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from espalier.engine.errors import nearest
+
 MAX_THINKING = 2**20
 
 
@@ -47,5 +49,6 @@ def read_thinking(text: str) -> Thinking:
         return Thinking(ThinkingMode.ON, int(text))
     if text not in list(ThinkingMode):
         modes = ", ".join(ThinkingMode)
-        raise ValueError(f"must be {modes} or a number of tokens from 1 to {MAX_THINKING}, is {text[:40]!r}")
+        rule = f"must be {modes} or a number of tokens from 1 to {MAX_THINKING}, is {text[:40]!r}"
+        raise ValueError(rule + nearest(text, ThinkingMode))
     return Thinking(ThinkingMode(text))

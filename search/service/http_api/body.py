@@ -8,18 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive
 
-from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.errors import InvalidRequestError, Violation, nearest, rule_of
 from espalier.search.request import SearchRequest
 from espalier.search.schema import few
 from espalier.search.service.http_api.status import HttpError
 from espalier.search.service.session import Session
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -190,8 +193,8 @@ def validated(kind: type[M], values: dict[str, Any]) -> M:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        wrong = error.errors(include_url=False, include_context=False, include_input=False)
-        raise InvalidRequestError(few([Violation(_place(each["loc"]), _rule(each["msg"])) for each in wrong])) from None
+        wrong = error.errors(include_url=False)
+        raise InvalidRequestError(few([Violation(_place(each["loc"]), _rule(each)) for each in wrong])) from None
 
 
 def _place(location: tuple[int | str, ...]) -> str:
@@ -199,10 +202,12 @@ def _place(location: tuple[int | str, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
-def _rule(message: str) -> str:
+def _rule(error: "ErrorDetails") -> str:
+    message = rule_of(error["msg"])
     for theirs, ours in _RULES.items():
         message = message.replace(theirs, ours)
-    return message
+    known = re.findall(r"'([^']+)'", str(error.get("ctx", {}).get("expected", "")))  # of a text out of a few
+    return message + (nearest(error["input"], known) if known and isinstance(error["input"], str) else "")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

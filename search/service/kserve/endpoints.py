@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from espalier import __version__
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.result import Event, Finished, SearchResult
-from espalier.search.schema import few
+from espalier.search.schema import unknown_names
 from espalier.search.service.http_api.body import parse_object, read_body, validated
 from espalier.search.service.http_api.event_stream import ServerSentEvent, answer
 from espalier.search.service.http_api.status import HttpError, json_response, to_json
@@ -166,7 +166,7 @@ def _read_generate(
     raw: bytes, *, names: ModelNames, most: int, named: tuple[str, str], stream: bool = False
 ) -> InferCall:
     body = validated(GenerateBody, parse_object(raw))
-    found = _unknown(body.model_extra, "is unknown; put it into `parameters`")
+    found = _unknown(body, "is unknown; put it into `parameters`")
     tensor = InputTensor(TEXT_INPUT, BYTES, [1], [body.text_input])
     parameters = {"stream": stream, **(body.parameters or {})}
     return read_call(names, most, *named, parameters, [tensor], call_id=body.id or "", stream=stream, found=found)
@@ -180,12 +180,12 @@ def _read_infer(
     if json_length is not None and json_length > len(raw):
         raise HttpError(400, f"{JSON_LENGTH} is {json_length}, but the body has {len(raw)} bytes")
     body = validated(InferBody, parse_object(head))
-    found = _unknown(body.model_extra, "is unknown")
+    found = _unknown(body)
     parameters = dict(body.parameters or {})
     binary_all = _flag(parameters.pop("binary_data_output", False), "parameters.binary_data_output", found)
     inputs: list[InputTensor] = []
     for each in body.inputs:
-        found += _unknown(each.model_extra, "is unknown", f"{each.name[:80]}.")
+        found += _unknown(each, place=f"{each.name[:80]}.")
         own = dict(each.parameters or {})
         size = own.pop("binary_data_size", None)
         if size is None:
@@ -200,7 +200,7 @@ def _read_infer(
         found.append(Violation("inputs", f"leave {len(tail)} bytes behind the JSON unread; give binary_data_size"))
     outputs, binary = list[tuple[str, list[str]]](), dict.fromkeys(OUTPUTS, binary_all)
     for each in body.outputs or ():
-        found += _unknown(each.model_extra, "is unknown", f"outputs.{each.name[:80]}.")
+        found += _unknown(each, place=f"outputs.{each.name[:80]}.")
         own = dict(each.parameters or {})
         place = f"outputs.{each.name[:80]}.parameters.binary_data"
         binary[each.name] = _flag(own.pop("binary_data", binary_all), place, found)
@@ -209,8 +209,8 @@ def _read_infer(
     return call, binary
 
 
-def _unknown(extra: Mapping[str, Any] | None, what: str, place: str = "") -> list[Violation]:
-    return few([Violation(f"{place}{name[:80]}", what) for name in extra or ()])
+def _unknown(body: BaseModel, what: str = "is unknown", place: str = "") -> list[Violation]:
+    return unknown_names(list(body.model_extra or ()), type(body).model_fields, what, place)
 
 
 def _flag(value: Any, place: str, found: list[Violation]) -> bool:

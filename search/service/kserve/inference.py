@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.errors import InvalidRequestError, Violation, nearest
 from espalier.search.request import MAX_PRIORITY, SearchRequest
 from espalier.search.result import SearchResult
 from espalier.search.schema import from_values
@@ -274,7 +274,8 @@ def _outputs(wanted: Iterable[tuple[str, Sequence[str]]], wrong: list[Violation]
     seen = set[str]()
     for name, parameters in wanted:
         if name not in OUTPUTS or name in seen:
-            what = "is asked for twice" if name in seen else f"is unknown; there are {', '.join(OUTPUTS)}"
+            known = f"is unknown; there are {', '.join(OUTPUTS)}{nearest(name, OUTPUTS)}"
+            what = "is asked for twice" if name in seen else known
             wrong.append(Violation(f"outputs.{name[:80]}", what))
         seen.add(name)
         for parameter in parameters:

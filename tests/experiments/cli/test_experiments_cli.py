@@ -153,6 +153,15 @@ def test_wrong_value_names_its_option(espalier, arguments, option):
             [*SOLVE, "--generator", "org/unheard-of"],
             "--verifier: beam needs one, and there is none for --generator org/",
         ),
+        ([*SOLVE, "--generator", "./nowhere/small.gguf"], "no checkpoint './nowhere/small.gguf'"),
+        ([*SOLVE, "--generator", "nowhere/small.gguf"], "no checkpoint 'nowhere/small.gguf'"),
+        (["eval", "-a", "beam", "--generator", "/nowhere/at/all"], "no checkpoint '/nowhere/at/all'"),
+        ([*SOLVE, "--generator", "demo-generator+nowhere"], "no checkpoint 'nowhere'"),
+        ([*SOLVE, "--generator", "demo-generator+org/mine"], "there is none for --generator demo-generator+org/mine"),
+        ([*SOLVE, "--generator", "demo-genrator"], "did you mean 'demo-generator'?"),
+        ([*SOLVE, "--verifier", "confidnce"], "--verifier: no checkpoint 'confidnce'"),
+        (["eval", "--grader", "exat"], "did you mean 'exact'?"),
+        (["eval", "--benchmark", "demo-trainin"], "did you mean 'demo-training'?"),
         (["eval", "-a", "dvts", "--generator", "org/unheard-of"], "--verifier: dvts needs one"),
         (["sweep", "--generator", "org/unheard-of"], "--verifier names a process reward model that fits the generator"),
         (
@@ -174,6 +183,37 @@ def test_mistake_is_one_line_and_exit_code_two(espalier, arguments, said):
     assert len(lines) == 1, ran.err
     assert lines[-1].startswith("error: ")
     assert said in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*SOLVE, "--vote", "majorty"], "'lowest-confidence'; did you mean 'majority'?"),
+        ([*SOLVE, "-a", "best"], "; did you mean 'best-of-n'?"),
+        (["sweep", "--vote", "majorty"], "'lowest-confidence'; did you mean 'majority'?"),
+        (["learn-verifier", "--out", "x", "--trunk-quantization", "int9"], "'--trunk-quantization': 'int9' is not one"),
+        ([*SOLVE, "-N", "four"], "Invalid value for '--beam-width' / '-N': must be a valid integer"),
+        ([*SOLVE, "--bem-width", 4], "--beam-width"),
+    ],
+)
+def test_typers_own_errors_name_the_nearest_value_and_hold_no_words_of_its_validator(espalier, arguments, said):
+    ran = espalier(*arguments)
+    assert ran.code == 2
+    assert said in ran.err
+    assert "Value error" not in ran.err
+    assert "Input should" not in ran.err
+    assert ran.err.count("did you mean") <= 1
+
+
+def test_unknown_keys_of_files_are_answered_with_the_nearest(espalier, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("beem_width: 4\nmodels:\n  genrator: x\n")
+    said = espalier(*SOLVE, "--config", file).err
+    assert "beem_width (did you mean 'beam_width'?), models.genrator (did you mean 'generator'?)" in said
+    file.write_text("beem_width: [4]\n")
+    assert "beem_width; did you mean 'beam_width'?" in espalier("sweep", "--grid", file).err
+    file.write_text("vote: [majorty]\n")
+    assert "did you mean 'majority'?" in espalier("sweep", "--grid", file).err
 
 
 def test_folder_that_is_no_checkpoint_is_refused(espalier, tmp_path):

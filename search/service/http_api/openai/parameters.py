@@ -10,7 +10,7 @@ from pydantic import BaseModel, StrictBool
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.completion import CompletionRequest
-from espalier.search.schema import few
+from espalier.search.schema import unknown_names
 from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.openai.guided import set_form
 from espalier.search.service.session import SearchCall, Session
@@ -221,8 +221,8 @@ def not_honoured(
         of_search: fields of a search, which belong into `espalier`.
         refused: parameters with why they are refused, and their values besides null that ask for nothing.
     """
-    unknown: list[Violation] = []
-    known = {*known, *IGNORED}
+    unknown: list[str] = []
+    known, of_search = {*known, *IGNORED}, set(of_search)
     for name, value in body.items():
         if value is None or name in known:
             continue
@@ -235,8 +235,8 @@ def not_honoured(
         elif name in of_search:
             yield Violation(name, "is unknown; put it into `espalier`")
         else:
-            unknown.append(Violation(name[:80], "is unknown"))
-    yield from few(unknown)
+            unknown.append(name)
+    yield from unknown_names(unknown, {*known, *refused, *of_search})
     if body.get("stream_options") and not body.get("stream"):
         yield Violation("stream_options", "needs `stream`")
 
