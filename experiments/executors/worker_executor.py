@@ -36,6 +36,7 @@ from espalier.experiments.executors.transport import (
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
 from espalier.search.result import Finished, StopReason
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, result_without
+from espalier.search.run.failure import reason_of
 from espalier.search.run.settings import RuntimeSettings, model_names
 from espalier.search.score_session import SessionTurn
 from espalier.search.server_info import KvBlocks, Occupancy
@@ -409,22 +410,34 @@ class WorkerExecutor:
         match event:
             case Rejected(_, error):
                 del worker.running[search.search_id]
-                if search.on_event:
-                    search.on_event(event)
-                    search.on_event = None
+                self._tell(search, event)
+                search.on_event = None
                 self._end_without(search, StopReason.FAILED, str(error))
             case Finished(_, result):
                 del worker.running[search.search_id]
                 self._end(search, result)
             case _ if (new := search.without_repeated(event)) is not None:
-                assert search.on_event
-                search.on_event(new)
+                self._tell(search, new)
+
+    def _tell(self, search: Search, event: AnyEvent | Rejected) -> None:
+        """Pass an event to the search's listener; one that raises fails its search, and hears of that."""
+        try:
+            if search.on_event:
+                search.on_event(event)
+        except Exception as error:
+            why = reason_of(error, search.search_id)
+            self.drop([search.search_id])
+            failed = result_without(search.search_id, search.request, StopReason.FAILED, why)
+            self._finished.append(failed)
+            listen, search.on_event = search.on_event, None
+            if listen and not isinstance(event, Finished):
+                with suppress(Exception):  # the same again
+                    listen(Finished(search.search_id, failed))
 
     def _end(self, search: Search, result: AnyResult) -> None:
-        del self._searches[search.search_id]
-        self._finished.append(result)
-        if search.on_event:
-            search.on_event(Finished(result.search_id, result))
+        if self._searches.pop(search.search_id, None):  # else its listener has failed it
+            self._finished.append(result)
+            self._tell(search, Finished(result.search_id, result))
 
     def _end_without(self, search: Search, reason: StopReason, why: str = "") -> None:
         """End a search for which no worker has a result."""

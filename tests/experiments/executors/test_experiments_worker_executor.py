@@ -333,6 +333,33 @@ def test_events_are_passed_on_in_order_and_a_search_starts_once_even_if_it_begin
     assert seen == [started, step, step, Finished(name, result)]
 
 
+@pytest.mark.parametrize("kind", [Started, Finished, Rejected])
+def test_a_listener_that_raises_fails_its_search_alone(kind: type):
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    seen: list[Any] = []
+
+    def listen(event: Any) -> None:
+        seen.append(event)
+        if isinstance(event, kind):
+            raise RuntimeError("secret")
+
+    name, (other,) = executor.submit(SearchRequest("watched"), listen), submit(executor, 1)
+    executor.step()
+    if kind is Rejected:
+        workers.report(0, Rejected(name, TOO_LARGE))
+    else:
+        workers.report(0, Started(name, SearchRequest("watched")))
+        workers.finish(0, name)
+    workers.finish(0, other)
+    results = {result.search_id: result for result in executor.step()}
+    assert results[other].stop_reason is StopReason.FINISHED
+    assert (results[name].stop_reason, results[name].error) == (StopReason.FAILED, f"internal error, id={name}")
+    assert isinstance(seen[-1], Finished)
+    assert not executor.busy
+    assert workers.cancelled(0) == ([name] if kind is Started else [])
+
+
 def test_a_search_that_nobody_watches_asks_for_no_progress():
     workers = FakeWorkers(1)
     executor = executor_on(workers)
