@@ -1,5 +1,7 @@
 """Fields that every search has, and the enumerations of their values; `request` adds those of single algorithms."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -7,7 +9,7 @@ from typing import Annotated
 from annotated_types import Interval
 
 from espalier.search.conversation import ChatMessage
-from espalier.search.schema import CodeName, Option
+from espalier.search.schema import MAX_ITEMS, CodeName, Option
 
 DEFAULT_MAX_TOKENS = 2048
 """Default limit on the generated tokens of one path."""
@@ -70,6 +72,60 @@ class EarlyStop(StrEnum):
     OFF = "off"
     DECIDED = "decided"
     FRUGAL = "frugal"
+
+
+RepetitionPenalty = Annotated[
+    float | None,
+    Interval(gt=0, le=100),
+    Option(
+        "Divides the logits of tokens that stand in the prompt or the path, and multiplies negative ones; 1 for none. "
+        "Default: generation_config.json's, else 1."
+    ),
+]
+PresencePenalty = Annotated[
+    float | None,
+    Interval(ge=-2, le=2),
+    Option("Taken off the logits of tokens that stand in the path behind the prompt; default: 0."),
+]
+FrequencyPenalty = Annotated[
+    float | None, Interval(ge=-2, le=2), Option("Taken off for each time that they stand there; default: 0.")
+]
+LogitBias = Annotated[
+    str,
+    Option(
+        "Added to the logits of tokens by their ids, each between -100 and 100: 13:-100,50256:2.5. Default: none.",
+        has_commas=True,
+    ),
+]
+_BIAS = re.compile(r"\s*(\d{1,10})\s*:\s*([+-]?\d{1,20}(?:\.\d*)?(?:[eE][+-]?\d{1,3})?)\s*", re.ASCII)
+
+
+def read_bias(text: str) -> tuple[tuple[int, float], ...]:
+    """Read a `LogitBias`: ids of tokens, ascending, each with what is added to its logit.
+
+    Raises:
+        ValueError: it is none, is of too many tokens, or a value is out of range.
+    """
+    parts = text.split(",") if text else []
+    if len(parts) > MAX_ITEMS:
+        raise ValueError(f"must be of at most {MAX_ITEMS} tokens, is of {len(parts)}")
+    found: dict[int, float] = {}
+    for part in parts:
+        if not (match := _BIAS.fullmatch(part)):
+            raise ValueError(f"must have ids of tokens with numbers, like 13:-100,50256:2.5; has {part[:40]!r}")
+        token, value = int(match[1]), float(match[2])
+        if token in found:
+            raise ValueError(f"must have each token once, has {token} twice")
+        if not -100 <= value <= 100:
+            raise ValueError(f"must be between -100 and 100 for each token, is {match[2]} for {token}")
+        found[token] = value
+    return tuple(sorted(found.items()))
+
+
+def unknown_bias(bias: Sequence[tuple[int, float]], vocabulary: int) -> str:
+    """Return what is wrong with the tokens of a bias; empty if all of them are below `vocabulary`."""
+    last = bias[-1][0] if bias else 0
+    return f"must have tokens below {vocabulary}, the generator's vocabulary; has {last}" if last >= vocabulary else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +191,10 @@ class CommonFields:
         Interval(ge=0, le=1),
         Option("Minimum probability relative to the most likely token; default: generation_config.json's, else 0."),
     ] = None
+    repetition_penalty: RepetitionPenalty = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
+    logit_bias: LogitBias = ""
     step_rule: Annotated[
         str,
         Option(
@@ -177,7 +237,8 @@ class CommonFields:
         Option(
             "Close a thought once its last probes agree: agree:3,certainty:0.9,tokens:512, three probes with the same "
             "answer, each at least so certain, and not before 512 tokens of its path. Needs --probe-every. Default: "
-            "never."
+            "never.",
+            has_commas=True,
         ),
     ] = ""
     max_steps: Annotated[
@@ -237,21 +298,24 @@ class CommonFields:
             "majority, best-of-n, adaptive: stop paths that the generator is unsure of. first:16,keep:90 runs 16 paths "
             "to their ends; a later one is stopped, without a vote, once the mean log-probability of 2048 of its "
             "tokens, or with group:T of T, is below that of nine tenths of the first. early_stop has then no effect. "
-            "Default: none is stopped."
+            "Default: none is stopped.",
+            has_commas=True,
         ),
     ] = ""
     answer_form: Annotated[
         str,
         Option(
             "The form of what stands in \\boxed{}, without which a path has no answer: a regular expression, json: and "
-            "a JSON schema, or grammar: and a Lark grammar. Thoughts and steps stay free. Default: any."
+            "a JSON schema, or grammar: and a Lark grammar. Thoughts and steps stay free. Default: any.",
+            has_commas=True,
         ),
     ] = ""
     text_form: Annotated[
         str,
         Option(
             "The form of the whole text behind the thought, which is then the answer; written like --answer-form. "
-            "Default: any."
+            "Default: any.",
+            has_commas=True,
         ),
     ] = ""
     history: tuple[ChatMessage, ...] = ()

@@ -9,10 +9,17 @@ from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.work import TOP_TOKENS
-from espalier.search.common_fields import DEFAULT_MAX_TOKENS
+from espalier.search.common_fields import (
+    DEFAULT_MAX_TOKENS,
+    FrequencyPenalty,
+    LogitBias,
+    PresencePenalty,
+    RepetitionPenalty,
+    read_bias,
+)
 from espalier.search.form import read_form
 from espalier.search.result import StopReason, Usage
-from espalier.search.schema import text_violations, violations
+from espalier.search.schema import text_violations, unreadable, violations
 
 PLAIN = "plain"
 """Strategy in a model's name that samples without a search; see `CompletionRequest`."""
@@ -52,7 +59,9 @@ class CompletionRequest:
         prompts: what is continued.
         samples: choices for each prompt; each draws from a stream of its own.
         seed: of all choices; with the prompt and the choice's number it fixes every draw.
-        temperature: of sampling, 0 for greedy; None for the checkpoint's, as of the three filters.
+        temperature: of sampling, 0 for greedy; None for the checkpoint's, as of the three filters and of the repetition
+            penalty.
+        logit_bias: see `common_fields.LogitBias`, as of the penalties.
         max_tokens: limit on a choice's new tokens; None for 2048, or what the context leaves.
         stop: texts that end a choice wherever they appear, also across tokens, but not in its thought.
         include_stop: whether a choice keeps the text that ended it.
@@ -70,6 +79,10 @@ class CompletionRequest:
     top_k: Annotated[int | None, Interval(ge=0, le=2**31 - 1)] = None
     top_p: Annotated[float | None, Interval(gt=0, le=1)] = None
     min_p: Annotated[float | None, Interval(ge=0, le=1)] = None
+    repetition_penalty: RepetitionPenalty = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
+    logit_bias: LogitBias = ""
     max_tokens: Annotated[int | None, Interval(ge=0, le=262_144)] = None
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -126,11 +139,7 @@ class CompletionRequest:
             found += text_violations("stop", text, _MAX_STOP_BYTES)
             if not text:
                 found.append(Violation("stop", "must not have an empty text"))
-        if self.text_form and not any(wrong.field == "text_form" for wrong in found):
-            try:
-                read_form(self.text_form)
-            except ValueError as error:
-                found.append(Violation("text_form", str(error)))
+        found += unreadable(self, {"logit_bias": read_bias, "text_form": read_form}, found)
         if self.max_tokens == 0 and not self.echo:
             found.append(Violation("max_tokens", "must be at least 1 without `echo`"))
         if found:

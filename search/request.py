@@ -11,13 +11,13 @@ from espalier.search.algorithms import PARAMETERS, algorithm_of, parameter_hint
 from espalier.search.algorithms.base import SearchAlgorithm
 from espalier.search.common_fields import Aggregation as Aggregation
 from espalier.search.common_fields import AlgorithmName as AlgorithmName
-from espalier.search.common_fields import CommonFields
+from espalier.search.common_fields import CommonFields, read_bias
 from espalier.search.common_fields import EarlyStop as EarlyStop
 from espalier.search.common_fields import Vote as Vote
 from espalier.search.conversation import ChatMessage, conversation_text, history_violations
 from espalier.search.fairness import Account
 from espalier.search.form import FORMS, read_form
-from espalier.search.schema import CodeName, from_values, text_violations, violations
+from espalier.search.schema import CodeName, from_values, text_violations, unreadable, violations
 from espalier.search.step_rule import read_step_rule
 from espalier.search.thoughts.mode import read_thinking
 from espalier.search.thoughts.stop_rule import read_stop_rule
@@ -94,6 +94,10 @@ class SearchFields(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: str | Mapping[int, float]
     step_rule: str
     end_at_box: bool
     thinking: str
@@ -186,16 +190,9 @@ def validate(request: SearchRequest) -> None:
     """
     found = violations_with_problem(request)
     wrong = {violation.field for violation in found}
-    readers = {"step_rule": read_step_rule, "thinking": read_thinking}
-    readers |= {"stop_when": read_stop_rule} if request.stop_when else {}
-    readers |= {"stop_unsure": read_unsure_rule} if request.stop_unsure else {}
-    readers |= {name: read_form for name in FORMS if getattr(request, name)}
-    for name, read in readers.items():
-        if name not in wrong:
-            try:
-                read(getattr(request, name))
-            except ValueError as error:
-                found.append(Violation(name, str(error)))
+    readers = {"step_rule": read_step_rule, "thinking": read_thinking, "stop_when": read_stop_rule}
+    readers |= {"stop_unsure": read_unsure_rule, "logit_bias": read_bias, **dict.fromkeys(FORMS, read_form)}
+    found += unreadable(request, readers, found)
     if request.answer_form and request.text_form:
         found.append(Violation("answer_form", "binds a part of what text_form binds; give one of them"))
     if request.stop_when and not request.probe_every:

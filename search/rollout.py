@@ -1,17 +1,24 @@
 """Rollouts: solutions of a problem sampled as one tree of steps, for those who train on them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.common_fields import (
+    FrequencyPenalty,
+    LogitBias,
+    PresencePenalty,
+    RepetitionPenalty,
+    read_bias,
+)
 from espalier.search.conversation import ChatMessage, conversation_text
 from espalier.search.request import violations_with_problem
 from espalier.search.result import StopReason, Usage
-from espalier.search.schema import Option, text_violations
+from espalier.search.schema import Option, text_violations, unreadable
 
 MAX_GOLDS = 16
 _MAX_GOLD_BYTES = 4096
@@ -48,10 +55,22 @@ class RolloutSettings:
         Interval(gt=0, le=10),
         Option("Sampling temperature; default: generation_config.json's, else 0.8."),
     ] = None
+    repetition_penalty: RepetitionPenalty = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
+    logit_bias: LogitBias = ""
     max_steps: Annotated[int, Interval(ge=1, le=128), Option("Maximum steps of a solution.")] = 40
     max_step_tokens: Annotated[int, Interval(ge=1, le=2048), Option("Maximum tokens of a step.")] = 256
     max_tokens: Annotated[int, Interval(ge=1, le=2**20), Option("Maximum tokens of a solution.")] = 2048
     seed: Annotated[int, Interval(ge=0), Option("Seed of all sampling.")] = 0
+
+
+_NEUTRAL = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": ""}
+
+
+def without_neutral_penalties(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the penalties that change nothing, as records have them."""
+    return {name: value for name, value in settings.items() if name not in _NEUTRAL or value != _NEUTRAL[name]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +113,7 @@ class RolloutRequest(RolloutSettings):
             InvalidRequestError: lists all violations.
         """
         found = violations_with_problem(self, without=("golds",))
+        found += unreadable(self, {"logit_bias": read_bias}, found)
         if self.labels == Labels.BINARY_SEARCH:
             found.append(Violation("labels", "must be outcome or monte-carlo; binary-search grades while it samples"))
         if len(self.golds) > MAX_GOLDS:

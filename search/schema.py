@@ -66,11 +66,13 @@ class Option:
         help: text for `--help`.
         short: one-letter flag, like `-N`; None for none.
         parse: converts text to the value and raises ValueError with the reason; None uses the field's type.
+        has_commas: whether its text may have commas, so that a list of values is not one text.
     """
 
     help: str
     short: str = ""
     parse: Callable[[str], Any] | None = None
+    has_commas: bool = False
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,8 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
             continue
         if isinstance(value, int) and field.option and not field.item and issubclass(field.kind, str):
             value = ("off", "on")[value] if isinstance(value, bool) else str(value)  # on and off are booleans in YAML
+        if isinstance(value, Mapping) and field.option and field.kind is str:
+            value = mapping_text(value)
         if field.item:
             value = _items(field.item, name, value, wrong)
         elif value is not None and issubclass(field.kind, StrEnum) and value in list(field.kind):
@@ -208,6 +212,27 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
     if wrong:
         raise InvalidRequestError(wrong)
     return kind(**typed)
+
+
+def unreadable(
+    request: object, readers: Mapping[str, Callable[[str], Any]], found: Collection[Violation]
+) -> list[Violation]:
+    """Violations of a request's fields of text by what reads them; not of defaults, and not those `found` already."""
+    wrong = {violation.field for violation in found}
+    violations: list[Violation] = []
+    for field in declared(type(request)):
+        text = getattr(request, field.name)
+        if field.name in readers and field.name not in wrong and text != field.default:
+            try:
+                readers[field.name](text)
+            except ValueError as error:
+                violations.append(Violation(field.name, str(error)))
+    return violations
+
+
+def mapping_text(mapping: Mapping[Any, Any]) -> str:
+    """A mapping as fields of text have it: `13:-100,50256:2.5`."""
+    return ",".join(f"{name}:{value}" for name, value in mapping.items())
 
 
 def few(violations: Sequence[Violation]) -> list[Violation]:

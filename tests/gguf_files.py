@@ -119,6 +119,7 @@ def _write_sampling(writer: gguf.GGUFWriter, file: Path) -> None:
         "temperature": writer.add_sampling_temp,
         "top_k": writer.add_sampling_top_k,
         "top_p": writer.add_sampling_top_p,
+        "repetition_penalty": writer.add_sampling_penalty_repeat,
     }
     for name in add.keys() & said.keys():
         add[name](said[name])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from os.path import lexists
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ from espalier.prm.policy_pair import PolicyPairDecoder
 from espalier.prm.scorers import names_checkpoint
 from espalier.prm.scorers.own_path import tokens_of_questions
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
-from espalier.search.run.generator import has_thinking_switch, render_prompt
+from espalier.search.run.generator import has_thinking_switch, not_applied, render_prompt, sampling_defaults
 from espalier.search.run.load import asks_on_own_paths
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.thoughts.marks import find_marks
@@ -81,7 +82,8 @@ class Inspection:
         bos_token: the one that the tokenizer names, whether the prompt has it or not; None if it names none.
         answering: default sampling parameters without thinking that differ from those of generation_config.json; empty
             where none do.
-        warnings: contradictions in the checkpoint, and what was decided.
+        sampling: default sampling parameters of a generator; empty for a verifier.
+        warnings: contradictions in the checkpoint, and what was decided; what of its sampling is not applied.
     """
 
     folder: Path
@@ -105,6 +107,7 @@ class Inspection:
     special_source: str
     bos_token: str | None
     answering: Mapping[str, float]
+    sampling: Mapping[str, float]
     warnings: tuple[str, ...]
 
 
@@ -142,7 +145,12 @@ def inspect_checkpoint(
         match, note = identify(outline, family, other is not None), ""
     else:
         match, note = _choose(outline, family, other is not None)
+    sampling: dict[str, Any] = {}
     if match is None:
+        configured = outline.optional_json("generation_config.json")
+        sampling = sampling_defaults(configured)
+        if warning := not_applied(configured):
+            outline.warn(warning)
         model = load_generator(outline, dtype, "meta")
         prompt, readings = render_prompt(model.tokenizer, system_prompt_of(outline), PROBLEM), ()
     else:
@@ -175,6 +183,7 @@ def inspect_checkpoint(
         special_source=f"the layout of {match.info.name}" if match else source,
         bos_token=tokenizer.special_token("bos_token"),
         answering=_answering(outline, tokenizer) if match is None else {},
+        sampling=sampling,
         warnings=outline.warnings + _unknown_thoughts(tokenizer, match is None),
     )
 

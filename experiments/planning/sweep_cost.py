@@ -19,7 +19,7 @@ from espalier.search.request import SearchRequest
 from espalier.search.run.load import resolve_dtype
 from espalier.search.run.settings import RuntimeSettings
 
-_OF_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
+_OF_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
 """Fields whose default is the checkpoint's."""
 MEASURED, SCALED, LONGEST, DERIVED = "its own samples", "samples of", "longest paths", "derived from a larger N"
 """The basis of an estimate."""

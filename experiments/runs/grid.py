@@ -27,12 +27,15 @@ _SHORT = {"beam_width": "N", "expansion": "M", "algorithm": ""}
 def read_values(field: Field, given: Any) -> list[Any]:
     """Read the values of one field: text like `1,2,4` or, of whole numbers, `0:3` for 0, 1, 2; or a list; or one value.
 
+    Text of a field whose values have commas is one value.
+
     Ranges of values are checked by `requests_of`, which sees all fields.
 
     Raises:
         ValueError: a value is not of the field's kind, or is listed twice.
     """
-    parts = given.split(",") if isinstance(given, str) else given if isinstance(given, list) else [given]
+    splits = isinstance(given, str) and not (field.option and field.option.has_commas)
+    parts = given.split(",") if splits else given if isinstance(given, list) else [given]
     values: list[Any] = []
     for part in parts:
         match = _RANGE.fullmatch(part) if isinstance(part, str) and field.kind is int else None

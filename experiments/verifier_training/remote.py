@@ -13,7 +13,14 @@ from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.search.client import SearchClient
 from espalier.search.grading.math_verify import Grader
 from espalier.search.result import StopReason
-from espalier.search.rollout import Labels, RolloutRequest, RolloutResult, RolloutSettings, grade
+from espalier.search.rollout import (
+    Labels,
+    RolloutRequest,
+    RolloutResult,
+    RolloutSettings,
+    grade,
+    without_neutral_penalties,
+)
 from espalier.search.server_info import ServerInfo
 
 _OF_MODELS = (GENERATOR, "dtype", "system_prompt")
@@ -22,7 +29,8 @@ _OF_MODELS = (GENERATOR, "dtype", "system_prompt")
 def remote_configuration(info: ServerInfo, benchmark: str, settings: RolloutSettings) -> dict[str, Any]:
     """Everything known here that rollouts of a server depend on besides the problem; see `tree_file.claim`."""
     models = {name: info.models.get(name) for name in _OF_MODELS}
-    return {**models, "sampled": "by a server", "benchmark": benchmark, **asdict(settings)}
+    asked = {name: value for name, value in asdict(settings).items() if value is not None or name == "temperature"}
+    return {**models, "sampled": "by a server", "benchmark": benchmark, **without_neutral_penalties(asked)}
 
 
 @dataclass(frozen=True, slots=True)

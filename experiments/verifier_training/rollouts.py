@@ -20,7 +20,7 @@ from espalier.experiments.runs.record import Unanswered
 from espalier.experiments.verifier_training.tree_file import TreeRecord, read_trees, write_tree
 from espalier.search.grading.math_verify import Grader
 from espalier.search.grading.notation.numerals import number_in
-from espalier.search.rollout import Labels, RolloutSettings
+from espalier.search.rollout import Labels, RolloutSettings, without_neutral_penalties
 from espalier.search.run.generator import Generator
 from espalier.search.run.resolve import rollout_blocks
 from espalier.search.run.rollout_tree import RolloutTree
@@ -32,6 +32,7 @@ def configuration_of(
     """Everything that rollouts depend on besides the problem; see `tree_file.claim`."""
     model = generator.model
     unused = {"continuations"} if settings.labels is Labels.OUTCOME else set()
+    asked = without_neutral_penalties(asdict(settings) | generator.defaults.sampling_of(settings))
     return {
         "generator": model.digest,
         **({} if quantization is Quantization.NONE else {"generator_quantization": str(quantization)}),
@@ -39,8 +40,7 @@ def configuration_of(
         "system_prompt": generator.system_prompt,
         "filters": [generator.defaults.top_k, generator.defaults.top_p, generator.defaults.min_p],
         "benchmark": benchmark,
-        **{name: value for name, value in asdict(settings).items() if name not in unused},
-        "temperature": generator.defaults.temperature if settings.temperature is None else settings.temperature,
+        **{name: value for name, value in asked.items() if name not in unused},
     }
 
 

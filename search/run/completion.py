@@ -29,7 +29,7 @@ from espalier.search.completion import (
     TokenLogprob,
 )
 from espalier.search.result import StopReason
-from espalier.search.run.executor import ResolvedCompletion
+from espalier.search.run.executor import ResolvedCompletion, sampling_of
 from espalier.search.run.running import Running, Submission
 from espalier.search.run.sampled_text import SampledText
 from espalier.search.thoughts.guided import AfterThought, ThoughtEnds
@@ -126,14 +126,14 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         """Begin the choices of a prompt that is read, or end them where nothing is to be sampled."""
         self._prompts[number] = prompt
         request, count = self.resolved.request, self.resolved.request.samples
-        filters = request.temperature or 0.0, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
+        sampling = sampling_of(request, len(prompt.token_ids))
         name = ",".join(map(str, prompt.token_ids))
         choices = [
             ChoiceState(
                 number * count + i,
                 number,
                 SampledText(self._tokenizer, request.stop, request.include_stop, self._splitter(number)),
-                Sampling(*filters, key=stream_key(request.seed, name, (i,))),
+                replace(sampling, key=stream_key(request.seed, name, (i,))),
                 matcher=self._matcher_behind(number),
             )
             for i in range(count)

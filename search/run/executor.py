@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from espalier.engine.work import NO_PENALTIES, Penalties, Sampling
 from espalier.prm.limits import UNLIMITED, PathLimits
 from espalier.search.algorithms import algorithm_of, with_defaults
 from espalier.search.algorithms.advised import AdvisedSearch
-from espalier.search.common_fields import DEFAULT_MAX_TOKENS
+from espalier.search.common_fields import DEFAULT_MAX_TOKENS, read_bias
 from espalier.search.completion import CompletionRequest, CompletionResult, TextSampled
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
-from espalier.search.rollout import RolloutRequest, RolloutResult
+from espalier.search.rollout import RolloutRequest, RolloutResult, RolloutSettings
 from espalier.search.score_session import ScoreSessionRequest, SessionTurn, StepsScored
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.server_info import Occupancy
@@ -70,6 +71,30 @@ class Rejected:
     error: Exception
 
 
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def sampling_of(request: SearchRequest | CompletionRequest, prompt_tokens: int) -> Sampling:
+    """How a request, whose defaults are filled in, samples behind a prompt of so many tokens; without a key."""
+    filters = request.temperature or 0.0, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
+    return Sampling(*filters, penalties=penalties_of(request, prompt_tokens))
+
+
+def penalties_of(request: SearchRequest | CompletionRequest | RolloutSettings, prompt_tokens: int) -> Penalties:
+    """The penalties of a request whose defaults are filled in."""
+    of_tokens = request.repetition_penalty or 1.0, request.presence_penalty or 0.0, request.frequency_penalty or 0.0
+    bias = read_bias(request.logit_bias)
+    return Penalties(*of_tokens, bias, prompt_tokens) if bias or of_tokens != (1, 0, 0) else NO_PENALTIES
+
+
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
     """Values of a generator for the fields that a request leaves open.
@@ -81,6 +106,9 @@ class RequestDefaults:
         top_k: 0 keeps all tokens.
         top_p: in (0, 1].
         min_p: 0 keeps all tokens.
+        repetition_penalty: of the file too, as transformers and vLLM take it; 1 is none.
+        presence_penalty: 0 is none; no checkpoint has one.
+        frequency_penalty: likewise.
         max_positions: the context size, in tokens.
         by_mode: by the mode of `thinking`, the values that take the place of those above.
         advised: searches of an advice file, from which an algorithm may choose; see `SearchAlgorithm.advised`.
@@ -91,16 +119,23 @@ class RequestDefaults:
     top_p: float
     min_p: float
     max_positions: int
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     by_mode: Mapping[ThinkingMode, Mapping[str, float]] = field(default_factory=dict)
     advised: tuple[AdvisedSearch, ...] = ()
 
-    def sampling_of(self, request: SearchRequest | CompletionRequest) -> dict[str, Any]:
+    def sampling_of(self, request: SearchRequest | CompletionRequest | RolloutSettings) -> dict[str, Any]:
         """The sampling parameters that a request leaves open."""
-        names = ("temperature", "top_k", "top_p", "min_p")
-        own = (
-            {} if isinstance(request, CompletionRequest) else self.by_mode.get(read_thinking(request.thinking).mode, {})
-        )
-        return {name: own.get(name, getattr(self, name)) for name in names if getattr(request, name) is None}
+        own = self.by_mode.get(read_thinking(request.thinking).mode, {}) if isinstance(request, SearchRequest) else {}
+        names = [name for name in _SAMPLING if hasattr(request, name) and getattr(request, name) is None]
+        return {name: own.get(name, getattr(self, name)) for name in names}
+
+    def samples(self, request: RolloutSettings, prompt_tokens: int) -> Sampling:
+        """The sampling of rollouts; see `sampling_of`."""
+        filled = replace(request, **self.sampling_of(request))
+        filters = filled.temperature or 0.0, self.top_k, self.top_p, self.min_p
+        return Sampling(*filters, penalties=penalties_of(filled, prompt_tokens))
 
     def fill(self, request: SearchRequest) -> SearchRequest:
         """Return the request with every default filled in from the algorithm, the checkpoint and the context size.

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from espalier.engine.engine import Engine, Footprint
@@ -11,7 +11,7 @@ from espalier.engine.guidance.grammar import Grammar
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
-from espalier.engine.work import NO_MARKS, Done, Generate, Generated, PathStreams, Sampling, StopCause
+from espalier.engine.work import NO_MARKS, Done, Generate, Generated, PathStreams, StopCause
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore, steps_with_text
 from espalier.search.algorithms import needs_verifier, stops_early, unused_fields
 from espalier.search.algorithms.base import Expand, viable
@@ -19,7 +19,7 @@ from espalier.search.form import answer_in
 from espalier.search.grading.boxes import boxed
 from espalier.search.loops import LONGEST_LOOP, is_degenerate
 from espalier.search.result import Candidate
-from espalier.search.run.executor import ResolvedRequest
+from espalier.search.run.executor import ResolvedRequest, sampling_of
 from espalier.search.run.path_thoughts import PathThoughts, Writing
 from espalier.search.run.probes import AnswerProbes, RunningProbe
 from espalier.search.run.usage import Budget, UsageMeter
@@ -112,6 +112,7 @@ class TreeExpander:
         self.sampled_from: set[Node] = set()
         self._resolved = resolved
         self._request = resolved.request
+        self._sampling = sampling_of(resolved.request, resolved.generator_limits.prompt_tokens)
         self._owner = owner
         self._salt = salt
         self._engine = engine
@@ -344,10 +345,9 @@ class TreeExpander:
         node, request = expand.node, self._request
         state, first, end = self._states[node], node.num_children, node.num_children + expand.children
         assert state.generator is not None, "the node's generator sequence was released"
-        temperature = 0.0 if expand.greedy else request.temperature or 0.0
-        filters = temperature, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
         banned = self._thoughts.banned(state.position) if self._thoughts else ()
-        samplings = tuple(Sampling(*filters, state.streams.child(i).key, banned) for i in range(first, end))
+        sampling = replace(self._sampling, temperature=0.0) if expand.greedy else self._sampling
+        samplings = tuple(replace(sampling, key=state.streams.child(i).key, banned=banned) for i in range(first, end))
         room = min(
             self._resolved.generator_limits.path_tokens - node.path_tokens(),
             self._budget.generator_left(node, round_root),

@@ -17,7 +17,7 @@ from espalier.engine.errors import (
 )
 from espalier.engine.models.chat.system_prompt import render_with_system
 from espalier.engine.models.model import Model
-from espalier.engine.models.text_files import require
+from espalier.engine.models.text_files import require, shown
 from espalier.engine.models.tokenizer import SPECIAL_TOKENS, TextTokenizer
 from espalier.engine.roles import GENERATOR
 from espalier.search.completion import ChatPrompt, CompletionRequest, Prompt
@@ -320,7 +320,57 @@ def sampling_defaults(defaults: dict[str, Any]) -> dict[str, Any]:
         "top_k": max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0),  # -1 is another word for all
         "top_p": max(_configured(defaults, "top_p", 1, 0, 1), _MIN_TOP_P),
         "min_p": _configured(defaults, "min_p", 0, 0, 1),
+        "repetition_penalty": _configured(defaults, "repetition_penalty", 1, 1e-6, 100),
     }
+
+
+_NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
+    # what changes a draw in transformers or vLLM, and its values besides null that change nothing
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "exponential_decay_length_penalty": (),
+    "sequence_bias": ({}, []),
+    "logit_bias": ({}, []),
+    "bad_words_ids": ([],),
+    "force_words_ids": ([],),
+    "constraints": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "forced_decoder_ids": ([],),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "min_tokens": (0,),
+    "stop_strings": ([], ""),
+    "typical_p": (1,),
+    "top_h": (),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "penalty_alpha": (0,),
+    "num_beams": (1,),
+    "diversity_penalty": (0,),
+    "guidance_scale": (1,),
+    "watermarking_config": (),
+    "dola_layers": (),
+    "token_healing": (False,),
+    "xtc_probability": (0,),
+    "mirostat": (0,),
+}
+
+
+def not_applied(defaults: Mapping[str, Any]) -> str:
+    """What `generation_config.json` sets that changes draws and is not applied, as a warning; empty for nothing."""
+    found = {
+        name: value
+        for name, harmless in _NOT_APPLIED.items()
+        if (value := defaults.get(name)) is not None and value not in harmless
+    }
+    text = " and ".join(f"{name} {shown(value)}" for name, value in found.items())
+    return f"generation_config.json has {text}, which {'is' if len(found) == 1 else 'are'} not applied" if found else ""
 
 
 def _configured(defaults: dict[str, Any], name: str, default: float, minimum: float, maximum: float) -> float:

@@ -308,13 +308,15 @@ def _make_generator(
     settings: RuntimeSettings, engine: Engine, checkpoint: Checkpoint, advised: tuple[AdvisedSearch, ...] | None
 ) -> Generator:
     from espalier.engine.models.chat.system_prompt import system_prompt_of
-    from espalier.search.run.generator import Generator
+    from espalier.search.run.generator import Generator, not_applied
     from espalier.search.thoughts.template_marks import unknown_thoughts
 
     system_prompt = settings.system_prompt
     if system_prompt is None:
         system_prompt = system_prompt_of(checkpoint)
     defaults = checkpoint.optional_json("generation_config.json")
+    if warning := not_applied(defaults):
+        checkpoint.warn(warning)
     # A bundled generator warns of problems that it was not made for.
     advice: list[Advice] = [each.load() for each in entry_points(group="espalier.advice", name=settings.generator)]
     made = Generator(engine, system_prompt, defaults, *advice[:1], thought_marks=settings.thought_marks)

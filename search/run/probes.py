@@ -1,7 +1,7 @@
 r"""Answer probes: on a fork of a path's sequence the host opens a box, and reads what the model writes into it.
 
 The path's own sequence stays as it is, so the path goes on to the bit as if nobody had asked. Probes take the likeliest
-tokens and draw nothing; the engine batches them with all other work.
+tokens under the penalties of the path, and draw nothing; the engine batches them with all other work.
 """
 
 import math
@@ -13,12 +13,11 @@ from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Generate, Generated, Sampling, StepMarks, StopCause
 from espalier.search.form import read_form
 from espalier.search.grading.boxes import content_before_brace
-from espalier.search.run.executor import ResolvedRequest
+from espalier.search.run.executor import ResolvedRequest, penalties_of
 from espalier.search.step_rule import PARAGRAPH
 from espalier.search.thoughts.probing import ANSWER_TOKENS
 from espalier.search.tree import Node, Probe
 
-_GREEDY = (Sampling(temperature=0.0),)
 _AT_BRACE = StepMarks(end_text="}")
 
 
@@ -53,6 +52,7 @@ class AnswerProbes:
         self._owner = owner
         self._plan = resolved.probes
         self._prompt_tokens = resolved.generator_limits.prompt_tokens
+        self._sampling = Sampling(0.0, penalties=penalties_of(resolved.request, self._prompt_tokens))
         self._sequences: dict[RunningProbe, KVSequence] = {}
 
     @property
@@ -117,4 +117,4 @@ class AnswerProbes:
     def _sample(self, probe: RunningProbe) -> None:
         left = ANSWER_TOKENS - len(probe.log_probabilities)
         how = {"delimiter": "", "marks": _AT_BRACE, "in_place": True, "matcher": probe.matcher, "tag": probe}
-        self._engine.submit(Generate(self._owner, self._sequences[probe], _GREEDY, left, **how))
+        self._engine.submit(Generate(self._owner, self._sequences[probe], (self._sampling,), left, **how))

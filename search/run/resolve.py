@@ -21,7 +21,7 @@ from espalier.search.algorithms import (
     verifier_advice,
 )
 from espalier.search.algorithms.base import MemoryEstimate
-from espalier.search.common_fields import DEFAULT_MAX_STEPS, DEFAULT_MAX_TOKENS
+from espalier.search.common_fields import DEFAULT_MAX_STEPS, DEFAULT_MAX_TOKENS, read_bias, unknown_bias
 from espalier.search.completion import CompletionRequest
 from espalier.search.form import Form, read_form
 from espalier.search.request import SearchRequest, validate
@@ -80,6 +80,7 @@ class Resolver:
                 the search alone.
         """
         validate(request)
+        self._require_in_vocabulary(request)
         effective = self._generator.defaults.fill(request)
         scorer = self._scorer_of(effective)
         thinking = read_thinking(request.thinking)
@@ -154,6 +155,7 @@ class Resolver:
                 the choices of one prompt alone.
         """
         request.validate()
+        self._require_in_vocabulary(request)
         generator = self._generator
         read = [generator.completion_prompt(prompt, request) for prompt in request.prompts]
         prompts = tuple(tuple(ids) for ids, _ in read)
@@ -235,13 +237,18 @@ class Resolver:
                 all solutions.
         """
         request.validate()
+        self._require_in_vocabulary(request)
         generator = self._generator
         prompt = tuple(generator.prompt_ids(request.problem, request.history))
-        if request.temperature is None:
-            request = replace(request, temperature=generator.defaults.temperature)
+        request = replace(request, **generator.defaults.sampling_of(request))
         blocks = rollout_blocks(self._engine, generator, len(prompt), request)
         self._require_fits(blocks, "solutions or max_tokens")
         return ResolvedRollout(request, prompt, generator.defaults, blocks)
+
+    def _require_in_vocabulary(self, request: SearchRequest | CompletionRequest | RolloutRequest) -> None:
+        vocabulary = self._generator.model.config.vocab_size
+        if wrong := unknown_bias(read_bias(request.logit_bias), vocabulary):
+            raise InvalidRequestError([Violation("logit_bias", wrong)])
 
     def _grammars_of(self, request: SearchRequest, probed: bool) -> tuple[Grammar | None, Grammar | None]:
         """The grammars of a search: of its paths, and of its probes.

@@ -12,12 +12,12 @@ its sequence, so that nothing before it is computed again. The value of a step, 
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
-from espalier.engine.work import Generate, Generated, Sampling, StopCause, stream_key
+from espalier.engine.work import Generate, Generated, StopCause, stream_key
 from espalier.search.grading.answers import extract_answer
 from espalier.search.grading.boxes import boxed
 from espalier.search.rollout import Labels, RolloutSettings, RolloutStep
@@ -110,8 +110,7 @@ class RolloutTree:
         self._owner = owner
         self._settings = settings
         self._is_right = is_right
-        temperature = defaults.temperature if settings.temperature is None else settings.temperature
-        self._filters = temperature, defaults.top_k, defaults.top_p, defaults.min_p
+        self._sampling = defaults.samples(settings, len(prompt))
         self._max_tokens = min(settings.max_tokens, defaults.max_positions - len(prompt))
         self._to_value: deque[_Step] = deque()
         self._growing = settings.solutions  # solutions without an end
@@ -165,7 +164,7 @@ class RolloutTree:
     ) -> None:
         """Sample from the end of a step, once for each path, which says by what random numbers."""
         keys = [stream_key(self._settings.seed, self._problem, path) for path in paths]
-        samplings = tuple(Sampling(*self._filters, key=key) for key in keys)
+        samplings = tuple(replace(self._sampling, key=key) for key in keys)
         max_tokens = min(max_tokens, self._max_tokens - step.path_tokens)
         self._engine.submit(Generate(self._owner, sequence, samplings, max_tokens, delimiter=delimiter, tag=step))
 

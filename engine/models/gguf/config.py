@@ -11,7 +11,15 @@ from espalier.engine.models.text_files import shown
 
 LIKE_LLAMA = frozenset(("llama", "mistral", "qwen2", "qwen3"))
 """Architectures whose tensors have Llama's names; those of others are mapped by transformers."""
-_SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+    "xtc_probability": "xtc_probability",
+    "mirostat": "mirostat",
+}
 
 
 def model_config(

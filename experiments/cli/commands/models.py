@@ -144,6 +144,9 @@ def _rows(inspection: "Inspection | HeadInspection") -> list[tuple[str, str]]:
     for step, (before, token) in enumerate(inspection.readings, start=1):
         rows.append((f"step {step} is scored", f"…{_visible(before)} ▸{_visible(token)}◂"))
     rows.append(("special tokens", _special_tokens(inspection)))
+    if inspection.sampling:
+        values = ", ".join(f"{name} {value:g}" for name, value in inspection.sampling.items())
+        rows.append(("sampled with", f"{values}; unless a request says otherwise"))
     if inspection.answering:
         values = ", ".join(f"{name} {value:g}" for name, value in inspection.answering.items())
         rows.append(("thinking off", f"sampled with {values}; else as generation_config.json says"))

@@ -17,6 +17,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message_factory import GetMessageClass
 
 from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.common_fields import read_bias
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import Aggregation, AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.result import (
@@ -34,7 +35,7 @@ from espalier.search.result import (
     Usage,
 )
 from espalier.search.rollout import Labels, RolloutRequest, RolloutResult, RolloutStep
-from espalier.search.schema import MAX_ITEMS
+from espalier.search.schema import MAX_ITEMS, mapping_text
 from espalier.search.score_session import NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.server_info import KvBlocks, Occupancy, Reloaded, ServerInfo
@@ -351,6 +352,8 @@ def _wire_field(field: Any, attribute: str, kind: Any) -> _WireField:
         return wire._replace(read=tuple) if _is_repeated(field) else wire
     if message is Duration.DESCRIPTOR:
         return wire._replace(write=_duration, read=_seconds)
+    if field.name == "logit_bias":
+        return wire._replace(write=_bias, read=_bias_text)
     if message.GetOptions().map_entry:
         return wire._replace(read=dict)
     write, read = _PLAIN.get(message.name) or (partial(_to_message, kind=GetMessageClass(message)), _from_message)
@@ -390,6 +393,14 @@ def _numbers(enum: Any) -> dict[str, int]:
     """Wire numbers by enum value: `STOP_REASON_FINISHED` is `finished` of StopReason."""
     prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum.name).upper() + "_"
     return {v.name.removeprefix(prefix).lower().replace("_", "-"): v.number for v in enum.values}
+
+
+def _bias(text: str) -> dict[int, float]:
+    return dict(read_bias(text))
+
+
+def _bias_text(bias: Mapping[int, float]) -> str:
+    return mapping_text(dict(sorted(bias.items())))
 
 
 def _duration(seconds: float) -> Duration:

@@ -105,6 +105,7 @@ FILTERED = [
     replace(BEAM, top_p=0.9, seed=2),
     replace(BEAM, min_p=0.1, seed=3),
     replace(BEAM, seed=4),
+    replace(BEAM, repetition_penalty=1.2, frequency_penalty=0.3, logit_bias="5:1.5", seed=6),
     replace(BEAM, top_k=7, top_p=0.5, temperature=0.6, seed=5),
     GREEDY,
 ]

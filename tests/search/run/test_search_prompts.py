@@ -148,6 +148,7 @@ def test_sampling_defaults_are_what_the_checkpoint_sets_zero_included(
         ({"top_p": 1.5}, "top_p .* from 0 to 1, is 1.5"),
         ({"min_p": float("nan")}, "min_p .* is nan"),
         ({"top_k": True}, "top_k .* is True"),
+        ({"repetition_penalty": 0}, "repetition_penalty .* from 1e-06 to 100, is 0"),
     ],
 )
 def test_a_sampling_default_that_means_nothing_is_an_error_by_its_name(

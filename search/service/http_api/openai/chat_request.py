@@ -15,6 +15,7 @@ from espalier.search.service.http_api.body import SearchBody, validated
 from espalier.search.service.http_api.openai.guided import FORM_PARAMETERS, set_form
 from espalier.search.service.http_api.openai.parameters import (
     PLAIN_PARAMETERS,
+    SAMPLING,
     SEED_BITS,
     BodyCall,
     PlainCall,
@@ -38,7 +39,7 @@ from espalier.search.service.session import SearchCall
 _MAX_MESSAGES = _MAX_PARTS = 512
 """Messages, and parts of one message, that are looked at; a search takes fewer messages still."""
 _PARAMETERS = {
-    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")},
+    **SAMPLING,
     "max_completion_tokens": "max_tokens",
     "budget": "beam_width",
 }

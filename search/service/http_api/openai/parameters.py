@@ -10,7 +10,7 @@ from pydantic import BaseModel, StrictBool
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.completion import CompletionRequest
-from espalier.search.schema import unknown_names
+from espalier.search.schema import mapping_text, unknown_names
 from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.openai.guided import set_form
 from espalier.search.service.session import SearchCall, Session
@@ -27,14 +27,9 @@ IGNORED = {
 }  # fmt: skip
 """Parameters that do not change what is sampled; clients send them to every server."""
 _NO_TOOLS = "tools are not offered"
-_NO_PENALTIES = "penalties are not offered"
 NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
     # parameter: why it is refused, and the values besides null that ask for nothing
-    "frequency_penalty": (_NO_PENALTIES, (0,)),
-    "presence_penalty": (_NO_PENALTIES, (0,)),
-    "repetition_penalty": (_NO_PENALTIES, (1,)),
-    "length_penalty": (_NO_PENALTIES, (1,)),
-    "logit_bias": ("a bias is not offered", ({},)),
+    "length_penalty": ("is of beam search by likelihood, which is not offered", (1,)),
     "modalities": ("only text is offered", (["text"],)),
     "audio": ("only text is offered", ()),
     "tools": (_NO_TOOLS, ([],)),
@@ -48,8 +43,8 @@ NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "min_tokens": ("a least length is not offered", (0,)),
     "ignore_eos": ("a text ends at an end-of-sequence token", (False,)),
     "stop_token_ids": ("give texts to `stop`", ([],)),
-    "bad_words": ("a bias is not offered", ([],)),
-    "allowed_token_ids": ("a bias is not offered", ([],)),
+    "bad_words": ("give tokens to `logit_bias`", ([],)),
+    "allowed_token_ids": ("give tokens to `logit_bias`", ([],)),
     "prompt_logprobs": ("give `echo` and `logprobs` to /v1/completions", ()),
     "truncate_prompt_tokens": ("a prompt is never cut", (-1,)),
     "skip_special_tokens": ("texts have no special tokens", (True,)),
@@ -114,10 +109,16 @@ class PlainCall(BodyCall):
         return self.search.request
 
 
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+SAMPLING = {
+    "repeat_penalty": "repetition_penalty",  # as Ollama and llama.cpp have it
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", *PENALTIES, "seed", "max_tokens")},
+}
+"""Fields of a search and of a `CompletionRequest` by the parameters that set them."""
 PLAIN_PARAMETERS = {
     "n": "samples",
     "include_stop_str_in_output": "include_stop",
-    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")},
+    **SAMPLING,
     "max_completion_tokens": "max_tokens",
 }
 """Fields of a `CompletionRequest` by the parameters that set them."""
@@ -147,6 +148,8 @@ def set_parameters(
     for name, field in fields.items():
         if (value := body.get(name)) == -1 and name in _MINUS_ONE:
             value = _MINUS_ONE[name]
+        if name == "logit_bias" and isinstance(value, dict):
+            value = mapping_text(value)
         if value is not None:
             if field == "max_tokens" and isinstance(value, int) and isinstance(values.get(field), int):
                 value = min(value, values[field])

@@ -17,7 +17,7 @@ from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import completion, plain_completion
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
 from espalier.search.service.http_api.openai.guided import FORM_PARAMETERS
-from espalier.search.service.http_api.openai.parameters import PlainCall, in_body, not_honoured
+from espalier.search.service.http_api.openai.parameters import SAMPLING, PlainCall, in_body, not_honoured
 from espalier.search.service.http_api.openai.thinking import THINKING_PARAMETERS
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.shown import shown, shown_paths
@@ -30,7 +30,7 @@ _PLACES = {
 }
 """Parameters of chats by other names."""
 _SAME = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "espalier"),
+    *("model", *(name for name in SAMPLING if name != "max_tokens"), "stream", "espalier"),
     *sorted(THINKING_PARAMETERS | FORM_PARAMETERS - {"response_format"}),
 )
 """Parameters that chats have by the same names."""
