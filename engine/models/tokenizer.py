@@ -1,7 +1,7 @@
 """Text to token ids and back, and chat templates, from the files of a checkpoint."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from espalier.engine.errors import CheckpointError, first_line
 from espalier.engine.models.chat.template import ChatTemplate
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.options import GGUF
 from espalier.engine.models.text_files import parse_object, require, shown
 
 MAX_TOKEN_ID = 2**22 - 1
@@ -23,6 +24,10 @@ END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_o
 """Tokens that end what a model says, in every model that has them."""
 _CONTROL = re.compile(r"<.+>|\[.+\]")
 """Pattern of special tokens, which words do not match."""
+_MARK = re.compile(r"<[｜|][^<>\s]+[｜|]>")
+"""Pattern of marks that no text has, such as `<|im_start|>`."""
+_WRITTEN = re.compile(r"<[^<>\s{}'\"]{1,64}>|\[/?[A-Z_]{1,64}\]")
+"""Pattern of what may be a mark where a chat template writes it."""
 _IN_BRACKETS = re.compile(r"[<\[◁].+[>\]▷]")
 _RAW_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONFIG = "tokenizer_config.json"
@@ -59,9 +64,12 @@ class TextTokenizer:
         if "added_tokens_decoder" not in self._config:  # older checkpoints have a file for these
             listed = checkpoint.optional_json("special_tokens_map.json")
             self._config |= {name: listed[name] for name in (*SPECIAL_TOKENS, *_LISTS) if name in listed}
+        typed = self._tokenizer.get_added_tokens_decoder().keys()
         self._special = self._mark_special(self._named_tokens())
         self._require_ids(checkpoint, written)
         self._template = self._chat_template(checkpoint)
+        if self._folder.suffix == GGUF:
+            self._mark_untyped(checkpoint, typed)
         self._make_plain(checkpoint)
         self.begin, self.begin_source = self._take_begin()
 
@@ -215,6 +223,28 @@ class TextTokenizer:
             if token.special:
                 special.add(i)
         return special
+
+    def _mark_untyped(self, checkpoint: Checkpoint, typed: Container[int]) -> None:
+        """Recognise marks whose type in a GGUF file is that of words: converters lose it, and llama.cpp mends ends'.
+
+        They are those in bars and brackets, the ends that the file names, and what its chat template writes; the last
+        may be text, such as marks of thoughts. `typed` are the ids of tokens that have another type.
+        """
+        ends = {self._config.get("eot_token"), self._config.get("eom_token")}
+        written = set(_WRITTEN.findall(self.chat_template or ""))
+        marks = {token: _MARK.fullmatch(token) is not None or token in ends for token in self.vocabulary}
+        self._special |= self._mark_special(
+            AddedToken(token, special=special, normalized=False)
+            for token, special in marks.items()
+            if special or token in written
+        )
+        added = self._tokenizer.get_added_tokens_decoder()
+        if found := [token.content for i, token in sorted(added.items()) if i not in typed]:
+            some = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
+            checkpoint.warn(
+                f"tokenizer.ggml.token_type of {self._folder} says that {some} are words; they are taken as marks, "
+                "each whole"
+            )
 
     def _require_ids(self, checkpoint: Checkpoint, written: dict[str, Any]) -> None:
         """Refuse ids that no model has, and warn of those that are not as tokenizer.json says."""

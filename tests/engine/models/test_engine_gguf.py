@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -19,9 +20,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.chat.turns import turn_ends
 from espalier.engine.models.checkpoint import Checkpoint, Outline
 from espalier.engine.models.gguf.file import GgufFile
-from espalier.engine.models.gguf.tokenizer import tokenizer_json
+from espalier.engine.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
@@ -236,6 +238,59 @@ class TestTokenizers:
             tokenizer_json(
                 {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "new-rule", "tokenizer.ggml.tokens": []}
             )
+
+
+def test_marks_that_have_the_type_of_words_are_taken_whole_and_told(
+    tiny_checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Converters lose types: `<|im_start|>` was spelled in letters then, in silence."""
+    whole = Checkpoint(write_gguf(tiny_checkpoints["qwen2-tied"], tmp_path / "typed.gguf"))
+    typed = TextTokenizer(whole)
+    chat = [{"role": "user", "content": "What is 2 + 3?"}]
+    prompt = typed.render_chat(chat)
+    assert "<|im_start|>" in typed.added_tokens
+    monkeypatch.setattr(gguf.GGUFWriter, "add_token_types", lambda self, kinds: None)
+    untyped = Checkpoint(write_gguf(tiny_checkpoints["qwen2-tied"], tmp_path / "untyped.gguf"))
+    found = TextTokenizer(untyped)
+    assert found.encode(prompt) == typed.encode(prompt)
+    assert found.decode(found.encode(prompt)) == typed.decode(typed.encode(prompt))
+    assert [end.token_id for end in turn_ends(untyped, found)] == [end.token_id for end in turn_ends(whole, typed)]
+    (said,) = untyped.warnings
+    assert "token_type of" in said
+    assert "<|im_start|>" in said
+
+
+@pytest.mark.parametrize(
+    ("mark", "template", "metadata", "whole", "hidden"),
+    [
+        ("<think>", "{{ '<think>' }}", {}, True, False),
+        ("<think>", "{{ 'none' }}", {}, False, False),
+        ("[INST]", "[INST] {{ messages }}", {}, True, False),
+        ("<|user|>", "{{ '<|' + messages[0].role + '|>' }}", {}, True, True),
+        ("<｜User｜>", "", {}, True, True),
+        ("<end>", "", {"tokenizer.ggml.eot_token_id": 5}, True, True),
+    ],
+)
+def test_a_mark_is_what_bars_a_template_or_an_id_make_one(
+    mark: str, template: str, metadata: dict[str, Any], whole: bool, hidden: bool, monkeypatch: pytest.MonkeyPatch
+):
+    alphabet = sorted({*map(chr, range(33, 127)), "Ġ", *"ï½ľ"})
+    tokens = [*alphabet[:5], mark, *alphabet[5:]]
+    values = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [],
+        "tokenizer.chat_template": template,
+    } | metadata
+    texts = {"tokenizer.json": tokenizer_json(values), "tokenizer_config.json": tokenizer_config(values)}
+    checkpoint = object.__new__(Checkpoint)
+    checkpoint.folder, checkpoint.warnings = Path("some.gguf"), ()
+    monkeypatch.setattr(Checkpoint, "text", lambda self, name: json.dumps(texts[name]) if name in texts else None)
+    tokenizer = TextTokenizer(checkpoint)
+    assert (tokenizer.encode(mark) == [5]) == whole
+    assert tokenizer.is_special(5) == hidden
+    assert bool(checkpoint.warnings) == whole
 
 
 class TestFaults:
