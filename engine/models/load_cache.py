@@ -1,6 +1,7 @@
 """Weights as they are once they are loaded, kept in files: what took seconds to quantise is mapped at the next load.
 
-    entry: MAGIC | length of the header, 8 bytes | header, JSON | tensors, each from a multiple of 4096 on
+    entry: MAGIC | length of the header, 8 bytes | its sha256, 32 bytes | header, JSON | tensors, each from a multiple
+           of 4096 on, with a checksum in the header
 
 An entry's name is a hash of all that its tensors depend on, with the code that made them. Entries are written beside
 their place and then renamed, so that processes may write and read at once; a file that is not whole, or is something
@@ -23,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 
 from espalier import kernels
@@ -35,10 +37,13 @@ _LEAST_BYTES = 2**26
 """Of an entry: less is loaded as fast without."""
 _SPARE = 2**31
 """Bytes of the disk that are left free."""
-_MAGIC = b"espalier kept weights 1\n"
+_MAGIC = b"espalier kept weights 2\n"
 _SUFFIX, _UNFINISHED = ".weights", ".unfinished"
 _ABANDONED_SECONDS = 24 * 3600
 _PAGE = 4096
+_DIGEST = 32
+_SUMMED = 2**17
+"""Words of 8 bytes that have one sum."""
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.uint8, torch.int8)}
 
 
@@ -156,10 +161,11 @@ def _places(kept: Kept) -> Iterator[tuple[str, torch.Tensor, int]]:
 
 def _write(file: IO[bytes], name: str, kept: Kept) -> None:
     tensors = {
-        each: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), at] for each, tensor, at in _places(kept)
+        each: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), at, _checksum(tensor)]
+        for each, tensor, at in _places(kept)
     }
     header = json.dumps({"name": name, "facts": kept.facts, "tensors": tensors}).encode()
-    file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
+    file.write(_MAGIC + len(header).to_bytes(8, "little") + hashlib.sha256(header).digest() + header)
     start = _data_start(len(header))
     for _, tensor, at in _places(kept):
         file.seek(start + at)
@@ -179,7 +185,10 @@ def _read(file: IO[bytes], name: str) -> Kept:
     length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
     if length > size:
         raise ValueError("its header is cut short")
-    header = json.loads(file.read(length))
+    digest, text = file.read(_DIGEST), file.read(length)
+    if hashlib.sha256(text).digest() != digest:
+        raise ValueError("its header is damaged")
+    header = json.loads(text)
     if header["name"] != name:
         raise ValueError(f"it is the entry {header['name']}")
     whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -188,17 +197,29 @@ def _read(file: IO[bytes], name: str) -> Kept:
     return Kept(tensors, header["facts"])
 
 
-def _tensor(whole: mmap.mmap, start: int, kind: str, shape: list[int], at: int) -> torch.Tensor:
+def _tensor(whole: mmap.mmap, start: int, kind: str, shape: list[int], at: int, checksum: str) -> torch.Tensor:
     dtype, count = _DTYPES[kind], math.prod(shape)
     if min(shape, default=0) < 0 or at < 0 or start + at + count * dtype.itemsize > len(whole):
         raise ValueError("it is cut short")
     if not count:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(whole, dtype=dtype, count=count, offset=start + at).view(shape)
+    tensor = torch.frombuffer(whole, dtype=dtype, count=count, offset=start + at).view(shape)
+    if _checksum(tensor) != checksum:
+        raise ValueError("its values are damaged")
+    return tensor
+
+
+def _checksum(tensor: torch.Tensor) -> str:
+    """A hash of the sums of each MiB's words: as fast as memory is read, and no flipped bit leaves it as it was."""
+    values = tensor.contiguous().flatten().view(torch.uint8).numpy()
+    words = values[: len(values) // 8 * 8].view(np.int64)
+    whole = len(words) // _SUMMED * _SUMMED
+    sums = np.add.reduce(words[:whole].reshape(-1, _SUMMED), axis=1)
+    return hashlib.sha256(sums.tobytes() + words[whole:].tobytes() + values[len(words) * 8 :].tobytes()).hexdigest()
 
 
 def _data_start(header: int) -> int:
-    return -(-(len(_MAGIC) + 8 + header) // _PAGE) * _PAGE
+    return -(-(len(_MAGIC) + 8 + _DIGEST + header) // _PAGE) * _PAGE
 
 
 def open_cache(folder: str) -> LoadCache | None:
