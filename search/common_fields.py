@@ -1,15 +1,15 @@
 """Fields that every search has, and the enumerations of their values; `request` adds those of single algorithms."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
 from espalier.search.conversation import ChatMessage
-from espalier.search.schema import MAX_ITEMS, CodeName, Option
+from espalier.search.schema import MAX_ITEMS, CodeName, Option, mapping_text
 
 DEFAULT_MAX_TOKENS = 2048
 """Default limit on the generated tokens of one path."""
@@ -90,13 +90,6 @@ PresencePenalty = Annotated[
 FrequencyPenalty = Annotated[
     float | None, Interval(ge=-2, le=2), Option("Taken off for each time that they stand there; default: 0.")
 ]
-LogitBias = Annotated[
-    str,
-    Option(
-        "Added to the logits of tokens by their ids, each between -100 and 100: 13:-100,50256:2.5. Default: none.",
-        has_commas=True,
-    ),
-]
 _BIAS = re.compile(r"\s*(\d{1,10})\s*:\s*([+-]?\d{1,20}(?:\.\d*)?(?:[eE][+-]?\d{1,3})?)\s*", re.ASCII)
 
 
@@ -120,6 +113,21 @@ def read_bias(text: str) -> tuple[tuple[int, float], ...]:
             raise ValueError(f"must be between -100 and 100 for each token, is {match[2]} for {token}")
         found[token] = value
     return tuple(sorted(found.items()))
+
+
+def bias_text(bias: str | Mapping[Any, Any]) -> str:
+    """Write a bias, text or a mapping, as `read_bias` reads it, by ascending ids; raises as that does."""
+    return mapping_text(dict(read_bias(bias if isinstance(bias, str) else mapping_text(bias))))
+
+
+LogitBias = Annotated[
+    str,
+    Option(
+        "Added to the logits of tokens by their ids, each between -100 and 100: 13:-100,50256:2.5. Default: none.",
+        parse=bias_text,
+        has_commas=True,
+    ),
+]
 
 
 def unknown_bias(bias: Sequence[tuple[int, float]], vocabulary: int) -> str:

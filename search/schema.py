@@ -65,13 +65,14 @@ class Option:
     Attributes:
         help: text for `--help`.
         short: one-letter flag, like `-N`; None for none.
-        parse: converts text to the value and raises ValueError with the reason; None uses the field's type.
+        parse: converts text, or a mapping to text, to the value and raises ValueError with the reason; None uses the
+            field's type.
         has_commas: whether its text may have commas, so that a list of values is not one text.
     """
 
     help: str
     short: str = ""
-    parse: Callable[[str], Any] | None = None
+    parse: Callable[[Any], Any] | None = None
     has_commas: bool = False
 
 
@@ -194,13 +195,11 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
             continue
         if isinstance(value, int) and field.option and not field.item and issubclass(field.kind, str):
             value = ("off", "on")[value] if isinstance(value, bool) else str(value)  # on and off are booleans in YAML
-        if isinstance(value, Mapping) and field.option and field.kind is str:
-            value = mapping_text(value)
         if field.item:
             value = _items(field.item, name, value, wrong)
         elif value is not None and issubclass(field.kind, StrEnum) and value in list(field.kind):
             value = field.kind(value)
-        elif isinstance(value, str) and field.option and field.option.parse:
+        elif (isinstance(value, str) or _is_text(value, field)) and field.option and field.option.parse:
             try:
                 value = field.option.parse(value)
             except ValueError as error:
@@ -212,6 +211,11 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
     if wrong:
         raise InvalidRequestError(wrong)
     return kind(**typed)
+
+
+def _is_text(value: Any, field: Field) -> bool:
+    """True for a mapping that stands for text."""
+    return isinstance(value, Mapping) and field.kind is str
 
 
 def unreadable(

@@ -129,7 +129,10 @@ def _parameter(field: Field, kind: Any, lists: Lists | None) -> inspect.Paramete
     elif field.own:
         given = _choice_or_code(field.kind)
     elif parse:
-        given = {"parser": _parser(lambda given: parse(given) if isinstance(given, str) else given), "metavar": "SIZE"}
+        given = {
+            "parser": _parser(lambda given: parse(given) if isinstance(given, str) else given),
+            "metavar": "TEXT" if field.kind is str else "SIZE",
+        }
         if default is not None:
             given["show_default"] = field.show(default)
     elif field.kind is bool and default:

@@ -353,7 +353,7 @@ def _wire_field(field: Any, attribute: str, kind: Any) -> _WireField:
     if message is Duration.DESCRIPTOR:
         return wire._replace(write=_duration, read=_seconds)
     if field.name == "logit_bias":
-        return wire._replace(write=_bias, read=_bias_text)
+        return wire._replace(write=_bias, read=_written)
     if message.GetOptions().map_entry:
         return wire._replace(read=dict)
     write, read = _PLAIN.get(message.name) or (partial(_to_message, kind=GetMessageClass(message)), _from_message)
@@ -399,7 +399,7 @@ def _bias(text: str) -> dict[int, float]:
     return dict(read_bias(text))
 
 
-def _bias_text(bias: Mapping[int, float]) -> str:
+def _written(bias: Mapping[int, float]) -> str:
     return mapping_text(dict(sorted(bias.items())))
 
 

@@ -133,3 +133,10 @@ def test_run_folders_of_cells_are_told_from_others():
         assert is_cell_name(name, best), name
     for name in ("beam", "mine", "N4", "N4-M3", "N4-M2-old", "beam-N4-M2-temperature0.7"):
         assert not is_cell_name(name, beam), name
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "stop_when", "stop_unsure", "answer_form", "text_form"])
+def test_text_that_may_have_commas_is_one_value(name: str):
+    assert read_values(FIELDS[name], "13:-100,50:2.5") == ["13:-100,50:2.5"]
+    assert read_values(FIELDS[name], ["5:1,6:2", "7:1"]) == ["5:1,6:2", "7:1"]
+    assert read_values(FIELDS["step_rule"], "paragraph,tokens:64") == ["paragraph", "tokens:64"]

@@ -120,7 +120,10 @@ def test_what_is_out_of_range_is_refused_by_its_name(searches: Callable[..., Orc
 
 
 def test_a_bias_may_be_given_as_a_mapping():
-    assert make_request(PROBLEM, {"logit_bias": {13: -100, 5: 2.5}}).logit_bias == "13:-100,5:2.5"
+    assert make_request(PROBLEM, {"logit_bias": {13: -100, "5": 2.5}}).logit_bias == "5:2.5,13:-100.0"
+    for name, value in (("logit_bias", {5: "x"}), ("answer_form", {"type": "object"}), ("stop_when", {"agree": 3})):
+        with pytest.raises(InvalidRequestError, match=name):
+            make_request(PROBLEM, {name: value})
 
 
 def test_the_bundled_pair_with_a_penalty_says_what_transformers_says_and_that_some_is_not_applied(
