@@ -37,12 +37,12 @@ class ChatPrompt:
     """A conversation that the generator's chat template makes a prompt of.
 
     Attributes:
-        messages: each with `role` and `content`.
+        messages: each with `role` and `content`, and what else the template reads, as OpenAI's clients send it.
         continue_last: whether the last message, the assistant's, is continued and not answered.
         variables: further variables of the template.
     """
 
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
     continue_last: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -212,7 +212,10 @@ class ReadPrompt:
 
 @dataclass(frozen=True, slots=True)
 class CompletionResult:
-    """The outcome of a `CompletionRequest`; `configuration` is the request with every default filled in."""
+    """The outcome of a `CompletionRequest`; `configuration` is the request with every default filled in.
+
+    `warnings` tell what the chat template did not take as it stood.
+    """
 
     search_id: str
     prompts: tuple[ReadPrompt, ...]
@@ -221,6 +224,7 @@ class CompletionResult:
     usage: Usage
     configuration: CompletionRequest
     error: str = ""
+    warnings: tuple[str, ...] = ()
 
     @property
     def completion_tokens(self) -> int:
@@ -259,10 +263,14 @@ class TextSampled:
 def _text_of(prompt: Prompt) -> str:
     """All that a caller has written of a prompt."""
     if isinstance(prompt, ChatPrompt):
-        texts = (text for message in prompt.messages for text in message.values())
-        variables = json.dumps(prompt.variables, ensure_ascii=False, default=str) if prompt.variables else ""
-        return "\n".join((*texts, variables))
+        said = [text for message in prompt.messages for text in message.values()]
+        texts = (text if isinstance(text, str) else _json(text) for text in (*said, prompt.variables or ""))
+        return "\n".join(texts)
     return prompt if isinstance(prompt, str) else ""
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def prompt_violation(prompt: Prompt) -> Violation | None:

@@ -158,7 +158,7 @@ class TextTokenizer:
         return self._template and self._template.source
 
     def render_chat(
-        self, messages: list[dict[str, str]], add_generation_prompt: bool = True, /, **variables: object
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, /, **variables: object
     ) -> str:
         """Render messages by the checkpoint's chat template, as text.
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from espalier.engine.errors import EspalierError, nearest, nearest_file
-from espalier.search.conversation import ChatMessage, ChatRole
+from espalier.search.conversation import ChatMessage, ChatRole, split_conversation
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Suffixes of files; one without any of them is read as JSON."""
@@ -398,8 +398,11 @@ def names_in(fields: Mapping[str, Any]) -> list[str]:
     ]
 
 
+_ROLES = (ChatRole.SYSTEM, ChatRole.USER, ChatRole.ASSISTANT)
+
+
 def read_chat(messages: Sequence[Any]) -> tuple[str, tuple[ChatMessage, ...]]:
-    """The last message of a conversation, which is the user's, and the messages before it.
+    """The last message of the user in a conversation, and the messages around it: behind it are the system's alone.
 
     Args:
         messages: objects with a `role` and a `content`: a text, or a list of OpenAI's parts of text.
@@ -408,18 +411,19 @@ def read_chat(messages: Sequence[Any]) -> tuple[str, tuple[ChatMessage, ...]]:
         ValueError: they are not; says what is wrong with which message.
     """
     read = [_message(number, message) for number, message in enumerate(messages, start=1)]
-    if not read or read[-1].role is not ChatRole.USER:
+    spoken = [message.role for message in read if message.role is not ChatRole.SYSTEM]
+    if spoken[-1:] != [ChatRole.USER]:
         last = f"the last of its {len(read)} messages is the {read[-1].role}'s" if read else "it has no messages"
         raise ValueError(f"{last}, and a problem is a message of the user")
-    return read[-1].content, tuple(read[:-1])
+    return split_conversation(read)
 
 
 def _message(number: int, message: Any) -> ChatMessage:
     if not isinstance(message, Mapping):
         raise ValueError(f"message {number} is no object with a role and a content")
     role, content = message.get("role"), message.get("content")
-    if role not in list(ChatRole):
-        raise ValueError(f"the role of message {number} is {role!r}, none of {', '.join(ChatRole)}")
+    if role not in _ROLES:
+        raise ValueError(f"the role of message {number} is {role!r}, none of {', '.join(_ROLES)}")
     if isinstance(content, list) and all(
         isinstance(part, Mapping) and part.get("type") == _TEXT_PART and isinstance(part.get("text"), str)
         for part in content

@@ -196,7 +196,8 @@ def _gold(problem: Problem) -> str:
 
 def _digest(problem: Problem) -> str:
     before = [
-        [message.role, message.content, *filter(None, [message.reasoning_content])] for message in problem.history
+        [message.role, message.content, *filter(None, [message.reasoning_content, message.more])]
+        for message in problem.history
     ]
     asked = [problem.problem, *problem.golds, *problem.tolerances, *before]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]

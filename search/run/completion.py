@@ -303,6 +303,7 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
                 usage=self.meter.close(),
                 configuration=resolved.request,
                 error=error,
+                warnings=resolved.warnings,
             )
         )
 

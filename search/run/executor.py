@@ -199,6 +199,7 @@ class ResolvedCompletion:
         opened: whether a prompt opens a thought, by prompt; None where no thought is told apart.
         marks: of the generator's thoughts.
         grammar: what choices hold behind their thoughts; None for anything.
+        warnings: what the result will warn of, whole sentences.
     """
 
     request: CompletionRequest
@@ -209,6 +210,7 @@ class ResolvedCompletion:
     opened: tuple[bool | None, ...]
     marks: ThoughtMarks | None
     grammar: Grammar | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:

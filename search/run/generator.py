@@ -1,5 +1,6 @@
 """The generator's side of a search: prompts and sampling defaults."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,17 +16,17 @@ from espalier.engine.errors import (
     Violation,
     name_tokens,
 )
-from espalier.engine.models.chat.system_prompt import render_with_system
+from espalier.engine.models.chat.arrangement import DROPPED, FOLDED, RenderedChat, folded, leading, render_conversation
 from espalier.engine.models.model import Model
 from espalier.engine.models.text_files import require, shown
 from espalier.engine.models.tokenizer import SPECIAL_TOKENS, TextTokenizer
 from espalier.engine.roles import GENERATOR
 from espalier.search.completion import ChatPrompt, CompletionRequest, Prompt
-from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
+from espalier.search.conversation import ChatMessage, ChatRole, conversation_text, whole_conversation
 from espalier.search.run.caller_text import CallerText
 from espalier.search.run.executor import RequestDefaults
 from espalier.search.thoughts.history import reads_thoughts_apart, split_message
-from espalier.search.thoughts.marks import find_marks
+from espalier.search.thoughts.marks import ThoughtMarks, find_marks
 from espalier.search.thoughts.mode import SWITCHES, ThinkingMode
 from espalier.search.thoughts.mode_sampling import Parameters, sampling_for
 from espalier.search.tokenization import Tokenization, TokenizationRequest
@@ -41,30 +42,66 @@ def render_prompt(
     history: Sequence[ChatMessage] = (),
     switches: Mapping[str, bool] = MappingProxyType({"enable_thinking": False}),
 ) -> str:
+    """Return the text of `render_turns`."""
+    return render_turns(tokenizer, system_prompt, problem, history, switches).text
+
+
+def render_turns(
+    tokenizer: TextTokenizer,
+    system_prompt: str,
+    problem: str,
+    history: Sequence[ChatMessage],
+    switches: Mapping[str, bool],
+) -> RenderedChat:
     """Render the prompt: through the chat template, or as plain text and a blank line without one.
 
     Args:
         tokenizer: has the chat template.
         system_prompt: used unless `history` starts with a system message.
         problem: what the user says last.
-        history: the messages before it.
+        history: the messages around it.
         switches: variables of the template that switch thinking on or off; see `SWITCHES`.
 
     Raises:
         TemplateLimitError: the template takes too much time or memory.
-        CheckpointError: the template rejects the messages without a system message too.
+        CheckpointError: the template rejects the messages without a system message too, or turns of tools.
     """
-    if history and history[0].role == ChatRole.SYSTEM:
-        system_prompt, history = history[0].content, history[1:]
+    turns = whole_conversation(problem, history)
+    if turns[0].role != ChatRole.SYSTEM:
+        turns.insert(0, ChatMessage(ChatRole.SYSTEM, system_prompt))
+    messages = [_as_message(turn) for turn in (turns if turns[0].content else turns[1:])]
     if not tokenizer.has_chat_template:
-        before = f"{system_prompt}\n\n" if system_prompt else ""
-        return f"{tokenizer.begin}{before}{conversation_text(problem, history)}\n\n"
-    messages = [{"role": str(message.role), "content": message.content} for message in history]
-    for rendered, message in zip(messages, history, strict=True):
-        if thought := message.reasoning_content:
-            rendered.update(reasoning_content=thought, thinking=thought)  # templates read either
-    messages.append({"role": "user", "content": problem})
-    return render_with_system(tokenizer, system_prompt, messages, **switches)
+        return _plain_text(tokenizer, messages)
+    rendered = render_conversation(tokenizer, messages, **switches)
+    of_caller = any(message.role == ChatRole.SYSTEM for message in history)
+    if of_caller:
+        return rendered
+    return replace(rendered, warnings=tuple(each for each in rendered.warnings if each not in (FOLDED, DROPPED)))
+
+
+def _as_message(turn: ChatMessage) -> dict[str, Any]:
+    """A message as chat templates read it."""
+    thought = turn.reasoning_content
+    thoughts = {"reasoning_content": thought, "thinking": thought} if thought else {}  # templates read either
+    return {"role": str(turn.role), "content": turn.content, **thoughts, **turn.fields}
+
+
+def _plain_text(tokenizer: TextTokenizer, messages: list[dict[str, Any]], continued: str = "") -> RenderedChat:
+    """A conversation for a model without a chat template: what the system says first, then the turns by name."""
+    front = leading(messages)
+    system = "".join(f"{message['content']}\n\n" for message in front)
+    arranged = folded(messages[len(front) :])
+    turns = [_as_turn(message) for message in arranged]
+    at = max(at for at, turn in enumerate(turns) if turn.role == ChatRole.USER)
+    around = [*turns[:at], *([ChatMessage(ChatRole.PROBLEM, "")] if turns[at + 1 :] else []), *turns[at + 1 :]]
+    text = conversation_text(turns[at].content, around)
+    warnings = (FOLDED,) if len(arranged) < len(messages) - len(front) else ()
+    return RenderedChat(f"{tokenizer.begin}{system}{text}\n\n{continued}", warnings)
+
+
+def _as_turn(message: Mapping[str, Any]) -> ChatMessage:
+    more = {"tool_calls": message["tool_calls"]} if message.get("tool_calls") else {}
+    return ChatMessage(ChatRole(message["role"]), message["content"] or "", more=json.dumps(more) if more else "")
 
 
 Advice = Callable[[str], tuple[str, ...]]
@@ -87,11 +124,13 @@ class RenderedPrompt:
         token_ids: its tokens.
         opened: whether it opens a thought.
         thinks: whether the model is expected to think.
+        warnings: what the chat template did not take as it stood, whole sentences.
     """
 
     token_ids: list[int]
     opened: bool = False
     thinks: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 class Generator:
@@ -165,9 +204,9 @@ class Generator:
             raise InvalidRequestError([Violation("thinking", why)])
         problem, tags = self._caller_text.protect(problem, [])
         history = [self._earlier(message, tags) for message in history]
-        text, opened, thinks = self._rendered(problem, history, mode)
+        text, opened, thinks, warnings = self._rendered(problem, history, mode)
         ids = self._caller_text.encode(text, tags)
-        return RenderedPrompt(self._require_room(ids, 1), opened, thinks)
+        return RenderedPrompt(self._require_room(ids, 1), opened, thinks, warnings)
 
     def _earlier(self, message: ChatMessage, tags: list[str]) -> ChatMessage:
         """A message before the problem, whose thought is where the chat template looks for it."""
@@ -179,12 +218,19 @@ class Generator:
         if in_content and self.marks:
             opening, closing = self.marks.opening.text + self.marks.label, self.marks.closing.text
             thought, said = "", f"{opening}\n{thought}\n{closing}\n\n{said}"
-        return replace(message, content=said, reasoning_content=thought)
+        more = json.dumps(message.fields, ensure_ascii=False) if message.more else ""  # without escapes that hide marks
+        return replace(message, content=said, reasoning_content=thought, more=self._caller_text.protect(more, tags)[0])
 
-    def _rendered(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> tuple[str, bool, bool]:
-        """The prompt's text, whether it opens a thought, and whether the model is expected to think."""
+    def _rendered(
+        self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode
+    ) -> tuple[str, bool, bool, tuple[str, ...]]:
+        """The prompt's text, whether it opens a thought, whether the model is expected to think, and warnings."""
         marks = self.marks
-        text = self._render(problem, history, mode if marks else ThinkingMode.OFF)
+        chat = self._render(problem, history, mode if marks else ThinkingMode.OFF)
+        return *self._opened(chat.text, mode, marks), chat.warnings
+
+    def _opened(self, text: str, mode: ThinkingMode, marks: ThoughtMarks | None) -> tuple[str, bool, bool]:
+        """The prompt's text with a thought opened or closed, whether it is open, and whether the model is to think."""
         if marks is None:
             return text, False, False
         off, opening, closing = mode is ThinkingMode.OFF, marks.opening.text, marks.closing.text
@@ -211,37 +257,39 @@ class Generator:
     @cached_property
     def _answers_by_default(self) -> bool:
         """True if the chat template has the model think only where it is asked to."""
-        auto, off = (self._render("2", (), mode) for mode in (ThinkingMode.AUTO, ThinkingMode.OFF))
+        auto, off = (self._render("2", (), mode).text for mode in (ThinkingMode.AUTO, ThinkingMode.OFF))
         return self._has_switch and auto == off
 
-    def _render(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> str:
+    def _render(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> RenderedChat:
         try:
-            return render_prompt(self.model.tokenizer, self.system_prompt, problem, history, SWITCHES[mode])
+            return render_turns(self.model.tokenizer, self.system_prompt, problem, history, SWITCHES[mode])
         except CheckpointError as error:
             if not history:
                 raise
-            why = f"is rejected by the generator's chat template: {error.__cause__}"
+            why = f"is rejected by the generator's chat template: {error.__cause__ or error}"
             raise InvalidRequestError([Violation("history", why)]) from error
 
-    def completion_prompt(self, prompt: Prompt, request: CompletionRequest) -> tuple[list[int], bool | None]:
+    def completion_prompt(
+        self, prompt: Prompt, request: CompletionRequest
+    ) -> tuple[list[int], bool | None, tuple[str, ...]]:
         """Return the token ids of a prompt that is continued as it is: a conversation through the chat template alone.
 
         Returns:
-            The ids, and whether a conversation's prompt opens a thought of its answer; None for texts, for an answer
-            that is continued, and where the generator does not think.
+            The ids; whether a conversation's prompt opens a thought of its answer, None for texts, for an answer
+            that is continued, and where the generator does not think; and warnings, whole sentences.
 
         Raises:
             InvalidRequestError: there is no chat template, or it rejects the conversation.
             NoEmbeddingError: the prompt has tokens without an embedding in the model.
             RequestTooLargeError: the prompt leaves no room for a token.
         """
-        ids = self._ids_of(prompt, request.add_special_tokens)
+        ids, warnings = self._ids_of(prompt, request.add_special_tokens)
         if not ids:
             raise InvalidRequestError([Violation("prompts", "must have a token")])
         opened = None
         if self.marks and isinstance(prompt, ChatPrompt) and not prompt.continue_last:
             opened = self.marks.opened_by(self.model.tokenizer.show(ids))
-        return self._require_room(ids, 0 if request.max_tokens == 0 else 1), opened
+        return self._require_room(ids, 0 if request.max_tokens == 0 else 1), opened, warnings
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
         """Look at a prompt; see `completion_prompt`, except that it may be of any length.
@@ -250,7 +298,7 @@ class Generator:
             InvalidRequestError: there is no chat template, or it rejects the conversation.
         """
         tokenizer = self.model.tokenizer
-        ids = self._ids_of(request.prompt, request.add_special_tokens)
+        ids, _ = self._ids_of(request.prompt, request.add_special_tokens)
         special = {name: tokenizer.special_token(name) for name in SPECIAL_TOKENS}
         description = {
             **special,
@@ -262,16 +310,17 @@ class Generator:
         tokens = tuple(map(tokenizer.token, ids))
         return Tokenization(tuple(ids), tokens, tokenizer.show(ids), description)
 
-    def _ids_of(self, prompt: Prompt, add_special_tokens: bool) -> list[int]:
+    def _ids_of(self, prompt: Prompt, add_special_tokens: bool) -> tuple[list[int], tuple[str, ...]]:
         tokenizer = self.model.tokenizer
         if isinstance(prompt, tuple):
-            return list(prompt)
+            return list(prompt), ()
         if isinstance(prompt, str):
-            return tokenizer.encode(tokenizer.begin + prompt if add_special_tokens else prompt)
+            return tokenizer.encode(tokenizer.begin + prompt if add_special_tokens else prompt), ()
         tags: list[str] = []
-        return self._caller_text.encode(self._render_chat(prompt, tags), tags)
+        chat = self._render_chat(prompt, tags)
+        return self._caller_text.encode(chat.text, tags), chat.warnings
 
-    def _render_chat(self, prompt: ChatPrompt, tags: list[str]) -> str:
+    def _render_chat(self, prompt: ChatPrompt, tags: list[str]) -> RenderedChat:
         """A conversation as text: by the chat template alone, or as plain text and a blank line without one.
 
         What others than the assistant say is text, whatever tokens look like it; see `CallerText`.
@@ -282,25 +331,24 @@ class Generator:
                 message["content"] = self._caller_text.protect(message["content"], tags)[0]
         if not self.model.tokenizer.has_chat_template:
             continued = messages.pop()["content"] if prompt.continue_last else ""
-            turns = [ChatMessage(ChatRole(message["role"]), message["content"]) for message in messages]
-            if not turns or turns[-1].role != ChatRole.USER:
+            spoken = [message for message in messages if message["role"] != ChatRole.SYSTEM]
+            if not spoken or spoken[-1]["role"] == ChatRole.ASSISTANT:
                 raise InvalidRequestError([Violation("prompts", "must end with the user's message: no chat template")])
-            system = "".join(f"{turn.content}\n\n" for turn in turns if turn.role == ChatRole.SYSTEM)
-            conversation = conversation_text(turns[-1].content, turns[:-1])
-            return f"{self.model.tokenizer.begin}{system}{conversation}\n\n{continued}"
+            return _plain_text(self.model.tokenizer, messages, continued)
         try:
-            text = self.model.tokenizer.render_chat(messages, not prompt.continue_last, **prompt.variables)
+            chat = render_conversation(self.model.tokenizer, messages, not prompt.continue_last, **prompt.variables)
         except CheckpointError as error:
             why = f"are rejected by the generator's chat template: {error.__cause__ or error}"
             raise InvalidRequestError([Violation("prompts", why)]) from error
         if not prompt.continue_last:
-            return text
+            return chat
+        text = chat.text
         last = messages[-1]["content"]
         at = text.rfind(last.strip())
         if at < 0 or not last.strip():
             raise InvalidRequestError([Violation("prompts", "end with a message that the chat template does not show")])
         kept = last.lstrip() if text[at:].startswith(last.lstrip()) else last.strip()  # some templates strip messages
-        return text[: at + len(kept)]
+        return RenderedChat(text[: at + len(kept)], chat.warnings)
 
     def _require_room(self, ids: list[int], for_tokens: int) -> list[int]:
         self.model.require_embedded(GENERATOR, ids)

@@ -129,7 +129,7 @@ class Resolver:
             expected = self._expected(limits, self._expected_tokens)
             of_verifier = verifier_limits and self._expected(verifier_limits, self._expected_tokens)
             blocks = self._worst_case(effective, expected, of_verifier)
-        warnings = self._generator.advice(request.problem)
+        warnings = (*self._generator.advice(request.problem), *prompted.warnings)
         return ResolvedRequest(
             effective,
             limits,
@@ -158,7 +158,7 @@ class Resolver:
         self._require_in_vocabulary(request)
         generator = self._generator
         read = [generator.completion_prompt(prompt, request) for prompt in request.prompts]
-        prompts = tuple(tuple(ids) for ids, _ in read)
+        prompts = tuple(tuple(ids) for ids, _, _ in read)
         wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         context = generator.model.config.max_positions
         limits = tuple(min(wanted, context - len(prompt)) for prompt in prompts)
@@ -179,8 +179,10 @@ class Resolver:
                     raise
                 together //= 2
             else:
-                opened = tuple(opened for _, opened in read)
-                return ResolvedCompletion(filled, prompts, limits, together, blocks, opened, generator.marks, grammar)
+                opened = tuple(opened for _, opened, _ in read)
+                warnings = tuple(dict.fromkeys(each for _, _, its in read for each in its))
+                of_text = opened, generator.marks, grammar, warnings
+                return ResolvedCompletion(filled, prompts, limits, together, blocks, *of_text)
 
     def resolve_scores(self, request: ScoreRequest) -> ResolvedScores:
         """Validate a request for scores and work out what follows from it.

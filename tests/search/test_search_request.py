@@ -167,6 +167,10 @@ def said(role: str, content: str = "So.") -> ChatMessage:
     return ChatMessage(ChatRole(role), content)
 
 
+def calling(more: str = '{"tool_calls": [{"function": {"name": "price", "arguments": "{}"}}]}') -> ChatMessage:
+    return ChatMessage(ChatRole.ASSISTANT, "", more=more)
+
+
 @pytest.mark.parametrize(
     "history",
     [
@@ -176,6 +180,8 @@ def said(role: str, content: str = "So.") -> ChatMessage:
         (said("user", ""),),
         (said("user", "x" * 128 * 1024),),
         (said("user"),) * 256,
+        (said("system"), said("user"), said("system"), said("system")),
+        (said("problem"), calling(), said("tool"), said("system")),
     ],
 )
 def test_a_history_at_its_bounds_is_taken(history: tuple[ChatMessage, ...]):
@@ -185,8 +191,12 @@ def test_a_history_at_its_bounds_is_taken(history: tuple[ChatMessage, ...]):
 @pytest.mark.parametrize(
     ("history", "named"),
     [
-        ((said("user"), said("system")), "history"),
-        ((said("system"), said("system")), "history"),
+        ((said("problem"), said("user")), "history"),
+        ((said("problem"), said("problem")), "history"),
+        ((said("problem"), said("assistant"), said("system")), "history"),
+        ((calling("[]"),), "history"),
+        ((calling('{"tool_calls": [{}]}'),), "history"),
+        ((calling('{"role": "system"}'),), "history"),
         ((said("user", "half a pair: \ud800"),), "history"),
         ((said("user", "x" * (128 * 1024 + 1)),), "history"),
         ((said("user"),) * 257, "history"),
@@ -205,3 +215,6 @@ def test_a_conversation_as_plain_text_names_its_speakers_and_leaves_out_the_syst
     assert conversation_text("And twice that?", (said("system"),)) == "And twice that?"
     turns = (said("system"), said("user", "6*7?"), said("assistant", "42."))
     assert conversation_text("And twice that?", turns) == "User: 6*7?\n\nAssistant: 42.\n\nUser: And twice that?"
+    behind = (said("problem"), said("system"), calling(), said("tool", "5"), said("system"))
+    assert conversation_text("A pen?", behind) == "User: A pen?\n\nAssistant: price({})\n\nTool: 5"
+    assert conversation_text("A pen?", behind[:2]) == "A pen?"

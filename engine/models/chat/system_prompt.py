@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from espalier.engine.errors import CheckpointError, TemplateLimitError
+from espalier.engine.models.chat.arrangement import render_conversation
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.text_files import require
 from espalier.engine.models.tokenizer import TextTokenizer
@@ -31,8 +31,8 @@ def render_with_system(
 ) -> str:
     """Render messages through the chat template, behind a system message unless `system_prompt` is empty.
 
-    If the template rejects a system message (Mistral, Gemma), the system prompt is put before the first thing that the
-    user says.
+    If the template takes no system message (Mistral, Gemma), the system prompt is put before the first thing that the
+    user says; see `arrangement`.
 
     Args:
         tokenizer: has the chat template.
@@ -44,14 +44,5 @@ def render_with_system(
         TemplateLimitError: the template takes too much time or memory.
         CheckpointError: the template rejects the messages without a system message too.
     """
-    chat = [dict(message) for message in messages]
-    if system_prompt:
-        try:
-            return tokenizer.render_chat([{"role": "system", "content": system_prompt}, *chat], **switches)
-        except TemplateLimitError:
-            raise
-        except CheckpointError:  # it takes no system message; what else it has against them, it says again below
-            pass
-        first = next(message for message in chat if message["role"] == "user")
-        first["content"] = f"{system_prompt}\n\n{first['content']}"
-    return tokenizer.render_chat(chat, **switches)
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    return render_conversation(tokenizer, [*system, *messages], **switches).text

@@ -58,7 +58,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         add_generation_prompt: bool,
         special_tokens: Mapping[str, str | None],
         /,  # a caller's variables may have any name

@@ -52,7 +52,7 @@ def counted(orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> Coun
 
     tokenizers = {id(model.tokenizer): f"{role} prompt tokenised" for role, model in orchestrator.engine.models.items()}
     count(request_module, "violations", lambda given, *_: "validated" if isinstance(given, SearchRequest) else None)
-    count(generator_module, "render_prompt", lambda _t, _s, problem, *_: "rendered" if PROBLEM in problem else None)
+    count(generator_module, "render_turns", lambda _t, _s, problem, *_: "rendered" if PROBLEM in problem else None)
     count(TextTokenizer, "encode", lambda self, text: tokenizers.get(id(self)) if PROBLEM in text else None)
     return seen
 

@@ -1,14 +1,16 @@
 """Bodies of chat completions: the search or the plain sampling that one asks for, and what cannot be honoured."""
 
+import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, Strict, StrictBool
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.completion import ChatPrompt
+from espalier.search.conversation import ChatMessage, ChatRole, split_conversation
 from espalier.search.request import SearchRequest
 from espalier.search.schema import few, from_values
 from espalier.search.service.http_api.body import SearchBody, validated
@@ -59,25 +61,47 @@ def _parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
+class _Function(BaseModel):
+    name: InstanceOf[str]
+    arguments: InstanceOf[str] | dict[str, Any] | None = None
+
+
+class _Call(BaseModel):
+    id: InstanceOf[str] | None = None
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+_ROLES = {"developer": ChatRole.SYSTEM, "function": ChatRole.TOOL}
+"""Roles by other names, an older one for tools."""
+
+
 class _Message(BaseModel, extra="allow"):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[Annotated[list[_Part], Field(max_length=_MAX_PARTS)] | None, BeforeValidator(_parts)] = None
     reasoning_content: InstanceOf[str] | None = None
     reasoning: InstanceOf[str] | None = None  # the same by its newer name
+    tool_calls: Annotated[list[_Call], Field(max_length=_MAX_PARTS)] | None = None
+    function_call: _Function | None = None  # the only one by its older name
+    tool_call_id: InstanceOf[str] | None = None
+    name: Any = None
 
     @property
-    def of_system(self) -> bool:
-        return self.role in ("system", "developer")
+    def read(self) -> ChatMessage:
+        """The message of a conversation."""
+        role = _ROLES.get(self.role) or ChatRole(self.role)
+        thought = (self.reasoning_content or self.reasoning or "") if role == ChatRole.ASSISTANT else ""
+        text, more = "\n".join(part.text for part in self.content or ()), self._more(role)
+        return ChatMessage(role, text, thought, json.dumps(more, ensure_ascii=False) if more else "")
 
-    @property
-    def text(self) -> str:
-        return "\n".join(part.text for part in self.content or ())
-
-    @property
-    def thought(self) -> dict[str, str]:
-        """An assistant's thought, from `reasoning_content`; empty without."""
-        thought = self.reasoning_content or self.reasoning
-        return {"reasoning_content": thought} if thought and self.role == "assistant" else {}
+    def _more(self, role: ChatRole) -> dict[str, Any]:
+        """What templates read of turns of tools; other keys of messages are notes of clients to themselves."""
+        if role == ChatRole.TOOL:
+            named = {"tool_call_id": self.tool_call_id, "name": self.name if isinstance(self.name, str) else None}
+            return {name: value for name, value in named.items() if value is not None}
+        calls = self.tool_calls or ([_Call(function=self.function_call)] if self.function_call else [])
+        called = [call.model_dump(exclude_none=True) for call in calls]
+        return {"tool_calls": called} if called and role == ChatRole.ASSISTANT else {}
 
 
 class Conversation(BaseModel, extra="allow"):
@@ -110,6 +134,8 @@ class ChatBody(Conversation, extra="allow"):
 
 ITS_BUDGET = "x-its-budget"
 _KNOWN = {*ChatBody.model_fields, *PLAIN_PARAMETERS, *FORM_PARAMETERS, *THINKING_PARAMETERS, "stop"}
+_TOOLS = {"tools": "tool_choice", "functions": "function_call"}
+"""Lists of tools with the parameter that says which to call."""
 _PLAIN_ALONE = ("logprobs", "return_token_ids", "return_tokens_as_token_ids", "continue_final_message")
 """Parameters, true or false, that a search cannot honour."""
 
@@ -160,7 +186,7 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
         return _read_plain(chat, body)
     places = dict.fromkeys(values, "model") | {"problem": "messages", "history": "messages"}
     set_parameters(body, _PARAMETERS, values, places)
-    violations = [*not_honoured(body, _KNOWN, _FIELDS), *_wrong_messages(chat.messages), *few([*_not_of_search(chat)])]
+    violations = [*not_honoured(body, _known(body), _FIELDS), *few([*_not_of_search(chat)])]
     set_form(body, values, places, violations)
     stop = stop_texts(body.get("stop"), violations)
     thinking = read_thinking_parameters(body, violations)
@@ -171,7 +197,7 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
             violations.append(Violation(f"espalier.{name}", "set by `messages`; remove it"))
         else:  # also null, which here means no limit or the algorithm's default
             values[name], places[name] = value, f"espalier.{name[:80]}"
-    values = {"seed": secrets.randbits(SEED_BITS), **values, **conversation(chat.messages)}
+    values = {"seed": secrets.randbits(SEED_BITS), **values, **conversation(chat.messages, violations)}
     try:
         search = from_values(SearchBody, values)
     except InvalidRequestError as error:
@@ -195,9 +221,15 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
     )
 
 
+def _known(body: dict[str, Any]) -> set[str]:
+    """Parameters that are read here: tools among them where none is to be called."""
+    uncalled = {tools for tools, choice in _TOOLS.items() if body.get(choice) == "none"}
+    return _KNOWN | uncalled
+
+
 def _read_plain(chat: ChatBody, body: dict[str, Any]) -> PlainCall:
     values, places, found = plain_fields(body)
-    found += not_honoured(body, _KNOWN)
+    found += not_honoured(body, _known(body))
     if chat.budget is not None:
         found.append(Violation("budget", "is of a search, and this is none"))
     top = chat.top_logprobs
@@ -222,11 +254,27 @@ def chat_prompt(chat: Conversation, thinking: AskedThinking, found: list[Violati
     variables = {**thinking.variables, **(chat.chat_template_kwargs or {})}
     own = {"messages", "add_generation_prompt", "tools", "documents"} & variables.keys()
     found += (Violation(f"chat_template_kwargs.{name}", "is set by the server") for name in sorted(own))
-    messages = tuple(
-        {"role": "system" if message.of_system else message.role, "content": message.text, **message.thought}
-        for message in chat.messages
-    )
+    variables |= _tools_shown(chat, found)
+    messages = tuple(_as_sent(message.read) for message in chat.messages)
     return ChatPrompt(messages, continued, variables)
+
+
+def _as_sent(message: ChatMessage) -> dict[str, Any]:
+    """A message for the chat template alone."""
+    thought = {"reasoning_content": message.reasoning_content} if message.reasoning_content else {}
+    return {"role": str(message.role), "content": message.content, **thought, **message.fields}
+
+
+def _tools_shown(chat: Conversation, found: list[Violation]) -> dict[str, Any]:
+    """Tools that are not to be called: what the template shows of them, as it may by vLLM's default."""
+    given = chat.model_extra or {}
+    functions, tools = given.get("functions") or [], given.get("tools") or []
+    for name, each in (("functions", functions), ("tools", tools)):
+        if not isinstance(each, list) or not all(isinstance(tool, dict) for tool in each):
+            found.append(Violation(name, "must be a list of objects"))
+            return {}
+    tools = [*tools, *({"type": "function", "function": function} for function in functions)]
+    return {"tools": tools} if tools else {}
 
 
 def _not_of_search(chat: ChatBody) -> Iterator[Violation]:
@@ -243,33 +291,23 @@ def _not_of_search(chat: ChatBody) -> Iterator[Violation]:
 
 
 def _not_read(messages: list[_Message]) -> Iterator[Violation]:
-    """Messages without content, which only an assistant's may be, and those that call tools.
-
-    Other keys of messages that are not known are notes of clients to themselves.
-    """
+    """Messages without content, which only an assistant's may be, and calls of tools by others."""
     for index, message in enumerate(messages):
-        if message.content is None and message.role != "assistant":
+        if message.role == "assistant":
+            continue
+        if message.content is None:
             yield Violation(f"messages[{index}].content", "must be a text, or a list of parts")
-        for name in ("tool_calls", "function_call"):
-            if (message.model_extra or {}).get(name) not in (None, []):
-                yield Violation(f"messages[{index}].{name}", "tools are not offered")
+        if message.tool_calls or message.function_call:
+            yield Violation(f"messages[{index}].tool_calls", "are of the assistant")
 
 
-def _wrong_messages(messages: list[_Message]) -> Iterator[Violation]:
-    turns = 0
-    for index, message in enumerate(messages):
-        if message.of_system and turns:
-            yield Violation(f"messages[{index}].role", f"messages of the {message.role} come first")
-        turns += not message.of_system
-    yield from _not_read(messages)
-    if messages[-1].role != "user":
-        yield Violation("messages", "the last message must be the user's")
-
-
-def conversation(messages: list[_Message]) -> dict[str, Any]:
-    """Return the fields of a request: the last message is the problem, the others the history; the system's are one."""
-    *turns, last = messages
-    system = "\n\n".join(message.text for message in turns if message.of_system)
-    history = [{"role": "system", "content": system}] if any(message.of_system for message in turns) else []
-    history += [{"role": turn.role, "content": turn.text, **turn.thought} for turn in turns if not turn.of_system]
-    return {"problem": last.text, "history": history}
+def conversation(messages: list[_Message], found: list[Violation]) -> dict[str, Any]:
+    """Return the fields of a request: what the user says last is the problem, all others are the history."""
+    found += _not_read(messages)
+    read = [message.read for message in messages]
+    try:
+        problem, history = split_conversation(read)
+    except ValueError as error:
+        found.append(Violation("messages", str(error)))
+        problem, history = read[-1].content, ()
+    return {"problem": problem, "history": [asdict(message) for message in history]}

@@ -26,17 +26,17 @@ IGNORED = {
     "user", "verbosity",
 }  # fmt: skip
 """Parameters that do not change what is sampled; clients send them to every server."""
-_NO_TOOLS = "tools are not offered"
+NO_TOOLS = "tools are not called; with `tool_choice` none a chat may list them, and its messages may tell of calls"
 NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
     # parameter: why it is refused, and the values besides null that ask for nothing
     "length_penalty": ("is of beam search by likelihood, which is not offered", (1,)),
     "modalities": ("only text is offered", (["text"],)),
     "audio": ("only text is offered", ()),
-    "tools": (_NO_TOOLS, ([],)),
-    "tool_choice": (_NO_TOOLS, ("none", "auto")),
-    "functions": (_NO_TOOLS, ([],)),
-    "function_call": (_NO_TOOLS, ("none", "auto")),
-    "web_search_options": (_NO_TOOLS, ()),
+    "tools": (NO_TOOLS, ([],)),
+    "tool_choice": (NO_TOOLS, ("none", "auto")),
+    "functions": (NO_TOOLS, ([],)),
+    "function_call": (NO_TOOLS, ("none", "auto")),
+    "web_search_options": (NO_TOOLS, ()),
     "best_of": ("is not offered; choose a search by the model's name, such as NAME@best-of-8", (1,)),
     "use_beam_search": ("is not offered; choose a search by the model's name, such as NAME@beam-n4-m4", (False,)),
     "suffix": ("text cannot be filled in before a suffix", ("",)),

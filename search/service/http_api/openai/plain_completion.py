@@ -75,7 +75,8 @@ class PlainCompletion:
         """The chunk after the last text: the usage, if it is wanted."""
         if not self.call.include_usage:
             return []
-        return [{**self._head(".chunk" * self.chat), "choices": [], "usage": usage_of(result)}]
+        told = {"usage": usage_of(result), "espalier": espalier_of(result)}
+        return [{**self._head(".chunk" * self.chat), "choices": [], **told}]
 
     def _chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         usage = {"usage": None} if self.call.include_usage else {}
@@ -175,6 +176,7 @@ def espalier_of(result: CompletionResult) -> dict[str, Any]:
     errors = {choice.index: choice.error for choice in result.choices if choice.error}
     return {
         **({"errors": errors} if errors else {}),
+        **({"warnings": result.warnings} if result.warnings else {}),
         "search_id": result.search_id,
         "algorithm": result.configuration.algorithm,
         "seed": result.configuration.seed,

@@ -17,7 +17,7 @@ from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import completion, plain_completion
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
 from espalier.search.service.http_api.openai.guided import FORM_PARAMETERS
-from espalier.search.service.http_api.openai.parameters import SAMPLING, PlainCall, in_body, not_honoured
+from espalier.search.service.http_api.openai.parameters import NO_TOOLS, SAMPLING, PlainCall, in_body, not_honoured
 from espalier.search.service.http_api.openai.thinking import THINKING_PARAMETERS
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.shown import shown, shown_paths
@@ -42,9 +42,9 @@ _NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "prompt": (_STORED, ()),
     "background": ("is not offered", (False,)),
     "include": ("is not offered", ([],)),
-    "tools": ("tools are not offered", ([],)),
-    "tool_choice": ("tools are not offered", ("none", "auto")),
-    "max_tool_calls": ("tools are not offered", ()),
+    "tools": (NO_TOOLS, ([],)),
+    "tool_choice": (NO_TOOLS, ("none", "auto")),
+    "max_tool_calls": (NO_TOOLS, ()),
     "top_logprobs": ("give `logprobs` to /v1/chat/completions", (0,)),
     "truncation": ("a conversation is never cut", ("disabled",)),
 }
@@ -61,29 +61,52 @@ def _parts(content: Any) -> Any:
 
 class _Item(BaseModel, extra="allow"):
     type: Literal["message"] | None = None
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[Annotated[list[_Part], Field(max_length=512)], BeforeValidator(_parts)]
     thought: InstanceOf[str] = ""
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: InstanceOf[str] | None = None
 
     def message(self) -> dict[str, Any]:
         content = "\n".join(part.text for part in self.content)
-        return {"role": self.role, "content": content, "reasoning_content": self.thought}
+        of_tools = {"tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
+        return {"role": self.role, "content": content, "reasoning_content": self.thought, **of_tools}
 
 
 def _items(given: Any) -> Any:
-    """The input as a list of messages; a thought that a client sends back is that of the message behind it."""
+    """The input as a list of messages.
+
+    A thought that a client sends back is that of the message behind it, and calls of tools are one message.
+    """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
         return given
     items, thought = list[Any](), ""
     for item in given:
-        if isinstance(item, dict) and item.get("type") == "reasoning":
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind == "reasoning":
             thought = _thought(item.get("content"))
-        else:
-            items.append({**item, "thought": thought} if isinstance(item, dict) else item)
-            thought = ""
+            continue
+        if kind == "function_call":
+            call = {"id": item.get("call_id"), "function": {each: item.get(each) for each in ("name", "arguments")}}
+            if items and isinstance(items[-1], dict) and items[-1].get("tool_calls"):
+                items[-1]["tool_calls"].append(call)
+                continue
+            item = {"role": "assistant", "content": "", "tool_calls": [call]}
+        elif kind == "function_call_output":
+            item = {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
+        items.append({**item, "thought": thought} if isinstance(item, dict) else item)
+        thought = ""
     return items
+
+
+def _tools(given: Any) -> Any:
+    """Functions as chats list them; what else can be called is left out, as nothing is."""
+    if not isinstance(given, list):
+        return given
+    functions = [tool for tool in given if isinstance(tool, dict) and tool.get("type") == "function"]
+    return [{"type": "function", "function": {k: v for k, v in each.items() if k != "type"}} for each in functions]
 
 
 def _thought(content: Any) -> str:
@@ -138,12 +161,15 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
         InvalidRequestError: lists everything that is wrong and what cannot be honoured.
     """
     its = validated(ResponsesBody, body)
-    found = list(not_honoured(body, {*ResponsesBody.model_fields, *_SAME}, refused=_NOT_OFFERED))
+    uncalled = {"tools"} if body.get("tool_choice") == "none" else set[str]()
+    found = list(not_honoured(body, {*ResponsesBody.model_fields, *_SAME, *uncalled}, refused=_NOT_OFFERED))
     messages = [item.message() for item in its.input]
     if its.instructions is not None:
         messages.insert(0, {"role": "system", "content": its.instructions})
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     chat |= {"messages": messages, "max_tokens": its.max_output_tokens}
+    if uncalled and body.get("tools"):
+        chat |= {"tools": _tools(body["tools"]), "tool_choice": "none"}
     if its.text and its.text.format is not None:  # whose schema stands beside its type
         chat["response_format"] = {**its.text.format, "json_schema": its.text.format}
     try:

@@ -288,7 +288,8 @@ def test_earlier_turns_and_the_system_message_are_the_searchs_history(serve, cha
     chat(serve()).chat.completions.create(model="espalier", messages=messages)
     assert asked(fake).problem == "sol\nve"
     assert asked(fake).history == (
-        ChatMessage(ChatRole.SYSTEM, "Be brief.\n\nUse steps."),
+        ChatMessage(ChatRole.SYSTEM, "Be brief."),
+        ChatMessage(ChatRole.SYSTEM, "Use steps."),
         ChatMessage(ChatRole.USER, "6*7?"),
         ChatMessage(ChatRole.ASSISTANT, "42.", "Depth 1"),
         ChatMessage(ChatRole.USER, "And twice?"),

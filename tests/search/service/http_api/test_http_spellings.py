@@ -7,7 +7,9 @@ import pytest
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.completion import ChatPrompt
+from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import SearchRequest
+from espalier.search.service.grpc_api.convert import request_to_wire
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
 from espalier.search.service.http_api.openai.completion_request import read_completion
 from espalier.search.service.http_api.openai.parameters import PlainCall
@@ -212,3 +214,101 @@ def test_options_of_json_are_part_of_the_form(body: dict[str, Any], schema: dict
 )
 def test_options_of_json_that_say_nothing_are_refused(body: dict[str, Any], place: str):
     assert refused(**{"guided_json": SCHEMA, **body}) == [place]
+
+
+# ---- messages of the system, and turns of tools
+
+
+CALLS = [{"id": "c1", "type": "function", "function": {"name": "price", "arguments": '{"thing": "pen"}'}}]
+TOOLS = [{"type": "function", "function": {"name": "price", "parameters": {"type": "object"}}}]
+AGENT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What does a pen cost?"},
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "5"}]},
+    {"role": "developer", "content": "Answer now."},
+]
+TURNS = (
+    ChatMessage(ChatRole.ASSISTANT, "", more=json.dumps({"tool_calls": CALLS})),
+    ChatMessage(ChatRole.TOOL, "5", more='{"tool_call_id": "c1"}'),
+    ChatMessage(ChatRole.SYSTEM, "Answer now."),
+)
+
+
+def test_a_search_is_asked_what_the_user_says_last_wherever_the_system_and_tools_speak():
+    asked = searched(messages=AGENT)
+    first = ChatMessage(ChatRole.SYSTEM, "Be brief.")
+    assert (asked.problem, asked.history) == (
+        "What does a pen cost?",
+        (first, ChatMessage(ChatRole.PROBLEM, ""), *TURNS),
+    )
+    again = searched(messages=[*AGENT, {"role": "user", "content": "And two?"}])
+    assert (again.problem, again.history) == (
+        "And two?",
+        (first, ChatMessage(ChatRole.USER, "What does a pen cost?"), *TURNS),
+    )
+    again.validate()
+    for last in (AGENT[2], {"role": "assistant", "content": "5"}):
+        assert refused(messages=[*AGENT, last]) == ["messages"]
+    assert refused(messages=AGENT[:1]) == ["messages"]
+    with pytest.raises(InvalidRequestError, match="history: calls of tools cannot be sent"):
+        request_to_wire(again)
+
+
+def test_a_plain_chat_has_its_messages_as_they_were_sent():
+    prompt = prompted(messages=AGENT, tools=TOOLS, tool_choice="none")
+    assert prompt.variables == {"tools": TOOLS}
+    assert [*prompt.messages] == [
+        *AGENT[:2],
+        {**AGENT[2], "content": ""},
+        {**AGENT[3], "content": "5"},
+        {"role": "system", "content": "Answer now."},
+    ]
+
+
+def test_functions_are_tools_by_their_older_name():
+    old = [
+        *AGENT[:2],
+        {"role": "assistant", "content": None, "function_call": CALLS[0]["function"]},
+        {"role": "function", "name": "price", "content": "5"},
+    ]
+    functions = [tool["function"] for tool in TOOLS]
+    prompt = prompted(messages=old, functions=functions, function_call="none")
+    assert prompt.variables == {"tools": TOOLS}
+    assert [(message["role"], message.get("name")) for message in prompt.messages[2:]] == [
+        ("assistant", None),
+        ("tool", "price"),
+    ]
+    assert prompt.messages[2]["tool_calls"] == [{"type": "function", "function": CALLS[0]["function"]}]
+
+
+@pytest.mark.parametrize("model", ["pair", "pair@plain"])
+def test_tools_may_be_listed_where_none_is_called(model: str):
+    assert not read(model, tools=TOOLS, tool_choice="none").search.violations
+    for choice in (None, "auto", "required", {"type": "function", "function": {"name": "price"}}):
+        assert "tools" in refused(model=model, tools=TOOLS, tool_choice=choice)
+    assert refused(model=model, functions=[{}], function_call="auto") == ["functions"]
+    assert refused(model=model, tools=TOOLS, tool_choice="none", functions=[{}]) == ["functions"]
+
+
+def test_a_response_has_tools_and_their_turns_as_items():
+    body = {
+        "model": "pair",
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": "What does a pen cost?"},
+            {"type": "function_call", "call_id": "c1", "name": "price", "arguments": '{"thing": "pen"}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "5"},
+            {"role": "developer", "content": "Answer now."},
+        ],
+        "tools": [{"type": "function", "name": "price", "parameters": {"type": "object"}}, {"type": "web_search"}],
+        "tool_choice": "none",
+    }
+    response = read_response(body, NAMES).chat.search
+    assert not response.violations
+    assert [turn.role for turn in response.request.history] == ["system", "problem", "assistant", "tool", "system"]
+    plain = read_response({**body, "model": "pair@plain"}, NAMES).chat
+    (prompt,) = plain.request.prompts
+    assert prompt.variables == {"tools": TOOLS}
+    assert prompt.messages[2]["tool_calls"] == CALLS
+    assert [v.field for v in read_response({**body, "tool_choice": "auto"}, NAMES).chat.search.violations] == ["tools"]
