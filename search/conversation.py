@@ -46,7 +46,7 @@ class ChatMessage:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What `more` holds."""
+        """Fields of the object that `more` is."""
         return json.loads(self.more) if self.more else {}
 
 
@@ -92,7 +92,7 @@ def conversation_text(problem: str, history: Sequence[ChatMessage]) -> str:
 
 
 def _said(turn: ChatMessage) -> str:
-    """What is said, and the tools that are called."""
+    """A message's text, and the tools that it calls."""
     calls = [call["function"] for call in turn.fields.get("tool_calls") or ()]
     called = [f"{call['name']}({call.get('arguments') or ''})" for call in calls]
     return "\n".join(filter(None, [turn.content, *called])) if called else turn.content
@@ -119,7 +119,7 @@ def history_violations(history: Sequence[ChatMessage]) -> list[Violation]:
 
 
 def _is_read(message: ChatMessage) -> bool:
-    """Whether `more` is what a template may read."""
+    """Return whether `more` is an object that a template may read."""
     try:
         fields = message.fields
     except (ValueError, RecursionError):

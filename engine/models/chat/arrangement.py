@@ -190,7 +190,7 @@ def _as_text(arguments: Any) -> str:
 
 
 def _lost(messages: Messages, given: Messages, text: str, render: Callable[[Messages], str]) -> set[str]:
-    """What a rendered text does not show: `system` and `tool` for what they say, and `call` for a tool's call.
+    """Parts that a rendered text does not show: `system` and `tool` for what they say, `call` for a tool's call.
 
     Messages of the user that are not `given` say what the system does. A text that stands in the prompt as often as in
     the messages is shown. What a template has changed, and names of tools, which may stand elsewhere, are looked for by

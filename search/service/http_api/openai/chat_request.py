@@ -95,7 +95,7 @@ class _Message(BaseModel, extra="allow"):
         return ChatMessage(role, text, thought, json.dumps(more, ensure_ascii=False) if more else "")
 
     def _more(self, role: ChatRole) -> dict[str, Any]:
-        """What templates read of turns of tools; other keys of messages are notes of clients to themselves."""
+        """Fields that templates read of turns of tools; other keys of messages are notes of clients to themselves."""
         if role == ChatRole.TOOL:
             named = {"tool_call_id": self.tool_call_id, "name": self.name if isinstance(self.name, str) else None}
             return {name: value for name, value in named.items() if value is not None}

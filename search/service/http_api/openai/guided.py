@@ -99,7 +99,7 @@ def set_form(body: Mapping[str, Any], values: dict[str, Any], places: dict[str, 
 
 
 def _options(body: Mapping[str, Any], found: list[Violation]) -> dict[str, Any]:
-    """How JSON is to be written: without blanks or with those of a pattern, and closed."""
+    """Options of how JSON is written: without blanks or with those of a pattern, and closed."""
     structured = body.get("structured_outputs")
     structured = structured if isinstance(structured, dict) else {}
     for name in _FLAGS:

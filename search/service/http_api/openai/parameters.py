@@ -123,7 +123,7 @@ PLAIN_PARAMETERS = {
 }
 """Fields of a `CompletionRequest` by the parameters that set them."""
 _MINUS_ONE = {"top_k": 0, "seed": None}
-"""What -1 says as a value: vLLM's all tokens, and llama.cpp's any seed, which front ends send as their default."""
+"""Meanings of -1: vLLM's all tokens, and llama.cpp's any seed, which front ends send as their default."""
 
 
 def plain_fields(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[Violation]]:

@@ -19,7 +19,7 @@ _OBJECTS = ("thinking", "reasoning", "chat_template_kwargs")
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What one spelling says; None for what it leaves open."""
+    """The meaning of one spelling; None for what it leaves open."""
 
     on: bool | None = None
     budget: int | None = None
@@ -91,7 +91,7 @@ THINKING_PARAMETERS = frozenset(name.partition(".")[0] for name in _SPELLINGS)
 
 @dataclass(frozen=True, slots=True)
 class AskedThinking:
-    """What a body asks for in all its spellings together.
+    """The thinking that a body asks for in all its spellings together.
 
     Attributes:
         on: whether to think; None if that is left open.
