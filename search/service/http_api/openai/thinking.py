@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from espalier.engine.errors import Violation
-from espalier.search.thoughts.mode import MAX_THINKING
+from espalier.search.thoughts.mode import MAX_THINKING, SWITCHES, ThinkingMode
 
-TEMPLATE_SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which chat templates switch thinking on and off."""
 _OBJECTS = ("thinking", "reasoning", "chat_template_kwargs")
 """Parameters whose fields are spellings; `chat_template_kwargs` holds other variables of the template, too."""
 
@@ -124,7 +122,8 @@ class AskedThinking:
     def variables(self) -> dict[str, Any]:
         """Variables of a chat template; templates do not look at what they do not know."""
         effort = {} if self.effort is None else {"reasoning_effort": self.effort}
-        return effort if self.on is None else {**effort, **dict.fromkeys(TEMPLATE_SWITCHES, self.on)}
+        mode = ThinkingMode.AUTO if self.on is None else ThinkingMode.ON if self.on else ThinkingMode.OFF
+        return {**effort, **SWITCHES[mode]}
 
 
 def read_thinking_parameters(body: Mapping[str, Any], found: list[Violation]) -> AskedThinking:
