@@ -4,7 +4,7 @@
 import _signal as signal  # pyright: ignore[reportMissingImports]
 import threading
 from _thread import interrupt_main
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -27,20 +27,38 @@ def _on_main_thread() -> bool:
 
 
 @contextmanager
-def lasting_interrupts() -> Iterator[None]:
-    """Let no engine begin another step within the block once Ctrl-C was pressed.
+def lasting_interrupts() -> Iterator[Callable[[], bool]]:
+    """Let no engine begin another step within the block once Ctrl-C was pressed; SIGTERM is taken for Ctrl-C.
 
     Python drops a `KeyboardInterrupt` that is raised in a weak reference's callback or a `__del__` ("Exception ignored
     in"), and a command would go on as if nobody had pressed it.
+
+    Yields a function that says whether there was a SIGTERM. Handlers that somebody else has set stay.
     """
-    if not _on_main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, _LastingHandler())
+    terminated = False
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        nonlocal terminated
+        terminated = True
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script
+            signal.signal(signal.SIGINT, _LastingHandler())
+        signal.raise_signal(signal.SIGINT)
+
+    wanted = (
+        (signal.SIGINT, _LastingHandler(), signal.default_int_handler),
+        (signal.SIGTERM, terminate, signal.SIG_DFL),
+    )
+    before = {number: signal.getsignal(number) for number, *_ in wanted}
+    ours = [(number, handler) for number, handler, usual in wanted if before[number] == usual and _on_main_thread()]
+    for number, handler in ours:
+        signal.signal(number, handler)
     try:
-        yield
+        yield lambda: terminated
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, _ in ours:
+            signal.signal(number, before[number])
+        if terminated and before[signal.SIGINT] == signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from espalier.experiments.cli.connection import ConnectionOptions, retries_shown
 from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.operating.health import health
 from espalier.experiments.cli.operating.token import token
-from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
+from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flag_of, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.search.algorithms import verifier_advice
@@ -281,8 +281,13 @@ def run_app(commands: typer.Typer) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # never fail on an unencodable character; stderr already replaces them
     try:
-        with lasting_interrupts():
-            commands()
+        with lasting_interrupts() as terminated:
+            try:
+                commands()
+            except SystemExit as end:
+                if end.code == EXIT_INTERRUPTED and terminated():
+                    sys.exit(EXIT_TERMINATED)
+                raise
     except (EspalierError, OSError) as error:
         sys.exit(_say(error))
 

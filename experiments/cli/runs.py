@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from espalier.experiments.runs.summary import Summary
     from espalier.search.run.settings import RuntimeSettings
 
-EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
-"""Exit codes besides 0: nothing was achieved, wrong use, part of it was, Ctrl-C."""
+EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143
+"""Exit codes besides 0: nothing was achieved, wrong use, part of it was, Ctrl-C, SIGTERM."""
 
 
 def load_problems(benchmark: str, field_map: str | None, offline: bool, limit: int | None = None) -> "list[Problem]":
@@ -77,7 +77,7 @@ def exit_code(summaries: "Iterable[Summary]") -> int:
 
 @contextmanager
 def writing_to(out: Path | None, is_file: bool = False) -> Iterator[None]:
-    """Hold the lock of a command's output, if it has one; on Ctrl-C, print where finished work is stored.
+    """Hold the lock of a command's output, if it has one; on Ctrl-C or SIGTERM, print where finished work is stored.
 
     Raises:
         EspalierError: another process writes there; see `folder_lock`.

@@ -8,6 +8,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from espalier.experiments.runs import evaluate
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.experiments.runs.jsonl import append
 from espalier.experiments.runs.provenance import git_state, hardware
+from espalier.experiments.verifier_training import tree_file
 
 EVAL = ("eval", "-N", 2, "-M", 2, "--limit", 2)
 
@@ -147,6 +149,30 @@ def test_an_interrupt_that_python_drops_ends_an_eval_all_the_same(espalier, monk
     assert ran.code == 130
     assert "interrupted: what was finished is in" in ran.err
     assert 1 <= _lines(tmp_path / "run" / "samples.jsonl") < 8
+
+
+@pytest.mark.parametrize("command", ["eval", "advise", "rollouts"])
+def test_a_command_that_is_terminated_ends_as_an_interrupted_one_and_resumes(espalier, monkeypatch, tmp_path, command):
+    def append_and_end(*given: Any, **how: Any) -> None:
+        append(*given, **how)
+        signal.raise_signal(signal.SIGTERM)
+
+    out, before = tmp_path / "run", signal.getsignal(signal.SIGTERM)
+    options = {"eval": ("-a", "majority", "-N", 2), "advise": ("--paths", 2, "-a", "majority"), "rollouts": ("-N", 2)}
+    samples = {"eval": out / "samples.jsonl", "advise": out / "samples/samples.jsonl", "rollouts": out}[command]
+    arguments = (command, *options[command], "--limit", 4, "--in-flight", 1, "--out", out)
+    with monkeypatch.context() as patch:
+        patch.setattr(tree_file if command == "rollouts" else evaluate, "append", append_and_end)
+        ran = espalier(*arguments)
+    assert (ran.code, ran.out) == (143, "")
+    assert f"interrupted: what was finished is in {out}; the same command resumes" in ran.err
+    assert "Traceback" not in ran.err
+    assert signal.getsignal(signal.SIGTERM) == before
+    kept = samples.read_text()
+    assert kept.count("\n") < 4
+    assert espalier(*arguments).code == 0
+    assert samples.read_text().startswith(kept)
+    assert _lines(samples) == 4
 
 
 def _lines(path: Path) -> int:
