@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from espalier.engine.errors import EspalierError, MisuseError
+from espalier.search.python_names import python_names
 from espalier.search.request import SubmitOptions
 from espalier.search.result import Finished
 from espalier.search.run.executor import AnyEvent
@@ -42,6 +43,7 @@ class Scorer:
             print(scorer.score(problem, ["38+47=85", "85-12=73"]).solutions[0].step_scores)
     """
 
+    @python_names()
     def __init__(
         self,
         verifier: str = "demo-verifier",
@@ -70,6 +72,7 @@ class Scorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @python_names()
     def score(self, request: ScoreRequest | str, steps: Iterable[str] | Iterable[Iterable[str]] = ()) -> ScoreResult:
         """Score the steps of given solutions; steps that solutions begin with together are read once.
 
@@ -91,6 +94,7 @@ class Scorer:
             raise EspalierError(result.error)
         return result
 
+    @python_names()
     def session(self, request: ScoreSessionRequest | str, **fields: Any) -> LocalScoreSession:
         """Open a session, to which steps come one after another.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from espalier.engine.errors import EspalierError
+from espalier.search.python_names import in_python, python_names
 from espalier.search.request import SearchFields, SearchRequest, SubmitOptions, make_request, several, with_own_code
 from espalier.search.result import Event, SearchResult
 from espalier.search.run.executor_loop import SharedExecutor
@@ -35,6 +37,7 @@ class Solver:
             print(solver.solve(problem).answer)
     """
 
+    @python_names()
     def __init__(
         self,
         generator: str | None = None,
@@ -82,6 +85,7 @@ class Solver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @python_names()
     def solve(
         self,
         problem: str | SearchRequest,
@@ -106,6 +110,7 @@ class Solver:
             raise EspalierError(result.error)
         return result
 
+    @python_names()
     def solve_many(
         self,
         problems: Iterable[str | SearchRequest],
@@ -160,6 +165,9 @@ class Solver:
             while len(ended) < len(order):
                 for result in orchestrator.step():
                     assert isinstance(result, SearchResult)
+                    if result.error or result.warnings:
+                        warnings = tuple(map(in_python, result.warnings))
+                        result = replace(result, error=in_python(result.error), warnings=warnings)
                     ended[result.search_id] = result
                     if on_progress:
                         on_progress(len(ended), len(order), result)
