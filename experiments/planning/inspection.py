@@ -1,5 +1,6 @@
 """Reports a checkpoint's role, family, memory and prompts from its configuration, tokenizer and tensor names."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,7 +38,13 @@ from espalier.prm.policy_pair import PolicyPairDecoder
 from espalier.prm.scorers import names_checkpoint
 from espalier.prm.scorers.own_path import tokens_of_questions
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
-from espalier.search.run.generator import has_thinking_switch, not_applied, render_prompt, sampling_defaults
+from espalier.search.run.generator import (
+    has_thinking_switch,
+    no_template,
+    not_applied,
+    render_prompt,
+    sampling_defaults,
+)
 from espalier.search.run.load import asks_on_own_paths
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.thoughts.marks import find_marks
@@ -84,6 +91,8 @@ class Inspection:
             where none do.
         sampling: default sampling parameters of a generator; empty for a verifier.
         warnings: contradictions in the checkpoint, and what was decided; what of its sampling is not applied.
+        file_bytes: bytes of the weights in their files; 0 without weight files.
+        file_kind: the type that most of them are stored in, as the format calls it.
     """
 
     folder: Path
@@ -109,6 +118,8 @@ class Inspection:
     answering: Mapping[str, float]
     sampling: Mapping[str, float]
     warnings: tuple[str, ...]
+    file_bytes: int
+    file_kind: str
 
 
 def inspect_checkpoint(
@@ -184,13 +195,24 @@ def inspect_checkpoint(
         bos_token=tokenizer.special_token("bos_token"),
         answering=_answering(outline, tokenizer) if match is None else {},
         sampling=sampling,
-        warnings=outline.warnings + _unknown_thoughts(tokenizer, match is None),
+        warnings=outline.warnings + (_of_generator(tokenizer) if match is None else ()),
+        file_bytes=outline.nbytes if outline.load_format is not LoadFormat.DUMMY else 0,
+        file_kind=_usual_kind(outline),
     )
 
 
-def _unknown_thoughts(tokenizer: TextTokenizer, generates: bool) -> tuple[str, ...]:
-    warning = unknown_thoughts(tokenizer) if generates and find_marks(tokenizer) is None else ""
-    return (warning,) if warning else ()
+def _of_generator(tokenizer: TextTokenizer) -> tuple[str, ...]:
+    """Warnings of a generator, as when it is loaded."""
+    thoughts = unknown_thoughts(tokenizer) if find_marks(tokenizer) is None else ""
+    return tuple(filter(None, (thoughts, no_template(tokenizer))))
+
+
+def _usual_kind(outline: Outline) -> str:
+    """The type that most of a checkpoint's bytes are stored in, as its format calls it."""
+    sizes = Counter[str]()
+    for info in outline.tensors.values():
+        sizes[info.kind] += info.nbytes
+    return max(sizes, key=lambda kind: sizes[kind], default="")
 
 
 def _answering(outline: Outline, tokenizer: TextTokenizer) -> Mapping[str, float]:

@@ -104,6 +104,16 @@ def _as_turn(message: Mapping[str, Any]) -> ChatMessage:
     return ChatMessage(ChatRole(message["role"]), message["content"] or "", more=json.dumps(more) if more else "")
 
 
+def no_template(tokenizer: TextTokenizer) -> str:
+    """A warning of a generator without a chat template, as base models are; empty for others."""
+    if tokenizer.has_chat_template:
+        return ""
+    return (
+        "the tokenizer has no chat template, as of a base model, which goes on with the text instead of answering: "
+        "problems stand in its prompt as plain text, and paths may not end; take the instruction-tuned model"
+    )
+
+
 Advice = Callable[[str], tuple[str, ...]]
 """Takes a problem's text and returns warnings, whole sentences for the caller; empty where there are none."""
 

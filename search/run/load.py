@@ -308,7 +308,7 @@ def _make_generator(
     settings: RuntimeSettings, engine: Engine, checkpoint: Checkpoint, advised: tuple[AdvisedSearch, ...] | None
 ) -> Generator:
     from espalier.engine.models.chat.system_prompt import system_prompt_of
-    from espalier.search.run.generator import Generator, not_applied
+    from espalier.search.run.generator import Generator, no_template, not_applied
     from espalier.search.thoughts.template_marks import unknown_thoughts
 
     system_prompt = settings.system_prompt
@@ -321,6 +321,8 @@ def _make_generator(
     advice: list[Advice] = [each.load() for each in entry_points(group="espalier.advice", name=settings.generator)]
     made = Generator(engine, system_prompt, defaults, *advice[:1], thought_marks=settings.thought_marks)
     if made.marks is None and not settings.thought_marks and (warning := unknown_thoughts(made.model.tokenizer)):
+        checkpoint.warn(warning)
+    if warning := no_template(made.model.tokenizer):
         checkpoint.warn(warning)
     if advised is not None:
         made.defaults = replace(made.defaults, advised=advised)

@@ -132,6 +132,7 @@ def _rows(inspection: "Inspection | HeadInspection") -> list[tuple[str, str]]:
         ("runs by", "native code" if config.impl == "native" else "transformers' code"),
         ("context", f"{config.max_positions:,} tokens"),
         ("weights", f"{_size(inspection.weight_bytes)} ({stored})"),
+        *([("in files", why)] if (why := _why_larger(inspection)) else ()),
         *([("stored as", f"{inspection.stored}; expanded as it loads")] if inspection.stored else ()),
         ("KV", f"{inspection.kv_bytes_per_token:,} bytes a token in {_dtype(inspection)}"),
         *(
@@ -197,6 +198,20 @@ def _plain(inspection: "Inspection | HeadInspection") -> dict[str, object]:
     found["adapter"] = str(inspection.adapter) if inspection.adapter else None
     found |= {"family": match and match.info.name, "reason": match and match.reason}
     return found | {"config": config, "readings": readings, "ends": ends}
+
+
+def _why_larger(inspection: "Inspection") -> str:
+    """What weights take in their files, and why it is less than in memory; empty where it is no less."""
+    from espalier.engine.models.options import Quantization
+
+    if inspection.weight_bytes <= 1.05 * inspection.file_bytes or not inspection.file_bytes:
+        return ""
+    text = f"{_size(inspection.file_bytes)}, most of it as {inspection.file_kind}, which is widened as it loads"
+    if inspection.quantization is not Quantization.NONE:
+        return f"{text} to {inspection.quantization} in the layers, and {_dtype(inspection)} elsewhere"
+    width = inspection.dtype.itemsize
+    smaller = ", --dtype bfloat16 takes half" if width == 4 else ""
+    return f"{text} to {_dtype(inspection)}, {width} bytes each{smaller}; --quantization int8 takes a byte each"
 
 
 def _dtype(inspection: "Inspection") -> str:

@@ -1,6 +1,11 @@
 import json
+import re
+import shutil
 
 import torch
+from safetensors.torch import load_file, save_file
+
+from espalier.engine.models.hub import locate
 
 
 def test_inspect_shows_what_a_pair_is_and_what_fits(espalier):
@@ -56,3 +61,27 @@ def test_wrong_input_is_one_line(espalier):
         shown = espalier("models", "inspect", *arguments)
         assert shown.code != 0
         assert message in " ".join(shown.err.split())
+
+
+def test_a_base_model_is_warned_of_and_what_widens_weights_is_said(espalier, tmp_path, caplog):
+    """A copy of the bundled generator in bfloat16, without its chat template."""
+    source, folder = locate("demo-generator"), tmp_path / "base"
+    shutil.copytree(source, folder)
+    weights = {name: value.to(torch.bfloat16) for name, value in load_file(source / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    del tokenizer["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    ran = espalier("models", "inspect", folder, "--dtype", "float32")
+    assert "has no chat template, as of a base model" in ran.out + ran.err
+    assert re.search(r"in files .*most of it as \w+, which is widened as it loads to float32, 4 bytes each", ran.out), (
+        ran.out
+    )
+    assert "in files" not in espalier("models", "inspect", folder, "--dtype", "bfloat16").out
+    ran = espalier("solve", "-a", "greedy", "--max-tokens", 8, "--generator", folder, "What is 2+3?")
+    assert ran.code == 0
+    assert "has no chat template, as of a base model" in caplog.text
+    caplog.clear()
+    assert "in files" not in espalier("models", "inspect", "demo-generator").out
+    assert espalier("solve", "-a", "greedy", "--max-tokens", 8, "What is 2+3?").code == 0
+    assert "no chat template" not in caplog.text
