@@ -9,13 +9,14 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator
-from importlib.metadata import entry_points, files, requires
+from importlib.metadata import entry_points, files, metadata, requires
 from pathlib import Path
 
 import pytest
 import yaml
 from house_files import ROOT, checkout, installed_path, module_name, project, sources, tracked
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -267,3 +268,13 @@ def test_a_client_needs_no_packages_but_those_that_its_readme_names(wheel, tmp_p
         [sys.executable, "-S", "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": places}
     )
     assert run.stdout == "[]\n", run.stderr
+
+
+def test_the_installed_metadata_say_who_made_it_and_what_it_is_for():
+    of = metadata("espalier-search")
+    assert "Espalier" in of["Author"]
+    told = set(of.get_all("Classifier") or ())
+    assert {"Typing :: Typed", "Operating System :: POSIX :: Linux"} <= told
+    pinned = {line.split(" :: ")[-1] for line in told if line.startswith("Programming Language :: Python :: 3.")}
+    assert min(pinned, key=Version) == str(SpecifierSet(of["Requires-Python"])).removeprefix(">=")
+    assert not [line for line in told if line.startswith("License")], "beside a license expression none is allowed"

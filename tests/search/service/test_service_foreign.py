@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -149,3 +150,12 @@ def test_buf_learns_of_the_methods_by_reflection_and_calls_them(buf):
 def test_buf_finds_nothing_wrong_with_the_contract(packages: Path):
     ran = subprocess.run([packages / "node_modules/.bin/buf", "lint"], cwd=PROTO, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (0, "")
+
+
+def test_the_example_of_the_contracts_readme_runs_as_it_stands(packages: Path, start: Callable[..., ServerThread]):
+    code = re.findall(r"```js\n(.*?)```", (PROTO / "README.md").read_text(), re.DOTALL)[0]
+    (packages / "example.js").write_text(code.replace("127.0.0.1:50051", start().address))
+    environment = os.environ | {"NODE_PATH": str(packages / "node_modules")}
+    command = ["node", packages / "example.js"]
+    ran = subprocess.run(command, cwd=PROTO.parent, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert (ran.returncode, ran.stdout) == (0, "42\n"), ran.stderr
