@@ -1,9 +1,10 @@
 """Functions compiled by numba, and the folder in which they are kept from one process to the next.
 
 A process that finds none compiles for some fifteen seconds. So the folder is sought in turn: the one that
-NUMBA_CACHE_DIR names, and no other; the one beside the sources; the user's (XDG_CACHE_HOME, or .cache at home); one of
-the user's own among the temporary files. Where none can be written, as in a container without any disk of its own,
-functions are compiled and not kept, and a warning says so. No file that cannot be written or read ever stops a search.
+NUMBA_CACHE_DIR names, and no other; the one beside the sources, if they are a checkout's; the user's (XDG_CACHE_HOME,
+or .cache at home); one of the user's own among the temporary files. Where none can be written, as in a container
+without any disk of its own, functions are compiled and not kept, and a warning says so. No file that cannot be written
+or read ever stops a search.
 """
 
 import hashlib
@@ -63,8 +64,13 @@ def folder_for_compiled(folder: Path, given: str, kind: str = "") -> Path | None
 
 
 def _places(folder: Path) -> Iterator[Path]:
-    """Folders to try where none is given."""
-    yield folder / "__pycache__"
+    """Folders to try where none is given.
+
+    What lies beside the sources of an installed package stays when that is uninstalled, and would go on to be imported
+    as an empty package of its name.
+    """
+    if not {"site-packages", "dist-packages"} & {part.name for part in folder.resolve().parents}:
+        yield folder / "__pycache__"
     with suppress(RuntimeError):  # there is no home
         yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "espalier" / "compiled"
     with suppress(OSError):  # there is no folder of temporary files

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,18 @@ def test_a_place_that_was_asked_for_and_cannot_be_written_is_named_and_no_other_
     block(tmp_path / "there")
     assert folder_for_compiled(folder, str(tmp_path / "there")) is None
     assert f"NUMBA_CACHE_DIR ({tmp_path / 'there'}) cannot be written" in caplog.text
+
+
+def test_nothing_is_kept_beside_the_sources_of_an_installed_package(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It would outlast `pip uninstall`, and `import espalier` would go on to find an empty package."""
+    installed = tmp_path / "lib/python3.11/site-packages/espalier/kernels/cpu"
+    shutil.copytree(folder, installed)
+    found = folder_for_compiled(installed, "")
+    assert found
+    assert found.parent == tmp_path / "home/.cache/espalier/compiled"
+    assert not (installed / "__pycache__").exists()
 
 
 def test_places_are_tried_from_the_sources_to_the_temporary_files(
