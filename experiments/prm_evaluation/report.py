@@ -120,7 +120,7 @@ def _by(pairs: Pairs, name: str, form: Format, threshold: float) -> dict[str, An
 
 def _metrics(pairs: Pairs, form: Format, threshold: float) -> dict[str, Any]:
     found: dict[str, Estimate | None]
-    if form is Format.PROCESSBENCH:
+    if form is not Format.PRMBENCH:
         predictions = [first_flagged(scored.scores, threshold) for _, scored in pairs]
         found = process_metrics(predictions, [solution.label for solution, _ in pairs])
     else:

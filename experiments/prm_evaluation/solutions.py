@@ -1,4 +1,4 @@
-"""Reads solutions with labelled steps, in the formats of ProcessBench and PRMBench.
+"""Reads solutions with labelled steps, in the formats of benchmarks and of training data.
 
 A file is JSON in UTF-8: one object per line, or one array of objects. In a folder, each such file is a subset.
 
@@ -6,12 +6,22 @@ A file is JSON in UTF-8: one object per line, or one array of objects. In a fold
   `label`, the index from 0 of the first wrong step, or -1 if all are right. Later steps have no label.
 - PRMBench (Song et al. 2025, arXiv:2501.03124): `idx`, `modified_question`, `modified_process`, `error_steps` (numbers
   from 1 of all wrong steps) and `classification`. Its original solutions are not scored: they do not enter PRMScore.
+- TRL's stepwise supervision: `prompt`, `completions` (the steps) and `labels` (true or false for each).
+- Math-Shepherd (Wang et al. 2024, arXiv:2312.08935): `input`, the problem and steps that begin with "Step 1:" and so
+  on, each with a mark behind it, and `label`, the same with `+` or `-` in place of the mark.
+- PRM800K (Lightman et al. 2023, arXiv:2305.20050): `question` with its `problem`, and `label` with `steps`. The
+  solution is made of the completion that was chosen at each step, or the human's; where none was, of the first that is
+  rated wrong, else of the first, and ends there. A rating of 0, neutral, counts as right, as in the paper.
+
+Of all but PRMBench, only the first wrong step is read: what a right step behind it is, is not the same to all of them.
+A record without an `id` is named by its file and its number there.
 """
 
 import json
 import random
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +35,9 @@ class Format(StrEnum):
 
     PROCESSBENCH = "processbench"
     PRMBENCH = "prmbench"
+    TRL = "trl"
+    MATH_SHEPHERD = "math-shepherd"
+    PRM800K = "prm800k"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +47,7 @@ class Solution:
     Attributes:
         unique_id: unique within the benchmark.
         steps: texts of the steps, none blank.
-        wrong: indices from 0 of the wrong steps, ascending; of ProcessBench, only the first.
+        wrong: indices from 0 of the wrong steps, ascending; of all formats but PRMBench's, only the first.
         subset: name of the file.
         generator: name of the model that wrote it, empty if unknown.
         classification: kind of the planted error, empty if unknown.
@@ -92,10 +105,10 @@ def read_solutions(path: Path, forced: Format | None = None) -> tuple[Format, li
         raise BenchmarkError(f"no benchmark {str(path)!r}: neither `demo`, a file, nor a folder of .json or .jsonl")
     form, solutions, places = forced, [], {}
     for file in files:
-        for place, _, record in read_json(file):
+        for place, number, record in read_json(file):
             fields = _Fields(place, record)
             form = form or _recognized(fields)
-            solution = _processbench(fields, file.stem) if form is Format.PROCESSBENCH else _prmbench(fields, file.stem)
+            solution = _READERS[form](fields, file.stem, f"{file.name}:{number}")
             if earlier := places.get(solution.unique_id):
                 if form is Format.PRMBENCH:
                     continue  # the published evaluation also keeps the first of these
@@ -110,11 +123,20 @@ def read_solutions(path: Path, forced: Format | None = None) -> tuple[Format, li
 class _Fields:
     """The fields of one record, checked for their types."""
 
-    def __init__(self, place: str, record: Any) -> None:
-        self._place = place
+    def __init__(self, place: str, record: Any, within: str = "") -> None:
+        self._place, self._within = place, within
         if not isinstance(record, dict):
-            raise BenchmarkError(f"{place}: the record is not an object")
+            raise BenchmarkError(f"{place}: {f'{within}: must be' if within else 'the record is not'} an object")
         self.record: dict[str, Any] = record
+
+    def inner(self, name: str, value: Any) -> "_Fields":
+        """The fields of an object, which stands in a field of this record."""
+        return _Fields(self._place, value, f"{self._within}.{name}" if self._within else name)
+
+    def listed(self, name: str, what: str) -> list[Any]:
+        if not isinstance(found := self.record.get(name), list) or not found:
+            raise self.error(name, f"must be a list of {what}")
+        return found
 
     def text(self, name: str, default: str | None = None) -> str:
         value = self.record.get(name, default)
@@ -125,9 +147,7 @@ class _Fields:
         return value
 
     def steps(self, name: str) -> tuple[str, ...]:
-        steps = self.record.get(name)
-        if not isinstance(steps, list) or not steps:
-            raise self.error(name, "must be a list of steps")
+        steps = self.listed(name, "steps")
         for number, step in enumerate(steps, start=1):
             if not isinstance(step, str) or not step.strip():
                 raise self.error(name, f"step {number} must be a text that is not blank")
@@ -139,8 +159,8 @@ class _Fields:
         return value
 
     def error(self, name: str, rule: str) -> BenchmarkError:
-        missing = "" if name in self.record else "; the record has no such field"
-        return BenchmarkError(f"{self._place}: {name}: {rule}{missing}")
+        missing = "" if name in self.record else f"; {self._within or 'the record'} has no such field"
+        return BenchmarkError(f"{self._place}: {f'{self._within}.{name}' if self._within else name}: {rule}{missing}")
 
 
 def _recognized(fields: _Fields) -> Format:
@@ -148,10 +168,20 @@ def _recognized(fields: _Fields) -> Format:
         return Format.PRMBENCH
     if "steps" in fields.record:
         return Format.PROCESSBENCH
-    raise fields.error("steps", "neither ProcessBench's `steps` nor PRMBench's `modified_process` is there")
+    if "completions" in fields.record:
+        return Format.TRL
+    if "input" in fields.record:
+        return Format.MATH_SHEPHERD
+    if "question" in fields.record:
+        return Format.PRM800K
+    raise fields.error(
+        "steps",
+        "neither ProcessBench's `steps`, PRMBench's `modified_process`, TRL's `completions`, Math-Shepherd's `input` "
+        "nor PRM800K's `question` is there",
+    )
 
 
-def _processbench(fields: _Fields, subset: str) -> Solution:
+def _processbench(fields: _Fields, subset: str, name: str) -> Solution:
     steps = fields.steps("steps")
     label = fields.integer("label", fields.record.get("label"), -1, len(steps) - 1)
     wrong = (label,) if label >= 0 else ()
@@ -159,7 +189,7 @@ def _processbench(fields: _Fields, subset: str) -> Solution:
     return Solution(fields.text("id"), problem, steps, wrong, subset, generator)
 
 
-def _prmbench(fields: _Fields, subset: str) -> Solution:
+def _prmbench(fields: _Fields, subset: str, name: str) -> Solution:
     steps = fields.steps("modified_process")
     errors = fields.record.get("error_steps")
     if not isinstance(errors, list):
@@ -169,3 +199,111 @@ def _prmbench(fields: _Fields, subset: str) -> Solution:
     return Solution(
         f"{kind}_{fields.text('idx')}", fields.text("modified_question"), steps, wrong, subset, classification=kind
     )
+
+
+def _trl(fields: _Fields, subset: str, name: str) -> Solution:
+    steps, labels = fields.steps("completions"), fields.listed("labels", "true or false")
+    if len(labels) != len(steps):
+        raise fields.error("labels", f"must be as many as the completions, {len(steps)}, are {len(labels)}")
+    for number, label in enumerate(labels, start=1):
+        if label not in (True, False):
+            raise fields.error("labels", f"label {number} must be true or false, is {json.dumps(label)}")
+    return _labelled(fields, subset, name, fields.text("prompt"), steps, [bool(label) for label in labels])
+
+
+_MARK = "ки"
+"""Stands behind each step in Math-Shepherd's `input`."""
+_FIRST_STEP = re.compile(r"Step\s*1\s*:")
+
+
+def _math_shepherd(fields: _Fields, subset: str, name: str) -> Solution:
+    text, label = fields.text("input"), fields.text("label")
+    parts = re.split(rf"(?<!\S){re.escape(_mark_in(text, label))}(?!\S)", text)
+    if len(parts) < 2 or parts.pop().strip():
+        raise fields.error("input", f"must have a mark, like {_MARK!r}, behind each step and nothing behind the last")
+    if not (first := _FIRST_STEP.search(parts[0])):
+        raise fields.error("input", "must have 'Step 1:' between the problem and the first step")
+    problem, parts[0] = parts[0][: first.start()].strip(), parts[0][first.start() :]
+    if not problem:
+        raise fields.error("input", "must have a problem before 'Step 1:'")
+    right, at = list[bool](), first.start()
+    for number, part in enumerate(parts, start=1):
+        if not part.strip():
+            raise fields.error("input", f"step {number} must be a text that is not blank")
+        sign = label[at + len(part) : at + len(part) + 1]
+        if label[at : at + len(part)] != part or sign not in ("+", "-"):
+            raise fields.error("label", f"must be the input with + or - for each mark; is not from step {number} on")
+        right.append(sign == "+")
+        at += len(part) + 1
+    if label[at:].strip():
+        raise fields.error("label", f"must be the input with + or - for each mark; has more behind step {len(parts)}")
+    return _labelled(fields, subset, name, problem, tuple(part.strip() for part in parts), right)
+
+
+def _mark_in(text: str, label: str) -> str:
+    """The mark behind steps: what the input has where the label has a sign; usually `_MARK`."""
+    same = next((i for i, (one, other) in enumerate(zip(text, label, strict=False)) if one != other), len(text))
+    found = re.match(r"\S+", text[same:])
+    return found[0] if found and label[same : same + 1] in ("+", "-") else _MARK
+
+
+def _prm800k(fields: _Fields, subset: str, name: str) -> Solution:
+    problem = fields.inner("question", fields.record.get("question")).text("problem")
+    label = fields.inner("label", fields.record.get("label"))
+    steps, right = list[str](), list[bool]()
+    for number, step in enumerate(label.listed("steps", "steps"), start=1):
+        found = _chosen(label.inner(f"steps[{number}]", step))
+        if found is None:
+            break
+        (text, its), goes_on = found
+        steps.append(text)
+        right.append(its)
+        if not goes_on:
+            break
+    if not steps:
+        raise label.error("steps", "must have a completion in the first step")
+    return _labelled(fields, subset, name, problem, tuple(steps), right)
+
+
+def _chosen(step: _Fields) -> tuple[tuple[str, bool], bool] | None:
+    """The completion of a step that a solution goes on with or ends with, whether it is right, and whether it goes on.
+
+    None for a step without any.
+    """
+    human, chosen = step.record.get("human_completion"), step.record.get("chosen_completion")
+    given = step.record.get("completions")
+    completions = [] if given in (None, []) else step.listed("completions", "completions")
+    if chosen is not None:
+        at = step.integer("chosen_completion", chosen, 0, len(completions) - 1)
+        return _rated(step.inner(f"completions[{at}]", completions[at])), True
+    if human is not None:
+        text = {"text": human} if isinstance(human, str) else human
+        return (step.inner("human_completion", text).text("text"), True), True
+    if not completions:
+        return None
+    rated = [_rated(step.inner(f"completions[{at}]", each)) for at, each in enumerate(completions)]
+    return next((each for each in rated if not each[1]), rated[0]), False
+
+
+def _rated(completion: _Fields) -> tuple[str, bool]:
+    """A completion's text, and whether it is right or neutral."""
+    rating = completion.integer("rating", completion.record.get("rating"), -1, 1)
+    return completion.text("text"), rating >= 0
+
+
+def _labelled(
+    fields: _Fields, subset: str, name: str, problem: str, steps: tuple[str, ...], right: Sequence[bool]
+) -> Solution:
+    """A solution of training data, of which the first wrong step counts."""
+    wrong = (right.index(False),) if False in right else ()
+    unique_id = fields.text("id", name)
+    return Solution(unique_id if unique_id.strip() else name, problem, steps, wrong, subset)
+
+
+_READERS: Mapping[Format, Callable[[_Fields, str, str], Solution]] = {
+    Format.PROCESSBENCH: _processbench,
+    Format.PRMBENCH: _prmbench,
+    Format.TRL: _trl,
+    Format.MATH_SHEPHERD: _math_shepherd,
+    Format.PRM800K: _prm800k,
+}

@@ -33,7 +33,7 @@ def eval_prm_command(
         str,
         typer.Option(
             help="demo (solutions with planted errors), or a file or folder of subsets (.json, .jsonl) in the format "
-            "of ProcessBench or PRMBench."
+            "of ProcessBench, PRMBench, TRL's stepwise supervision, Math-Shepherd or PRM800K."
         ),
     ] = "demo",
     form: Annotated[
@@ -78,7 +78,7 @@ def eval_prm_command(
 
     path = Path(benchmark)
     if benchmark == "demo":
-        if form is Format.PRMBENCH:
+        if form not in (None, Format.PROCESSBENCH):
             raise typer.BadParameter("demo is in ProcessBench's format", param_hint="--format")
         path, tune_on = planted_errors_path(), tune_on or "demo-tuning"
     found, solutions = read_solutions(path, form)

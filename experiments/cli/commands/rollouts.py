@@ -35,6 +35,13 @@ OF_VERIFIERS = (
 def rollouts_command(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="File for the trees, JSON Lines; running the command again resumes.")],
+    trl: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write every solution with labels of its steps to this file, as TRL's stepwise supervision."
+        ),
+    ] = None,
+    math_shepherd: Annotated[Path | None, typer.Option(help="The same in Math-Shepherd's form.")] = None,
     benchmark: opt.Benchmark = "demo-training",
     field_map: opt.FieldMap = None,
     grader: opt.GraderName = "math-verify",
@@ -47,6 +54,8 @@ def rollouts_command(
     connection: ConnectionOptions,
 ) -> None:
     """Sample solutions of every problem as a tree of steps, with tokens, log-probabilities, outcomes and values."""
+    from espalier.experiments.verifier_training.labelled_steps import write_math_shepherd, write_trl
+
     if endpoint:
         own = {field.name for field in declared(RuntimeSettings)} - {"offline", "grader_memory"}
         opt.refuse(context, own, "only for models in this process; leave out --endpoint")
@@ -57,10 +66,16 @@ def rollouts_command(
     with writing_to(out, is_file=True):
         if endpoint:
             memory = runtime.grader_memory
-            fetch_rollouts(problems, rollouts, out, benchmark, grader, memory, in_flight, endpoint, connection)
+            trees = fetch_rollouts(problems, rollouts, out, benchmark, grader, memory, in_flight, endpoint, connection)
         else:
-            sample_rollouts(problems, rollouts, out, benchmark, grader, replace(runtime, max_running=in_flight))
+            runtime = replace(runtime, max_running=in_flight)
+            trees = sample_rollouts(problems, rollouts, out, benchmark, grader, runtime)[2]
     typer.echo(f"trees  {out}")
+    for write, labelled in ((write_trl, trl), (write_math_shepherd, math_shepherd)):
+        if labelled:
+            with writing_to(labelled, is_file=True):
+                write(labelled, trees)
+            typer.echo(f"steps  {labelled}")
 
 
 def fetch_rollouts(
@@ -73,8 +88,12 @@ def fetch_rollouts(
     in_flight: int,
     endpoint: str,
     connection: ConnectionOptions,
-) -> None:
-    """Have a server sample what `out` lacks of the problems, `in_flight` at once; shows progress and totals."""
+) -> "list[TreeRecord]":
+    """Have a server sample what `out` lacks of the problems, `in_flight` at once; shows progress and totals.
+
+    Returns:
+        The trees of the problems, in their order.
+    """
     from espalier.experiments.runs.graders import make_grader
     from espalier.experiments.verifier_training.remote import RemoteSampler, remote_configuration
     from espalier.experiments.verifier_training.tree_file import claim
@@ -86,7 +105,7 @@ def fetch_rollouts(
     ):
         sampler = RemoteSampler(client, rollouts, checker, in_flight)
         claim(out, remote_configuration(client.server_info(), benchmark, rollouts))
-        _write(sampler, rollouts, out, problems, in_flight)
+        return _write(sampler, rollouts, out, problems, in_flight)
 
 
 def sample_rollouts(

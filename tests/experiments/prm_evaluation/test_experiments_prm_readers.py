@@ -27,6 +27,9 @@ PRM = {
 }
 
 
+TRL = {"prompt": "How many?", "completions": ["a", "b"], "labels": [True, False]}
+
+
 def write(path: Path, *records: object) -> Path:
     path.write_text("".join(json.dumps(each) + "\n" for each in records))
     return path
@@ -47,6 +50,106 @@ def test_prmbench_counts_steps_from_one_and_takes_the_modified_ones(tmp_path):
     assert form is Format.PRMBENCH
     assert (one.unique_id, one.problem, one.wrong, one.label) == ("circular_p_0", "Q2", (1, 2), 1)
     assert one.steps == ("1. a", "2. b", "3. c")
+
+
+@pytest.mark.parametrize(
+    ("labels", "label"), [([True, True], -1), ([True, False], 1), ([False, True], 0), ([1, 0], 1), ([False, False], 0)]
+)
+def test_trls_first_false_is_the_first_wrong_step(labels: list, label: int, tmp_path: Path):
+    form, (one, other) = read_solutions(write(tmp_path / "t.jsonl", TRL, TRL | {"labels": labels, "id": "x"}))
+    assert (form, one.label, one.unique_id) == (Format.TRL, 1, "t.jsonl:1")
+    assert (other.problem, other.steps, other.label, other.unique_id) == ("How many?", ("a", "b"), label, "x")
+
+
+@pytest.mark.parametrize("mark", ["ки", "<|step|>", "\u2717"])
+@pytest.mark.parametrize(("signs", "label"), [("+++", -1), ("+-+", 1), ("--+", 0), ("++-", 2)])
+def test_math_shepherds_marks_say_which_step_is_wrong(mark: str, signs: str, label: int, tmp_path: Path):
+    text = "Is 3 + 4 7, or - 7? Step 1: 3 + 4 = 7 {}\nStep 2: руки\n- 8 {}\nStep 3: The answer is: 7 {}"
+    record = {"input": text.format(*[mark] * 3), "label": text.format(*signs), "task": "GSM8K"}
+    form, (one,) = read_solutions(write(tmp_path / "s.jsonl", record))
+    assert (form, one.label, one.problem) == (Format.MATH_SHEPHERD, label, "Is 3 + 4 7, or - 7?")
+    assert one.steps == ("Step 1: 3 + 4 = 7", "Step 2: руки\n- 8", "Step 3: The answer is: 7")
+
+
+def rated(*ratings: int | None, chosen: int | None = None, human: object = None) -> dict:
+    completions = [{"text": f"c{i}", "rating": rating, "flagged": None} for i, rating in enumerate(ratings)]
+    return {"completions": completions, "chosen_completion": chosen, "human_completion": human}
+
+
+@pytest.mark.parametrize(
+    ("steps", "texts", "label"),
+    [
+        ([rated(1, chosen=0), rated(-1)], ("c0", "c0"), 1),
+        ([rated(1, chosen=0), rated(0, chosen=0), rated(1)], ("c0", "c0", "c0"), -1),  # neutral is right
+        ([rated(-1, 1, 0, chosen=2), rated(-1, 1, chosen=1)], ("c2", "c1"), -1),
+        ([rated(-1, -1, human={"text": "h", "rating": None}), rated(1, chosen=0)], ("h", "c0"), -1),
+        ([rated(-1, human="h"), rated(0, -1, 1)], ("h", "c1"), 1),
+        ([rated(1, 0), rated(-1)], ("c0",), -1),  # it ends where nothing was chosen
+        ([rated(-1, chosen=0), rated(1, chosen=0)], ("c0", "c0"), 0),
+        ([rated(1, chosen=0), {"completions": None}], ("c0",), -1),
+    ],
+)
+def test_prm800ks_solution_is_what_was_chosen(steps: list, texts: tuple[str, ...], label: int, tmp_path: Path):
+    record = {"question": {"problem": "Q"}, "label": {"steps": steps, "finish_reason": "solution"}}
+    form, (one,) = read_solutions(write(tmp_path / "p.jsonl", record))
+    assert (form, one.problem, one.steps, one.label) == (Format.PRM800K, "Q", texts, label)
+
+
+SHEPHERD = {"input": "Q Step 1: a ки\nStep 2: b ки", "label": "Q Step 1: a +\nStep 2: b -"}
+OF_800K = {"question": {"problem": "Q"}, "label": {"steps": [rated(1, chosen=0)]}}
+
+
+@pytest.mark.parametrize(
+    ("good", "change", "message"),
+    [
+        (TRL, {"labels": [True]}, "labels: must be as many as the completions, 2, are 1"),
+        (TRL, {"labels": [True, None]}, "labels: label 2 must be true or false, is null"),
+        (TRL, {"labels": [True, 0.5]}, "labels: label 2 must be true or false, is 0.5"),
+        (TRL, {"labels": "no"}, "labels: must be a list of true or false"),
+        (TRL, {"completions": ["a", ""]}, "completions: step 2 must be a text"),
+        (TRL, {"prompt": None}, "prompt: must be a text that is not blank"),
+        (
+            SHEPHERD,
+            {"label": "Q Step 1: a +\nStep 2: c -"},
+            "label: must be the input with + or - for each mark; is not",
+        ),
+        (
+            SHEPHERD,
+            {"label": "Q Step 1: a +\nStep 2: b ?"},
+            "label: must be the input with + or - for each mark; is not",
+        ),
+        (SHEPHERD, {"label": SHEPHERD["label"] + " +"}, "label: must be the input with + or - for each mark; has more"),
+        (SHEPHERD, {"input": "Q Step 1: a ки\nStep 2: b"}, "input: must have a mark, like 'ки', behind each step"),
+        (
+            SHEPHERD,
+            {"input": "Q a ки", "label": "Q a +"},
+            "input: must have 'Step 1:' between the problem and the first",
+        ),
+        (SHEPHERD, {"input": "Step 1: a ки", "label": "Step 1: a +"}, "input: must have a problem before 'Step 1:'"),
+        (SHEPHERD, {"label": 3.5}, "label: must be a text that is not blank"),
+        (OF_800K, {"question": "Q"}, "question: must be an object"),
+        (OF_800K, {"question": {}}, "question.problem: must be a text that is not blank; question has no such field"),
+        (OF_800K, {"label": {"steps": []}}, "label.steps: must be a list of steps"),
+        (OF_800K, {"label": {"steps": [{}]}}, "label.steps: must have a completion in the first step"),
+        (
+            OF_800K,
+            {"label": {"steps": [rated(1, chosen=1)]}},
+            "label.steps[1].chosen_completion: must be a whole number",
+        ),
+        (OF_800K, {"label": {"steps": [rated(2, chosen=0)]}}, "label.steps[1].completions[0].rating: must be a whole"),
+        (
+            OF_800K,
+            {"label": {"steps": [rated(None, chosen=0)]}},
+            "label.steps[1].completions[0].rating: must be a whole",
+        ),
+        (OF_800K, {"label": {"steps": [rated(1, human=3)]}}, "label.steps[1].human_completion: must be an object"),
+    ],
+)
+def test_broken_training_data_is_named_with_file_line_and_field(tmp_path: Path, good: dict, change: dict, message: str):
+    file = write(tmp_path / "bad.jsonl", good, good | change)
+    with pytest.raises(BenchmarkError) as caught:
+        read_solutions(file)
+    assert str(caught.value).startswith(f"{file}:2: {message}")
 
 
 @pytest.mark.parametrize(

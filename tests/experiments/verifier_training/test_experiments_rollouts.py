@@ -11,12 +11,14 @@ from plain import plain_logits
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
+from espalier.experiments.prm_evaluation.solutions import Format, read_solutions
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.experiments.runs.jsonl import open_lines
+from espalier.experiments.verifier_training.labelled_steps import write_math_shepherd, write_trl
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.tree_file import TreeRecord, claim, read_trees, write_tree
 from espalier.search.grading.math_verify import Grader
-from espalier.search.rollout import Labels, RolloutSettings
+from espalier.search.rollout import Labels, RolloutSettings, StepRecord
 from espalier.search.run.generator import Generator
 
 PROBLEMS = [
@@ -199,6 +201,29 @@ class TestFile:
         assert all(tree.steps for tree in others)
 
 
+def test_labelled_steps_are_read_back_with_their_labels(tmp_path: Path):
+    def step(parent: int | None, text: str, value: float, end: str | None = None) -> StepRecord:
+        return StepRecord(parent, text, [1], [0.0], 2, end, value=value)
+
+    steps = [
+        step(None, "## Step 1: Add\n\n", 0.25),
+        step(0, "It is 5; \n- руки ки, really\n\n", 0.1),
+        step(1, " \n", 0.1, "eos"),
+        step(1, "Step 3: So 6.\n\n", 0.0, "boxed"),
+        step(0, "It is 6.", 0.0, "length"),
+        step(None, "", 0.0, "length"),
+    ]
+    tree = TreeRecord("p", "What is it +\nin Step 1 or 2?", "5", [1], steps)
+    write_trl(tmp_path / "trl.jsonl", [tree, TreeRecord("q", "?", "", refused="too long")])
+    write_math_shepherd(tmp_path / "shepherd.jsonl", [tree])
+    _, trl = read_solutions(tmp_path / "trl.jsonl")
+    _, shepherd = read_solutions(tmp_path / "shepherd.jsonl")
+    assert [each.label for each in trl] == [each.label for each in shepherd] == [-1, 2, 1]
+    assert {each.problem for each in (*trl, *shepherd)} == {tree.problem}
+    assert trl[1].steps == ("## Step 1: Add", "It is 5; \n- руки ки, really", "Step 3: So 6.")
+    assert shepherd[1].steps == ("Step 1: Add", "Step 2: It is 5; \n- руки ки, really", "Step 3: So 6.")
+
+
 def test_training_problems_are_not_those_of_the_benchmark():
     training, held_out = load_benchmark("demo-training", 300), load_benchmark("demo")
     assert len({problem.problem for problem in training}) == 300
@@ -210,8 +235,13 @@ def test_training_problems_are_not_those_of_the_benchmark():
 def test_the_command_writes_resumes_and_says_what_there_is(espalier, tmp_path: Path):
     out = tmp_path / "folder" / "trees.jsonl"
     flags = ("rollouts", "--out", out, "-N", 4, "--labels", "monte-carlo", "--continuations", 2)
-    first = espalier(*flags, "--limit", 3)
+    trl, shepherd = tmp_path / "trl.jsonl", tmp_path / "more" / "shepherd.jsonl"
+    first = espalier(*flags, "--limit", 3, "--trl", trl, "--math-shepherd", shepherd)
     assert first.code == 0, first.err
+    (one, solutions), (other, same) = read_solutions(trl), read_solutions(shepherd)
+    assert (one, other) == (Format.TRL, Format.MATH_SHEPHERD)
+    assert [each.label for each in solutions] == [each.label for each in same]
+    assert {each.problem for each in solutions} == {tree.problem for tree in read_trees(out)}
     assert "3 problems, 12 solutions" in first.out
     assert "continuations" in first.out
     before = out.read_text()
