@@ -7,18 +7,17 @@ from rich.console import Console
 from rich.table import Table
 
 from espalier.experiments.plots.figure import COLORS, draw_calibration, panels, save
+from espalier.experiments.prm_evaluation.solutions import Format
 
-_COLUMNS = {
-    "processbench": {"erroneous": "accuracy, erroneous", "correct": "accuracy, correct", "f1": "F1"},
-    "prmbench": {"f1_right": "F1, right steps", "f1_wrong": "F1, wrong steps", "prm_score": "PRMScore"},
-}
+_OF_FIRST_WRONG = {"erroneous": "accuracy, erroneous", "correct": "accuracy, correct", "f1": "F1"}
+_OF_STEPS = {"f1_right": "F1, right steps", "f1_wrong": "F1, wrong steps", "prm_score": "PRMScore"}
 _MAX_NAMED = 5
 
 
 def show_summary(console: Console, summary: dict[str, Any]) -> None:
     """Print metrics with 95% intervals by group, the threshold, AUC, calibration, and refused solutions."""
     console.print(f"threshold {summary['threshold']:.4f}: {summary['threshold_source']}", markup=False)
-    columns = _COLUMNS[summary["format"]]
+    columns = _OF_STEPS if summary["format"] == Format.PRMBENCH else _OF_FIRST_WRONG
     table = Table("", "samples", *columns.values(), title="in %, with 95% intervals")
     for by, groups in summary["by"].items():
         for name, row in groups.items():

@@ -76,6 +76,41 @@ def test_shuffle_scores_a_random_part(espalier, tmp_path):
     assert scored == {each.unique_id for each in choose(demo_solutions(), 2, 7)}
 
 
+def test_training_data_is_measured_by_its_first_wrong_steps(espalier, tmp_path):
+    solutions = demo_solutions()[:30]
+    for each in solutions:
+        labels = [i not in each.wrong for i in range(len(each.steps))]
+        steps = [f"Step {i}: {step} " for i, step in enumerate(each.steps, start=1)]
+        signs = [f"{step}{'+' if right else '-'}" for step, right in zip(steps, labels, strict=True)]
+        completions = [
+            {"completions": [{"text": step, "rating": 1 if right else -1}], "chosen_completion": 0}
+            for step, right in zip(each.steps, labels, strict=True)
+        ]
+        records = {
+            "trl": {"prompt": each.problem, "completions": each.steps, "labels": labels},
+            "math-shepherd": {
+                "input": f"{each.problem} " + "\n".join(f"{step}ки" for step in steps),
+                "label": f"{each.problem} " + "\n".join(signs),
+            },
+            "prm800k": {"question": {"problem": each.problem}, "label": {"steps": completions}},
+            "processbench": {"id": each.unique_id, "problem": each.problem, "steps": each.steps, "label": each.label},
+        }
+        for form, record in records.items():
+            with (tmp_path / f"{form}.jsonl").open("a") as file:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    found = {}
+    for form in ("processbench", "trl", "prm800k", "math-shepherd"):
+        ran = espalier("eval-prm", "--benchmark", tmp_path / f"{form}.jsonl", "--json")
+        assert ran.code == 0, ran.err
+        summary = json.loads(ran.out)
+        assert (summary["format"], summary["scored"]) == (form, len(solutions))
+        found[form] = summary["overall"]
+    assert found["trl"] == found["prm800k"] == found["processbench"]
+    assert found["math-shepherd"].keys() == found["trl"].keys()
+    shown = espalier("eval-prm", "--benchmark", tmp_path / "trl.jsonl", "--limit", 4)
+    assert (shown.code, "accuracy, erroneous" in " ".join(shown.out.split())) == (0, True)
+
+
 def test_little_memory_changes_no_score(demo_verifier):
     solutions = demo_solutions()[:24]
     small = load_verifier_alone(RuntimeSettings(kv_memory=4 * 2**20))
