@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from espalier.search.grading.boxes import boxed, closes_all_braces
+from espalier.search.grading.programs import as_program, fenced, is_program
 from espalier.search.grading.reading import MAX_PARSED, bare, is_words, read
 from espalier.search.grading.statements import MAX_PLACES, few_words, phrase, statements, without_reason
 
@@ -25,6 +26,7 @@ _OPERATOR = re.compile(r"[-+*/^=<>,()\[\]\\]|\d[a-z]\b")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _GOLD_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")
 _MAX_GOLD_WORDS = 10
+_EQUATION = re.compile(r"[A-Za-z](?:_\w+)?\s*=[^=]{1,100}")
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:/\d+)?")
 
 
@@ -36,12 +38,16 @@ def extract_answer(text: str) -> str:
     "Answer:" followed by a short answer, also in other languages. A multiple-choice answer is returned as its letter,
     A to J.
 
+    A program between `<answer>` tags, or between fences there or after "the answer is", is taken whole without fences.
+
     A box that is begun and not closed was cut off: what stands before it is no longer the answer.
     """
     boxes = boxed(text)
     opening, closing = _last_tags(text)
     if closing > max(boxes.last, 0):
         inside = text[opening:closing]
+        if (program := _program(inside)) is not None:
+            return program
         return extract_answer(_TAG.sub(" ", inside)) or phrase(inside.strip()) or few_words(bare(inside))
     if boxes.answer:
         return boxes.answer
@@ -61,6 +67,8 @@ def extract_gold(text: str) -> str:
     if boxes.cut >= 0:
         return ""
     stripped = text.strip()
+    if "####" not in text and not _TAG.search(text) and (stripped.startswith(("```", "~~~")) or is_program(stripped)):
+        return _program(stripped) or ""
     one_line = "\n" not in stripped or "\\begin" in stripped
     if one_line and boxes.last < 0 and "####" not in text and not _TAG.search(text):
         return (few_words(stripped) and stripped) or extract_answer(text) or stripped
@@ -112,6 +120,19 @@ def leader_and_rival(weights: Mapping[str, Weight]) -> tuple[Weight, Weight]:
     numbers = [weight for key, weight in weights.items() if key != leader and is_number(key)]
     unsure = [weight for key, weight in weights.items() if key != leader and not is_number(key)]
     return weights[leader], sum(unsure, start=max(numbers, default=weights[leader] * 0))
+
+
+def _program(text: str) -> str | None:
+    """What stands between fences, or the whole if it is code; None for another text, and for one with a box."""
+    if "\\boxed" in text:
+        return None
+    content = fenced(text)
+    if content is None:
+        if is_program(text):
+            return as_program(text)
+        equations = [bare(line) for line in text.strip().splitlines()]
+        return ", ".join(equations) if len(equations) > 1 and all(map(_EQUATION.fullmatch, equations)) else None
+    return content if is_program(content) else bare(content)
 
 
 def _last_tags(text: str) -> tuple[int, int]:

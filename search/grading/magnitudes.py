@@ -37,7 +37,7 @@ def differ(one: Any, other: Any) -> bool:
     """
     import mpmath
 
-    if not (_may_cost(one) or _may_cost(other)):
+    if not (may_cost(one) or may_cost(other)):
         return False
     with mpmath.mp.workdps(_PRECISION):
         first, second = _estimate(one), _estimate(other)
@@ -49,7 +49,7 @@ def differ(one: Any, other: Any) -> bool:
         return bool(abs(first.value - second.value) > _SURE * largest)
 
 
-def _may_cost(constant: Any) -> bool:
+def may_cost(constant: Any) -> bool:
     """Return whether a constant has a power or a factorial that may be huge."""
     import sympy
 

@@ -8,14 +8,18 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from espalier.search.grading.notation import languages
+from espalier.search.grading.notation.clock import date_in, ratio_in, time_of
 from espalier.search.grading.notation.decoration import undressed
 from espalier.search.grading.notation.latex import plain
-from espalier.search.grading.notation.numerals import long_decimal, number_in, number_text
+from espalier.search.grading.notation.number_words import number_in_words
+from espalier.search.grading.notation.numerals import foreign_number, long_decimal, number_in, number_text
+from espalier.search.grading.notation.shapes import in_one_line
 from espalier.search.grading.notation.styles import upright
-from espalier.search.grading.notation.units import product_unit, symbol, unit_of, units_agree
+from espalier.search.grading.notation.units import product_unit, ratio, symbol, unit_of, units_agree, upright_unit
+from espalier.search.grading.programs import as_program, is_program, is_text_of_lines
 
 MAX_PARSED = 400
 """Maximum characters of an answer that is parsed; a longer one is kept as plain text, unless it is a decimal."""
@@ -26,22 +30,25 @@ _FOREIGN = r"[^\W\d_A-Za-z\u0370-\u03ff]"
 _FOREIGN_LETTER = re.compile(_FOREIGN)
 _FOREIGN_WORD = re.compile(rf"(?<=[\d}})%°])\s*([百千万萬亿億兆만억백천조]?)\s*(?={_FOREIGN}|\s|$)")
 _SIMPLE = re.compile(r"-?[0-9]{1,100}(?:\.[0-9]{1,100})?")
+_PER = re.compile(r"(?<=\d)\s*/\s*(?=[A-Za-z])")
 _IN_BOLD = r"(?:\\(?:text|textbf|textrm|textsf|mathrm|mathbf|mathsf|mbox|bf)\s*\{\s*)*"
-_CHOICE = re.compile(rf"{_IN_BOLD}(?:\(\s*([A-J])\s*\)|([A-J])\)?)[\s.:}}]*")
+_OPTION = rf"(?i:(?:(?:the|{languages.ARTICLES})\s+)?(?:{languages.OPTIONS})\s*)"
+_CHOICE = re.compile(rf"{_IN_BOLD}{_OPTION}?(?:\(\s*([A-J])\s*\)|([A-J])\)?)[\s.:}}]*|{_OPTION}\(?([a-j])\)?[\s.:}}]*")
 _CHOICE_AND_VALUE = re.compile(
-    rf"{_IN_BOLD}(?:\(\s*([A-J])\s*\)|([A-J])(?:[).]|[.:]?\s*\}})(?=\s))[\s.:}}]*"
-    r"(?![-+*/^=,&()\s.:}]|and\b|or\b)(.+)"
+    rf"{_IN_BOLD}{_OPTION}?(?:\(\s*([A-J])\s*\)|([A-J])(?:[).:]|[.:]?\s*\}})(?=\s))[\s.:}}]*"
+    r"(?![-+*/^=,&()\s.:}]|and\b|or\b)((?:(?![,;\s]\(?[A-J][).:]\s).)+)"
 )
 _NAME = (
     r"(?>(?:[A-Za-z][a-z]{2,}+|[A-Z]{2,3}|[A-Za-z]|\\(?:alpha|beta|gamma|theta|lambda|mu|phi|omega)|"
-    r"\\(?:angle|overline|triangle)\s*+\{?[A-Z]{1,3}\}?)(?:_\{?\w+\}?|')?"
+    r"\\(?:angle|overline|overrightarrow|triangle)\s*+\{?[A-Z]{1,3}\}?)(?:_\{?\w+\}?|')?"
     r"(?:\((?:[A-Za-z]|-?\d+)(?:\s*,\s*(?:[A-Za-z]|-?\d+))*\))?)"
 )
 _NAMED = re.compile(rf"({_NAME}(?:\s*+[-+]?\s*+{_NAME})*+)\s*+(?:=|\\in(?![A-Za-z])|:=)\s*+(?=\S)")
+_COLON = re.compile(r"([A-Za-z](?:_\{?\w+\}?|')?):\s+(?=[-\d($])")
 _UNEQUAL = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 _SUM = re.compile(r"[\d\s.,+*/()^-]*(?:\\(?:times|cdot|frac|sqrt|pi)[\d\s.,+*/()^{}-]*)*=")
 _LEAD = re.compile(
-    r"(?:(?:about|approximately|roughly|around|exactly|only|just|simply|equals?|is|a\s+total\s+of|"
+    r"(?:(?i:about|approximately|roughly|around|exactly|only|just|simply|equals?|is|a\s+total\s+of|"
     r"USD|Rs\.?)(?![A-Za-z])|=|\\approx(?![A-Za-z]))\s*"
 )
 _PRICE = re.compile(r"(-?)\s*([$€£¥₹₩₽])\s*(-?)\s*(?=[\d.])")
@@ -49,24 +56,41 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _AROUND = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}|\\text\{([^{}]*)\}")
 _FUNCTION = re.compile(r"\\(?!frac|pi(?![a-z]))[a-z]+")
 _UNIT_QUOTIENT = re.compile(r"\\frac\{\s*\\text\{([^{}]*)\}\s*\}\{\s*\\text\{([^{}]*)\}\s*\}")
+_POWER = r"(?:\^?\{?-?\d\}?)?"
 _TAIL_WORD = re.compile(
-    r"(?:/\s*)?(?:[A-Za-z][A-Za-z'-]*|[$€£¥₹₩₽¢Ω]|[^\W\d_][^\x00-\x40\x5b-\x60\x7b-\x7f]*)\.?(?:\^?\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)*[.,;]?|/"
+    rf"(?:/\s*)?(?:[A-Za-z][A-Za-z'-]*|[$€£¥₹₩₽¢Ω]|[^\W\d_][^\x00-\x40\x5b-\x60\x7b-\x7f]*)\.?{_POWER}"
+    rf"(?:[/*][A-Za-z]+{_POWER})*[.,;]?|/"
 )
-_GLUED = re.compile(r"(.*[\d)}])((?:[A-Za-z]{2,}|[¢€£$¥₹])(?:\^?\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)?)")
-_BASE = re.compile(r"(-?\d[\dA-F]*(?:\.\d+)?)\s*(?:_\s*\{?|base)\s*(\d{1,2})\s*\}?")
+_GLUED = re.compile(rf"(.*[\d)}}])((?:[A-Za-z]{{2,}}|[¢€£$¥₹]){_POWER}(?:/[A-Za-z]+{_POWER})*)")
+_BASE = re.compile(
+    r"\(?(-?(?=[A-F]*\d)[\dA-F,]+(?:\.[\dA-F]+)?)\)?\s*(?:_|\(?(?:in\s+)?base(?![A-Za-z])[-_]?)[\s{(]*(?:\\text\{\s*)?"
+    r"(\d{1,2}|[A-Za-z-]+)[\s)}]*"
+)
+_PAID_FOR = re.compile(r"/\s*|(?:per|an?)\s+")
+_ABBREVIATION = re.compile(r"(?:[A-Za-z]\.){2,}[A-Za-z]\.?")
+_COMPOUND = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+|[$¢°])\.?(?:,\s*and\s+|\s*,\s*|\s+and\s+|\s+|$)")
+_BELOW = re.compile(r"/\s*\(([A-Za-z]+(?:(?:\s|\*|\\cdot)+[A-Za-z]+)*\s*)\)")
+_TUPLE = re.compile(r"(\([A-Za-z](?:\s*,\s*[A-Za-z])+\))\s*=\s*(?=[(\[\\])")
+_BESIDE_QUOTIENT = re.compile(r"(.*(?:[\d)}]|\\pi))(\s?)\\frac\{(.{1,80})\}\{(.{1,80})\}")
+_POWER_IN_TEXT = re.compile(r"(\\text\{[^{}]*\^)\{(-?\d)\}")
+_TIMES = re.compile(
+    r"((?:(?<=\s)|(?<=[\d}])(?=[A-Za-z]{2}))[A-Za-z]+(?:\^\{?-?\d\}?)?)\s*(?:\\cdot|\*)\s*(?=([A-Za-z]+))"
+)
+_WITH_REASON = re.compile(
+    r"(yes|no|true|false)\b[\s,;.:-]+(?:because|since|as|it|they|this|that|there|he|she|we|you|the)\b[^\d$\\=<>]*",
+    re.IGNORECASE,
+)
 _FREE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
 _VALUE = re.compile(r"[\d\\]")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\*?\}|\\math[a-z]+\{[A-Za-z]\}")
 _JOINED = re.compile(
-    rf",?\s*(?:\\text\{{\s*(?:{languages.AND_OR})\s*\}}|(?<![\\\w])(?:{languages.AND_OR})(?!\w)|"
-    rf"(?:{languages.AND_OR_UNSPACED})(?=\s*[-\d\\$(])|"
+    rf",?\s*(?:\\text\{{\s*(?:{languages.AND_OR})\s*\}}|(?<![\\\w])(?i:{languages.AND_OR})(?!\w)|"
+    rf"(?<=[\d\s])\\(?:lor|vee)(?![A-Za-z])|(?:{languages.AND_OR_UNSPACED})(?=\s*[-\d\\$(])|"
     rf"(?<=\d)\s+(?:{languages.AND_OR_LETTERS})(?=\s+(?:-?\d|[a-z]\s*=)))\s*"
 )
 _REMARK = re.compile(r"(.*[^\s(（])\s*[(（]([^()（）\\\d=+*/^<>_{}$|]{2,60})[)）]")
 _REMARKED = re.compile(r"(?:.*\s)?(?:.*[\d})\]%°!]|\(?[A-J]\)?|([^\W\d_]+[.,]?))")
-_DECIMAL_COMMA = re.compile(r"-?\s*\d{1,3}(?:[ .]\d{3})*,\d+|-?\s*\d+,\d+")
-_SPACED_THOUSANDS = re.compile(r"-?\s*\d{1,3}(?: \d{3})+(?:[.,]\d+)?")
-_PRODUCT = re.compile(r"(.*(?:[\d})]|\\pi))\s?([A-Za-z]{1,2})((?:\^\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)?)")
+_PRODUCT = re.compile(rf"(.*(?:[\d}})]|\\pi))\s?([A-Za-z]{{1,2}})({_POWER}(?:/[A-Za-z]+{_POWER})*)")
 _CALLED = re.compile(r"([^=:<>,;\d+*/^]{2,60}+)[=:]\s*(?=[^\s=])")
 _HOUR = re.compile(r"(?<=\d)\s*(?:\\text\{\s*)?([AaPp])\.?\s?[Mm]\b\.?\s*\}?")
 _COLONS = re.compile(r"\d+(?:\s*:\s*\d+)+")
@@ -83,10 +107,18 @@ now"""
 _NO_WORDS = frozenset(_FUNCTIONS.split())
 _BLOCKED = frozenset(_NOT_A_UNIT.split()) | languages.SCALES.keys()
 _SAYING_NOTHING = frozenset(_FILLERS.split())
-_SHORT_WORDS = ("no", "or", "up")
+_SHORT_WORDS = frozenset(["no", "or", "up", "yes", "odd", "dne", "one", "two", "six", "ten"])
+"""Words of up to three letters, which are words in capitals, too: others may be the names of points."""
+_WHOLE_WORDS = frozenset(["he", "it", "we", "us"])
+"""Words that are one only where they are the whole answer: they may be products."""
+_NOTHING = re.compile(
+    r"no such [a-z]+(?: exist)?|"
+    r"no (?:(?:real|such|possible|valid|finite) )*(?:solution|root|zero|value|answer|number|[a-z])"
+    r"(?: (?:of|for) [a-z])?(?: exist| satisf\w+.*)?|(?:[a-z]+ ){0,3}(?:doe not|do not|doesn't|don't) exist"
+)
 _BEFORE_A_UNIT = ("in", "of", "sq", "cu", "C", "F")
 _STOPS = re.compile(
-    r"(?<!\d)[,.;!?\"'](?!\d)|[,.;!?\"'](?!\w)|(?<!\w)(?:the|an?|there\s+(?:is|are))(?!\w)", re.IGNORECASE
+    r"there's|(?<!\d)[,.;!?\"'](?!\d)|[,.;!?\"'](?!\w)|(?<!\w)(?:the|an?|there\s+(?:is|are))(?!\w)", re.IGNORECASE
 )
 
 
@@ -105,6 +137,7 @@ class Reading:
         unit: unit of measure or money, such as `cm^2`, or the base of a number, such as `_8`.
         nouns: other words after the value, in the singular.
         choice: the letter of a multiple-choice answer.
+        program: whether it is code, which is compared as it is written.
     """
 
     whole: str
@@ -117,6 +150,7 @@ class Reading:
     unit: str = ""
     nouns: frozenset[str] = frozenset()
     choice: str = ""
+    program: bool = False
 
     @property
     def key(self) -> str:
@@ -147,19 +181,26 @@ def read(answer: str) -> Reading:
     """Parse an answer; any text can be parsed."""
     if _SIMPLE.fullmatch(answer):
         return Reading(answer, answer, Fraction(answer))
+    if is_text_of_lines(answer) or is_program(answer):
+        code = as_program(answer)
+        return Reading(code, code, words=code, program=True)
     if len(answer) > MAX_PARSED:
         return Reading(answer, answer.strip(), long_decimal(undressed(answer)))
-    label, whole = _labelled(without_remark(_unwrapped(answer)))
-    if choice := _CHOICE.fullmatch(whole):
-        return Reading(whole, whole, label=label, choice=choice[1] or choice[2])
+    whole = without_remark(_unwrapped(answer))
+    if " " in whole and (reason := _WITH_REASON.fullmatch(whole)):
+        whole = reason[1]
     if choice := _CHOICE_AND_VALUE.fullmatch(whole):
-        return Reading(whole, choice[3].strip(), label=label, choice=choice[1] or choice[2])
+        return Reading(whole, choice[3].strip(), choice=choice[1] or choice[2])
+    label, whole = _labelled(whole)
+    if choice := letter_of(whole):
+        return Reading(whole, whole, label=label, choice=choice)
     return _with_value(whole, label)
 
 
 def as_measure(reading: Reading) -> Reading | None:
     """The other reading of 5m: five metres, where it was read as a product; None for an answer without it."""
-    found = _PRODUCT.fullmatch(reading.value) if reading.number is None and not reading.unit else None
+    value = _with_quotient(reading.value, after_blank=False)
+    found = _PRODUCT.fullmatch(value) if reading.number is None and not reading.unit else None
     if not found or not product_unit(found[2]):
         return None
     value = found[1].strip()
@@ -168,12 +209,18 @@ def as_measure(reading: Reading) -> Reading | None:
 
 def as_foreign_number(reading: Reading) -> Reading | None:
     """The other reading of 3,5 and 10 000: the number of other countries; None for an answer without it."""
-    value = reading.value
-    if reading.number is not None or not (_DECIMAL_COMMA.fullmatch(value) or _SPACED_THOUSANDS.fullmatch(value)):
+    number = foreign_number(reading.value) if reading.number is None else None
+    return None if number is None else replace(reading, number=number, words="")
+
+
+def as_ratio(reading: Reading, beside: Reading) -> Reading | None:
+    """The other reading of 1:10, which was read as a time, if it has the lowest terms or `beside` is a ratio, too."""
+    terms = ratio_in(reading.whole) if reading.words and _COLONS.fullmatch(reading.value) else None
+    if not terms or len(terms) != 2:
         return None
-    whole, comma, decimals = value.replace(" ", "").partition(",")
-    number = number_in(whole.replace(".", "") + "." + decimals if comma else whole)
-    return replace(reading, value=value, number=number, words="")
+    if ":" not in beside.whole and [str(term) for term in terms] != re.split(r"\s*:\s*", reading.value):
+        return None
+    return replace(reading, number=terms[0] / terms[1], words="")
 
 
 def without_remark(text: str) -> str:
@@ -200,7 +247,7 @@ def bare(answer: str) -> str:
 def letter_of(text: str) -> str:
     """The letter of a multiple-choice answer, if `text` is only that; empty otherwise."""
     choice = _CHOICE.fullmatch(text)
-    return (choice[1] or choice[2]) if choice else ""
+    return (choice[1] or choice[2] or choice[3].upper()) if choice else ""
 
 
 def without_blanks(text: str) -> str:
@@ -221,7 +268,7 @@ def _unwrapped(answer: str) -> str:
     whole = plain(undressed(answer))
     while inside := _AROUND.fullmatch(whole):
         whole = plain(undressed(inside[1] if inside[1] is not None else inside[2]))
-    return undressed(whole)
+    return in_one_line(undressed(whole))
 
 
 def _labelled(whole: str) -> tuple[frozenset[str], str]:
@@ -234,13 +281,20 @@ def _labelled(whole: str) -> tuple[frozenset[str], str]:
 
 
 def _with_value(whole: str, label: frozenset[str]) -> Reading:
-    whole = _HOUR.sub(r" \1m", upright(whole))
+    whole = _HOUR.sub(r" \1m", _with_bare_powers(upright(_with_bare_powers(whole))))
+    said = " ".join(_TEXT.sub(r" \1 ", whole).split())
+    if whole[-1:].isalnum() and (date := date_in(said.lower())):
+        return Reading(whole, whole, words=date, label=label)
+    if special := _compound(whole, said) or _ratio(whole, said) or _in_base(whole, said):
+        return replace(special, label=label)
     if not is_words(joined := _JOINED.sub(", ", whole)):
         whole = joined
-    name, rest = _named(whole)
+    name, rest = _named(_COLON.sub(r"\1=", whole, count=1) if ": " in whole and _COLON.match(whole) else whole)
     rest, price = _lead(rest)
     value, tail = _tail(rest)
-    unit, percent = price or unit_of(tail), False
+    unit, percent = unit_of(tail), False
+    if price:
+        unit = _price_per(price, tail)
     if tail.lower().startswith(languages.PERCENT):
         percent, unit, tail = True, "", tail.partition(" ")[2]
     elif value.endswith("%"):
@@ -249,15 +303,110 @@ def _with_value(whole: str, label: frozenset[str]) -> Reading:
         value, unit = value[:-1].rstrip(), "°" + (tail if tail in ("C", "F") else "")
     elif value.endswith("\\Omega") and value != "\\Omega" and not tail:
         value, unit = value.removesuffix("\\Omega").rstrip(), "Ω"
-    elif base := _BASE.fullmatch(value):
-        value, unit = base[1], "_" + base[2]
+    if unit and re.search(r",\s|[;&]", value):  # of the last member of a list, or of each
+        return Reading(whole, rest, name=name, label=label)
+    if "." in value and _ABBREVIATION.fullmatch(value):
+        value = value.replace(".", "")
     number = number_in(value)
-    words = _as_words(value) if number is None and (is_words(value) or _COLONS.fullmatch(value)) else ""
+    if number is not None or not _is_text(value):
+        words = "no solution" if value == "\\emptyset" else ""
+        return Reading(whole, value, number, percent, words, name, label, unit, _nouns(tail, unit))
+    words = _as_words(value)
+    if counted := _counted(words):
+        number, unit = counted[0], counted[1] or unit
+        value, words = number_text(number), ""
+    else:
+        words = _phrases().get(words.removeprefix("set of ")) or ("no solution" if _NOTHING.fullmatch(words) else words)
+        value, words = (words, "") if words.startswith("\\") else (value, words)
     return Reading(whole, value, number, percent, words, name, label, unit, _nouns(tail, unit))
+
+
+def _price_per(currency: str, tail: str) -> str:
+    """The unit of a price, with what it is paid for: $/h of $3 per hour."""
+    found = _PAID_FOR.match(tail)
+    per = unit_of(tail[found.end() :]) if found else ""
+    return f"{currency}/{per}" if per else currency
+
+
+def _is_text(value: str) -> bool:
+    """Return whether a value is words, or numbers with colons, and not a list of quantities."""
+    if not (is_words(value) or _COLONS.fullmatch(value) or value.lower() in _WHOLE_WORDS):
+        return False
+    parts = [read(part) for part in value.split(", ")] if ", " in value else []
+    return not parts or not all(part.unit and part.number is not None for part in parts)
+
+
+def _counted(words: str) -> tuple[Fraction, str] | None:
+    """The number that words denote, and the unit of measure behind it: half an hour; None for other words."""
+    if (number := number_in_words(words)) is not None:
+        return number, ""
+    counting, _, last = words.rpartition(" ")
+    number = number_in_words(counting) if counting and symbol(last) else None
+    return None if number is None else (number, unit_of(last))
+
+
+def _with_bare_powers(text: str) -> str:
+    r"""Drop braces within `\text`: m s^{-2} becomes m s^-2."""
+    before = ""
+    while text != before and "\\text" in text:
+        before, text = text, _POWER_IN_TEXT.sub(r"\1\2", text)
+    return text
+
+
+def _compound(whole: str, said: str) -> Reading | None:
+    """A quantity in several units, in the first of them: 2 hours and 30 minutes; None for another answer."""
+    parts = list(_COMPOUND.finditer(said)) if said[:1].isdigit() and not said[-1:].isdigit() else []
+    if len(parts) < 2 or "".join(part[0] for part in parts) != said:
+        return None
+    units = [unit_of(part[2]) for part in parts]
+    sizes = [ratio(unit, units[0]) if unit else None for unit in units]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(parts) or sorted(known, reverse=True) != known or len(set(known)) < len(known):
+        return None
+    number = sum((Fraction(part[1]) * size for part, size in zip(parts, known, strict=True)), Fraction())
+    return Reading(whole, number_text(number), number, unit=units[0])
+
+
+def _ratio(whole: str, said: str) -> Reading | None:
+    """A ratio such as 3:2, by its value; None for another answer, and for what may be a time."""
+    if not (":" in said or " to " in said) or time_of(said):
+        return None
+    terms = ratio_in(said)
+    if not terms:
+        return None
+    if len(terms) == 2:
+        return Reading(whole, number_text(terms[0] / terms[1]), terms[0] / terms[1])
+    return Reading(whole, whole, words=":".join(map(str, terms)))
+
+
+def _in_base(whole: str, said: str) -> Reading | None:
+    """A number whose base is given: 52_8, 52 base eight; None for another answer."""
+    found = _BASE.fullmatch(said) if "_" in said or "base" in said else None
+    if not found:
+        return None
+    base = int(found[2]) if found[2].isdigit() else number_in_words(found[2].lower())
+    digits = found[1].replace(",", "").lstrip("-")
+    if base is None or not 2 <= base <= 36 or any(int(digit, 16) >= base for digit in digits.replace(".", "")):
+        return None
+    value = found[1].replace(",", "")
+    number = number_in(value)
+    return Reading(whole, value, number, words="" if number is not None else value.lower(), unit=f"_{base}")
+
+
+@cache
+def _phrases() -> dict[str, str]:
+    """Phrases with the one that means the same, or with a formula; all as `_as_words` gives them."""
+    return {
+        _as_words(phrase): meaning if meaning.startswith("\\") else _as_words(meaning)
+        for meaning, phrases in languages.PHRASES.items()
+        for phrase in (meaning, *languages.listed(phrases))
+    }
 
 
 def _named(whole: str) -> tuple[str, str]:
     """Split off the name before an equals sign; returns the name and what follows the last one. Sums are not names."""
+    if whole.startswith("(") and (tuple_ := _TUPLE.match(whole)):
+        return without_blanks(tuple_[1]), whole[tuple_.end() :]
     if (found := _NAMED.match(whole)) and not _UNEQUAL.search(whole):
         rest = whole[found.end() :]
         if "," in rest and "=" in rest:
@@ -270,16 +419,21 @@ def _named(whole: str) -> tuple[str, str]:
 
 def _lead(text: str) -> tuple[str, str]:
     """Strip "about" and a currency sign before a number; returns the text and the currency."""
-    while found := _LEAD.match(text):
+    while (found := _LEAD.match(text)) and found.end() < len(text):
         text = text[found.end() :]
     if found := _PRICE.match(text):
-        return found[1] + found[3] + text[found.end() :], unit_of(found[2])
+        return found[1] + found[3] + _PER.sub(" /", text[found.end() :], count=1), unit_of(found[2])
     return text, ""
 
 
 def _tail(text: str) -> tuple[str, str]:
     """Split `text` into a number or formula and the words after it; no split if these cannot be units."""
-    unfolded = _TEXT.sub(r" \1 ", _UNIT_QUOTIENT.sub(r"\\text{\1/\2}", text))
+    unfolded = _TEXT.sub(r" \1 ", _UNIT_QUOTIENT.sub(r"\\text{\1/\2}", _with_quotient(text)))
+    unfolded = _TIMES.sub(
+        lambda found: f"{found[1]}*" if symbol(re.split(r"\^", found[1])[0]) and symbol(found[2]) else found[0],
+        unfolded,
+    )
+    unfolded = _BELOW.sub(lambda below: "/" + re.sub(r"[\s*]+|\\\\cdot", "*", below[1].strip()), unfolded)
     unfolded = re.sub(r"\s*\^", "^", re.sub(r"(?<=[A-Za-z.])\s*/\s*(?=[A-Za-z])", "/", unfolded))
     if not unfolded.isascii():
         unfolded = _FOREIGN_WORD.sub(r" \1 ", unfolded)
@@ -290,10 +444,25 @@ def _tail(text: str) -> tuple[str, str]:
     tail = tail[1:] if scale else tail
     if not tail and not scale and (glued := _GLUED.fullmatch(value)) and _is_unit(glued[2]):
         value, tail = glued[1], [glued[2]]
-    blocked = any(word.strip(".,;").lower() in _BLOCKED for word in tail)
+    blocked = any(
+        word.strip(".,;").lower() in _BLOCKED and not (place and word in ("squared", "cubed"))
+        for place, word in enumerate(tail)
+    )
     if blocked or not (tail or scale) or not _VALUE.search(value) or is_words(value):
         return text, ""
     return f"{value} {scale}".rstrip(), " ".join(tail)
+
+
+def _with_quotient(text: str, after_blank: bool = True) -> str:
+    r"""Write units of a fraction behind a number in one line: `5 \frac{m}{s}` as 5 m/s."""
+    found = _BESIDE_QUOTIENT.fullmatch(text)
+    if not found or not (found[2] or "\\text" in found[0] or not after_blank):
+        return text
+    above, below = (
+        re.sub(r"\s*\\cdot\s*", " ", re.sub(r"\^\{(-?\d)\}", r"^\1", _TEXT.sub(r"\1", part)))
+        for part in (found[3], found[4])
+    )
+    return f"{found[1]} {above.strip()}/{below.strip()}" if upright_unit(above) and upright_unit(below) else text
 
 
 def _start_of_tail(words: list[str]) -> int:
@@ -312,7 +481,7 @@ def _is_unit(glued: str) -> bool:
 
 
 def _starts_a_tail(word: str) -> bool:
-    bare = re.split(r"[\^{/\d]", word.strip(".,;/"), maxsplit=1)[0]
+    bare = re.split(r"[\^{/*\d-]", word.strip(".,;/"), maxsplit=1)[0]
     return bool(symbol(bare)) or _is_word(bare) or bare in _BEFORE_A_UNIT
 
 
@@ -326,7 +495,7 @@ def _is_word(word: str) -> bool:
 
 def _as_words(text: str) -> str:
     bare = _TEXT.sub(r" \1 ", text)
-    bare = re.sub(r"(?<=\d):0(?=\d)|(?<![\d.])0(?=\d:)", lambda zero: zero[0].rstrip("0"), bare)
+    bare = re.sub(r"(?<![\d.:])0(?=\d:)", "", bare)
     return " ".join(_singular(word) for word in _STOPS.sub(" ", bare.lower()).split())
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from espalier.search.grading.notation import languages
 from espalier.search.grading.notation.decoration import undressed
+from espalier.search.grading.programs import fenced_at, is_program
 from espalier.search.grading.reading import bare, read, without_remark
 
 _ORNAMENT = "\u2190-\u2794\u2798-\u2bff\ufe0f\u20e3\U0001f000-\U0001f51e\U0001f520-\U0001faff"
@@ -83,6 +84,10 @@ def statements(text: str) -> Iterator[str]:
             patterns = _patterns(name)
             markers += [(found.end(), patterns) for found in patterns.marker.finditer(text)]
     for end, patterns in sorted(markers, key=lambda marker: marker[0])[: -MAX_PLACES - 1 : -1]:
+        if (program := fenced_at(text, end)) is not None:
+            if program:
+                yield program if is_program(program) else bare(program)
+            return  # where the fence is not closed, the answer was cut off
         rest = text[end : end + _MAX_LENGTH]
         if statement := _formula(rest) or _phrase(rest, patterns):
             yield statement

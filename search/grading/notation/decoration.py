@@ -55,7 +55,7 @@ def _without_marks(text: str, marks: tuple[tuple[str, str], ...]) -> str:
     for opening, closing in marks:
         if text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening) + len(closing):
             inside = text[len(opening) : len(text) - len(closing)]
-            if closing not in inside:
+            if closing not in (inside.replace("\\$", "") if closing == "$" else inside) and not inside.endswith("\\"):
                 text = inside
     return text
 

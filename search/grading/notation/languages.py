@@ -28,6 +28,12 @@ class Language(NamedTuple):
 LANGUAGES = {name: Language(**words) for name, words in _TABLE["languages"].items()}
 UNITS = {name.lower(): symbol for symbol, names in _TABLE["units"].items() for name in names.split()}
 """Units by their names in lower case."""
+MEASURES: dict[str, str] = _TABLE["measures"]
+"""Symbols of units, each with a number and the unit that it is this many of."""
+PEOPLE = frozenset(_TABLE["people"].split())
+"""Nouns, in the singular, that name people."""
+PHRASES: dict[str, str] = _TABLE["phrases"]
+"""Phrases of the same meaning by one of them, or by a formula."""
 SCALES = {name.lower(): int(power) for power, names in _TABLE["scales"].items() for name in names.split()}
 """Words behind a number, in lower case, by which power of ten it is multiplied."""
 

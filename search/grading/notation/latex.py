@@ -9,7 +9,7 @@ from espalier.search.grading.notation.styles import function
 
 _COMMANDS_OF_SIGNS = """π pi, θ theta, α alpha, β beta, γ gamma, λ lambda, μ mu, σ sigma, φ phi, ω omega, Ω Omega,
 Δ Delta, ∞ infty, ∅ emptyset, ∪ cup, ∩ cap, ∈ in, ∠ angle, △ triangle, ▲ triangle, ± pm, × times, ✖ times, ⋅ cdot,
-· cdot, ∙ cdot, ≦ le, ≤ le, ⩽ le, ≧ ge, ≥ ge, ⩾ ge, ≠ ne, ≈ approx, ≡ equiv, √ sqrt"""
+· cdot, ∙ cdot, ≦ le, ≤ le, ⩽ le, ≧ ge, ≥ ge, ⩾ ge, ≠ ne, ≈ approx, ≡ equiv, √ sqrt, ⟨ langle, ⟩ rangle"""
 """Signs, each with its LaTeX command."""
 _ASCII_SIGNS = {
     "-": "−–—‐‑﹣➖",
@@ -62,6 +62,8 @@ _COMMANDS = _rules(
     ("color", r"\\textcolor\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}\s*\{([^{}]*)\}", r"\1"),
     ("color", r"\\(?:text)?color\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}", ""),
     ("", r"\\(?:tiny|small|large|Large|LARGE|huge|Huge|boldmath|hfill|notag|nonumber)(?![A-Za-z])", ""),
+    ("\\vec", r"\\vec\s*\{?\s*([A-Za-z])\s*\}?(?![A-Za-z])", r"\1"),
+    ("\\infty", r"(?<![\w)}\]])\+\s*(?=\\infty)", ""),
     ("\\tag", r"\\tag\*?\s*\{[^{}]*\}", ""),
     ("", r"(?<!\\)\\[,;:> ]|\\(?:quad|qquad|enspace|thinspace|displaystyle|textstyle|limits)(?![A-Za-z])", " "),
     ("frac", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
@@ -98,21 +100,26 @@ _COMMANDS = _rules(
 )
 """Rules for texts with a backslash."""
 _WORDS = _rules(
-    ("", r"(?<![\\A-Za-z])(?:sqrt|square root of)(?![A-Za-z])\s*", r"\\sqrt "),
-    ("pi", r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
-    ("", r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+    ("", r"(?<![\\A-Za-z])(?i:sqrt|square root of)(?![A-Za-z])\s*", r"\\sqrt "),
+    ("i", r"(?<![\\A-Za-z])[Pp]i(?![A-Za-z])", r"\\pi "),
+    (
+        "",
+        r"(?<![\\A-Za-z])(?i:((?:negative|minus)\s+)|(?:positive|plus)\s+)?(?:(?i:infinity)|inf|oo)(?![A-Za-z])",
+        lambda signed: "-\\infty " if signed[1] else "\\infty ",
+    ),
     ("", r"(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])", ""),
     (
         "",
-        r"(?<![\\A-Za-z])(?<!\\text\{)(arc(?:sin|cos|tan|c?tg)|sinh|cosh|tanh|sin|cos|tan|cot|csc|(?<!\d)(?<!\d )sec|"
-        r"c?tg|ln|lg|log|exp)(?=\s*[(^\\_]|\s+(?:\d|[A-Za-z](?![A-Za-z])))",
-        lambda name: function(name[1]),
+        r"(?<![\\A-Za-z])(?<!\\text\{)"
+        r"(?i:(arc(?:sin|cos|tan|c?tg)|sinh|cosh|tanh|sin|cos|tan|cot|csc|(?<![\d/])(?<!\d )sec|"
+        r"c?tg|ln|lg|log|exp))(?=\s*[(^\\_]|\s+(?:\d|[A-Za-z](?![A-Za-z])))",
+        lambda name: function(name[1].lower()),
     ),
 )
 """Rules for texts with letters, which may be words of plain text for LaTeX commands."""
 _REST = _rules(
     ("~", "~", " "),
-    ("{,}", r"\{,\}", ","),
+    ("}", r"\{([.,])\}", r"\1"),
     ("°", r"\^\s*°", "°"),
     ("<=", "<=", r"\\le "),
     (">=", ">=", r"\\ge "),
@@ -145,7 +152,8 @@ def plain(text: str) -> str:
     text = _applied(_REST, text).strip()
     # TeX ignores braces around the whole; around a list in plain text they denote a set.
     if text.startswith("{") and text.endswith("}") and not _BRACES_WITHIN.search(text, 1, len(text) - 1):
-        return f"\\{{{text[1:-1]}\\}}" if "," in text else text[1:-1].strip()
+        inside = text[1:-1].strip()
+        return f"\\{{{text[1:-1]}\\}}" if "," in text else inside or "\\emptyset"
     return text
 
 

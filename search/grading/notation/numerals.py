@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from espalier.search.grading.notation import languages
 
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+_DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _DECIMAL = re.compile(_DIGITS)
 _QUOTIENT = re.compile(rf"({_DIGITS})\s*/\s*({_DIGITS})")
 _FRACTION = re.compile(rf"(\d+)?\s*\\frac\{{\s*(-?\s*{_DIGITS})\s*\}}\{{\s*(-?\s*{_DIGITS})\s*\}}")
@@ -19,6 +19,11 @@ _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
 _ROUNDED = re.compile(r"-?\s*(\d*)\.(\d+)")
 _SCALED = re.compile(r"(.*\S)\s+(\S+)")
 _LONG_DECIMAL = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++)?(?:\.[0-9]*+)?(?<=[0-9.])")
+_GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:\.\d{3})+,\d+|(?:\.\d{3}){2,}|(?:'\d{3})+(?:[.,]\d+)?)|\d+,0\d+")
+"""Numbers of other countries that nothing else can be: 1.234,5 and 1.234.567 and 1'234 and 0,05."""
+_PERHAPS_SEVERAL = re.compile(
+    r"[1-9]\d{0,2}(?: \d{3})+(?:[.,]\d+)?|\d*,\d+|[1-9]\d?(?:,\d\d)+,\d{3}(?:\.\d+)?"  # the last: in lakhs
+)
 MAX_DIGITS = 100_000
 """Most digits of a number that is compared as one; a longer one is a text."""
 _MAX_STR_DIGITS = 4000
@@ -56,6 +61,16 @@ def long_decimal(text: str) -> Fraction | None:
     return Fraction(Decimal(text.replace(",", "")))
 
 
+def foreign_number(text: str) -> Fraction | None:
+    """The number that `text` denotes in other countries, where it may also be a list: 3,5 and 10 000 and 12,34,567."""
+    bare = text.removeprefix("-").lstrip()
+    if scientific := _SCIENTIFIC.fullmatch(bare.replace(",", ".", 1)):
+        return number_in(text.replace(",", ".", 1)) if "," in bare and scientific else None
+    if not _PERHAPS_SEVERAL.fullmatch(bare):
+        return None
+    return _ungrouped(bare) * (-1 if text.startswith("-") else 1)
+
+
 def number_text(number: Fraction) -> str:
     """The number in digits, as `str` gives it, but for any number of them."""
     if number.denominator == 1:
@@ -83,6 +98,8 @@ def _size(text: str) -> Fraction | None:
     """The absolute value."""
     if _DECIMAL.fullmatch(text):
         return _decimal(text)
+    if _GROUPED.fullmatch(text):
+        return _ungrouped(text)
     if found := _QUOTIENT.fullmatch(text):
         return _decimal(found[1]) / _decimal(found[2])
     if found := _FRACTION.fullmatch(text):
@@ -108,6 +125,14 @@ def _size(text: str) -> Fraction | None:
 
 def _decimal(text: str) -> Fraction:
     return Fraction(text.replace(",", "").replace(" ", "").rstrip(".") if text != "." else "0")
+
+
+def _ungrouped(text: str) -> Fraction:
+    """The number of a decimal whose last mark is its point, unless it stands several times or groups three digits."""
+    whole, point, decimals = re.split(r"([.,])(?=\d*$)", text) if re.search(r"[.,]\d*$", text) else (text, "", "")
+    if len(decimals) == 3 and point in whole:  # the last of several groups
+        whole, decimals = whole + decimals, ""
+    return Fraction(re.sub(r"[ '.,]", "", whole) + "." + (decimals or "0"))
 
 
 def _digits(number: int) -> str:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.search.grading.answers import canonical, extract_answer
+from espalier.search.grading.answers import canonical, extract_answer, extract_gold
 from espalier.search.grading.boxes import boxed
 
 
@@ -57,6 +57,49 @@ def test_the_last_complete_box_is_the_answer(text: str, answer: str):
 )
 def test_boxes_of_other_kinds_are_read(text: str, answer: str):
     assert extract_answer(text) == answer
+
+
+def test_of_many_boxes_beside_one_another_the_last_sixteen_are_the_answer():
+    text = ", ".join(f"\\boxed{{{number}}}" for number in range(1, 21))
+    assert extract_answer(text) == ", ".join(map(str, range(5, 21)))
+    assert extract_answer(text.replace("\\boxed{5}", "then \\boxed{5}")) == ", ".join(map(str, range(5, 21)))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>\n```python\nreturn a + b\n```\n</answer>", "return a + b"),
+        ("<answer>\ndef f(x):\n    return x + 1\n</answer>", "def f(x):\n    return x + 1"),
+        ("<answer>Two files:\n```\na = 1  \n```\nand\n~~~py\nb()\n~~~\n</answer>", "a = 1\n\nb()"),
+        ('<answer>print("a b c d e f")</answer>', 'print("a b c d e f")'),
+        ("The answer is:\n```python\nprint(5)\n```\nIt prints 5.", "print(5)"),
+        ("**Answer:**\n\n~~~\nint main() {\n  return 0;\n}\n~~~", "int main() {\n  return 0;\n}"),
+        ("Answer: 6. No, the answer is this program:\n```\nx = 5\nprint(x)\n```", "x = 5\nprint(x)"),
+        ("答案：\n```python\nprint(5)\n```", "print(5)"),
+        ("The answer is:\n```\n42\n```", "42"),
+        ("<answer>\n```latex\n\\boxed{5}\n```\n</answer>", "5"),
+        ("The answer is 5. As a program, the answer is:\n```python\nprint(", ""),
+        ("The answer is:\n```python\n" + "x += 1\n" * 400 + "```", "\n".join(["x += 1"] * 400)),
+        ("<answer>We add a and b; then we return it.</answer>", ""),
+    ],
+)
+def test_a_program_is_the_answer_without_its_fence(text: str, answer: str):
+    assert extract_answer(text) == answer
+
+
+def test_a_gold_answer_may_be_a_program():
+    program = "def f(x):\n    return x + 1"
+    assert extract_gold(program) == extract_gold(f"```python\n{program}\n```\n") == program
+    assert extract_gold("She has 9; then\n9 * 2 = 18 (coins);\n#### 18") == "18"
+
+
+def test_programs_vote_by_their_texts():
+    texts = ["return a + b", "return a - b", "return a + b "]
+    paths = [f"<answer>\n```python\n{text}\n```\n</answer>" for text in texts]
+    one, other, again = (canonical(extract_answer(path)) for path in paths)
+    assert one == again != other
+    assert canonical("if a:\n    b()\nc()") != canonical("if a:\n    b()\n    c()")
+    assert canonical("print('A')") != canonical("print('a')")
 
 
 @pytest.mark.parametrize(

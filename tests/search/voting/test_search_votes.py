@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier.search.grading.answers import exact_match_key
 from espalier.search.request import Aggregation, Vote
 from espalier.search.result import Candidate
 from espalier.search.tree import aggregate
@@ -24,6 +25,24 @@ def selected(vote: Vote, *candidates: Candidate) -> Candidate | None:
 )
 def test_aggregation_by_hand(how: Aggregation, expected: float):
     assert aggregate([0.8, 0.2, 0.5], how) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ("No", "NO", "Yes", "YES", "YES"),
+        ("x=1", "x=1", "no solution", "There are no real solutions.", "\\emptyset"),
+        ("3:2", "2:3", "2:3", "6:4", "3/2"),
+        ("9.8 m/s", "9.8 m/s", "9.8 m/s^2", "9.8 \\frac{m}{s^2}", "9.8\\,\\mathrm{m\\,s^{-2}}"),
+        ("12:5", "12:05", "12:05"),
+        ("13_{\\text{seven}}", "13_7", "13_6", "13_{\\text{six}}", "13 base six"),
+        ("150 minutes", "2 hours 30 minutes", "2.5 hours"),
+    ],
+)
+def test_votes_for_the_last_answer_are_not_split_by_how_it_is_spelled(answers: tuple[str, ...]):
+    won = selected(Vote.MAJORITY, *map(candidate, answers))
+    assert won is not None
+    assert exact_match_key(won.answer) == exact_match_key(answers[-1])
 
 
 @pytest.mark.parametrize("how", list(Aggregation))
