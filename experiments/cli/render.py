@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,10 +110,10 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
         + (f", {more} of them from an earlier command in {folder}" if more > 0 else ""),
         "refused": _with_reason(summary, "refused", "could not be searched", folder),
         "ungraded": _with_reason(summary, "ungraded", "could not be graded", folder),
-        "accuracy": f"{_percent(summary.accuracy)}%  [{_percent(summary.low)}, {_percent(summary.high)}] at 95%",
+        "accuracy": summary.accuracy_text,
         "no answer": unanswered_text(summary.unanswered, summary.searches),
-        "by level": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_level.items()),
-        "by subject": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_subject.items()),
+        "by level": _shares(summary, summary.accuracy_by_level),
+        "by subject": _shares(summary, summary.accuracy_by_subject),
         f"tokens per {unit}": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
         "computed ÷ tree": ", ".join(
             f"{role} {ratio:.3f}"
@@ -131,6 +132,10 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
         if value:
             table.add_row(Text(name, style="bold"), Text(value))
     console.print(table)
+
+
+def _shares(summary: Summary, accuracy_by: Mapping[str, float]) -> str:
+    return "  ".join(f"{group}: {100 * share:.0f}%" for group, share in accuracy_by.items()) * summary.is_graded
 
 
 def _with_reason(summary: Summary, what: str, meaning: str, folder: Path | None) -> str:
@@ -171,8 +176,8 @@ def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
         table.add_row(
             *("" if value is None else str(value) for value in cell.settings.values()),
             f"{s.problems}" + (f", {s.refused} refused" if s.refused else ""),
-            "" if cell.refused else _percent(s.accuracy),
-            "refused" if cell.refused else f"[{_percent(s.low)}, {_percent(s.high)}]",
+            "" if cell.refused or not s.is_graded else _percent(s.accuracy),
+            "refused" if cell.refused else f"[{_percent(s.low)}, {_percent(s.high)}]" if s.is_graded else "not graded",
             f"{s.generated_tokens:.0f}",
             f"{s.verifier_tokens:.0f}",
             "" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",

@@ -22,8 +22,8 @@ def main_table(runs: Sequence[Run]) -> Table:
         "algorithm": [run.algorithm for run in runs],
         **{field_title(field): [run.shown_setting(field) for run in runs] for field in differing_fields(runs)},
         "problems": [_counted(run, run.summary.problems, not several) for run in runs],
-        "accuracy %": [f"{100 * s.accuracy:.1f}" for s in found],
-        "95% interval": [f"{100 * s.low:.1f}–{100 * s.high:.1f}" for s in found],
+        "accuracy %": [f"{100 * s.accuracy:.1f}" if s.is_graded else "not graded" for s in found],
+        "95% interval": [f"{100 * s.low:.1f}–{100 * s.high:.1f}" if s.is_graded else "–" for s in found],
         **(of_epochs if several else {}),
         **{f"pass@{k} %": [_or_dash(s.pass_at.get(k), 100) for s in found] for k in _ks(runs)},
         **({"refused": map(str, refused)} if any(refused) else {}),
@@ -65,6 +65,8 @@ FIGURES = (
 def figures(run: Run) -> dict[str, float]:
     """The figures of a run by name, nothing rounded; those without a value are left out."""
     values = {name: getattr(run.summary, name) for name in FIGURES}
+    if not run.summary.is_graded:
+        values |= dict.fromkeys(_OF_GRADES)
     values["unanswered"] = sum(run.summary.unanswered.values())
     values |= {f"pass_at_{k}": value for k, value in run.summary.pass_at.items()}
     return {name: value for name, value in values.items() if value is not None}
@@ -84,6 +86,9 @@ def data_table(runs: Sequence[Run]) -> Table:
         **{f"pass_at_{k}": [values.get(f"pass_at_{k}") for values in found] for k in _ks(runs)},
     })  # fmt: skip
 
+
+_OF_GRADES = ("accuracy", "low", "high", "standard_error")
+"""Figures that are not known where no answer could be graded."""
 
 DIFFERENCE_COLUMNS = (
     "first", "second", "problems", "first_accuracy", "second_accuracy", "difference", "low", "high", "only_first",

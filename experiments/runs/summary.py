@@ -21,7 +21,8 @@ class Summary:
         epochs: searches of each problem; with several, what follows counts searches, and means are over them.
         refused: searches that could not be run, for example for exceeding a context; they count as not solved, and are
             left out of the cost.
-        ungraded: searches whose answer could not be graded; they count as not solved.
+        ungraded: searches whose answer could not be graded; they count as not solved, unless that is so of all
+            answers, see `is_graded`.
         unanswered: searches that ended without an answer, by reason; see `Unanswered`. They count as not solved.
         errors: the first reason of `refused` and of `ungraded`, by these names; without those that are 0.
         accuracy: share of searches with a right answer; `low` and `high` are its 95% Wilson interval, of the effective
@@ -75,6 +76,18 @@ class Summary:
     accepted_tokens: float = 0.0
     ahead_tokens: float = 0.0
     ahead_kept_tokens: float = 0.0
+
+    @property
+    def is_graded(self) -> bool:
+        """False if answers were to be graded and none could be: then the accuracy is not known, and no 0%."""
+        return not self.ungraded or self.refused + self.ungraded + sum(self.unanswered.values()) < self.searches
+
+    @property
+    def accuracy_text(self) -> str:
+        """The accuracy in percent with its 95% interval; the reason for none where no answer could be graded."""
+        if not self.is_graded:
+            return f"not known: none of {self.ungraded} answers could be graded"
+        return f"{100 * self.accuracy:.1f}%  [{100 * self.low:.1f}, {100 * self.high:.1f}] at 95%"
 
     @property
     def wall_seconds(self) -> float | None:

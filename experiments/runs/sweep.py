@@ -248,5 +248,6 @@ def _write(folder: Path, cells: Sequence[Cell], varied: Sequence[str]) -> None:
     rows = []
     for cell in cells:
         summary = asdict(cell.summary) | {"unanswered": sum(cell.summary.unanswered.values())}
+        summary |= {} if cell.summary.is_graded else dict.fromkeys(("accuracy", "low", "high"))
         rows.append([*(cell.settings[name] for name in names), *(summary[column] for column in _COLUMNS)])
     write_whole(folder / TABLE, Table([*names, *_COLUMNS], rows).csv())

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from run_samples import summary
 
-from espalier.experiments.cli.render import search_tree, show_result, show_summary
+from espalier.experiments.cli.render import search_tree, show_cells, show_result, show_summary
 from espalier.experiments.plots.tree import plot_tree
+from espalier.experiments.runs.sweep import Cell
 
 SUMMARY = summary(
     problems=300, searches=300, correct=120, accuracy=0.4, low=0.346, high=0.456,
@@ -166,6 +167,21 @@ def test_summary_says_why_a_problem_came_to_nothing_and_names_a_file_only_where_
         assert "such as p/7: it takes too much" in line_with(what, out.getvalue())
         assert (f"all are in {tmp_path / 'run' / 'samples.jsonl'}" in out.getvalue()) == (folder is not None)
         assert ("samples.jsonl" in out.getvalue()) == (folder is not None)
+
+
+def test_accuracy_is_not_zero_but_unknown_where_no_answer_could_be_graded(tmp_path):
+    """As where the grader cannot run at all; a single verdict is enough for a share."""
+    count = SUMMARY.searches
+    wrong = replace(SUMMARY, correct=0, accuracy=0.0, low=0.0, refused=0, errors={"ungraded": "p/0: it died"})
+    for lost, unanswered, known in ((count, 0, False), (count - 3, 3, False), (count - 3, 2, True), (0, count, True)):
+        summary = replace(wrong, ungraded=lost, unanswered={"budget": unanswered})
+        out = StringIO()
+        show_summary(Console(file=out, width=300), summary)
+        show_cells(Console(file=out, width=300), [Cell("N1-M1", {"beam_width": 1}, summary)], tmp_path)
+        assert ("0.0" in line_with("accuracy  ", out.getvalue())) == known
+        assert (f"none of {lost} answers could be graded" in out.getvalue()) == (not known)
+        assert ("not graded" in out.getvalue()) == (not known)
+        assert ("level" in out.getvalue() or "by subject" in out.getvalue()) == known
 
 
 def test_summary_tells_problems_of_an_earlier_command_from_those_of_this_one(tmp_path):
