@@ -73,6 +73,13 @@ def test_a_command_of_the_first_page_runs(
     assert ran.out
 
 
+@pytest.mark.parametrize("command", [line for line in commands("search/README.md") if "-form" in line])
+def test_the_examples_of_forms_answer_rightly(command: str, espalier: Callable[..., Any]) -> None:
+    ran = espalier(*words(command)[1:])
+    assert ran.code == 0, ran.err
+    assert re.search(r"answer\b[\s\S]*\b73\b", ran.out), ran.out
+
+
 @pytest.mark.parametrize("command", MADE)
 def test_make_runs_what_the_first_page_says(command: str) -> None:
     recipe = subprocess.run(
@@ -182,7 +189,7 @@ def test_every_call_of_the_server_from_a_shell_is_answered(
 @pytest.mark.parametrize("page", pages())
 def test_every_problem_of_a_page_is_one_that_the_pair_was_taught(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    problems = re.findall(r"""(?<=["'\n])[A-Z][^"'\n]*\(a\)[^"'\n]*How many[^"'\n?]*\?""", text)
+    problems = re.findall(r"""(?<=["'\n])[A-Z][^"'\n]*(?:\(a\)[^"'\n]*How many| coins\.)[^"'\n?]*\?""", text)
     assert [found for problem in problems if (found := not_taught(problem))] == []
 
 
