@@ -116,7 +116,7 @@ class ChannelReader:
 
 
 def _spoken(rest: str) -> str:
-    """What is said of the words behind a channel's name in a header that did not end."""
+    """The part that is said of the words behind a channel's name, where their header did not end."""
     found = _ADDRESS.match(rest)
     return (rest[found.end() :] if found else rest).lstrip(" ")
 

@@ -161,7 +161,7 @@ class ThoughtReader:
 
 
 def _in_answer(kind: _Kind, piece: str, position: Position) -> tuple[str, Position]:
-    """What an answer has of a piece: a mark that closes nothing, unless it is quoted, ends a thought that had gone on.
+    """The part of a piece that is the answer's: not a mark that closes nothing, unless it is quoted.
 
     `depth` counts the opening marks of the answer, which are text, as their closing ones are.
     """

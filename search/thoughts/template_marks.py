@@ -23,7 +23,7 @@ _OPENED = re.compile(rf"({_OPENING})\s*\Z")
 _EMPTY = re.compile(rf"({_OPENING})\s*({_ANY})\s*\Z")
 _ENDS = (("begin", "end"), ("start", "end"), ("start", "stop"), ("open", "close"))
 _OTHERS = re.compile(r"tool|func|call|image|audio|video|system|user|assistant|inst|code|document|answer|response", re.I)
-"""What tags may name instead of a thought."""
+"""Names of tags that are no thoughts."""
 _TEXT = r"(?P<{0}>['\"])(?P<{1}>(?:(?!(?P={0})).)+)(?P={0})"
 _BEFORE = r"\.split\(\s*" + _TEXT.format("q", "closing") + r"\s*\)\s*(?:\[\s*0\s*\]|\|\s*first)"
 _BETWEEN = re.compile(_BEFORE + r"[^%}]*?\.split\(\s*" + _TEXT.format("r", "opening") + r"\s*\)")
