@@ -270,7 +270,7 @@ class SearchResult:
         return path
 
     def _repr_html_(self) -> str:
-        """The result as notebooks show it: answer, votes and what the tree cost."""
+        """The result as notebooks show it: answer, its text, votes, the tree and what it cost."""
         return _html(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -349,6 +349,8 @@ _SHOWN_ANSWERS = 8
 
 def _html(result: SearchResult) -> str:
     """A result as HTML that needs no style sheet and no script; texts of models and callers are escaped."""
+    from espalier.search.tree_html import tree_html  # for notebooks alone
+
     facts = [f"score {result.score:.4g}"] if result.score is not None else []
     facts += [str(result.stop_reason), str(result.configuration.algorithm)]
     lines = [f"<b>{escape(result.answer) or 'no answer'}</b> &ensp; {escape(', '.join(facts))}"]
@@ -365,7 +367,20 @@ def _html(result: SearchResult) -> str:
     tree = [f"{usage.nodes} steps sampled", *tree, f"{usage.pruned} pruned", f"{usage.duplicates} merged"]
     cost = [f"{usage.generated_tokens} tokens sampled", f"{usage.verifier_tokens} read by the verifier"]
     lines.append(escape(", ".join([*tree, *cost, f"{usage.seconds:.2f} s"])))
-    return "".join(f"<div>{line}</div>" for line in lines[:-1]) + table + f"<div><small>{lines[-1]}</small></div>"
+    answers = {candidate.node_id: candidate.answer for candidate in result.candidates}
+    below = [_text_html(result.best), table, tree_html(result.nodes, result.selected_path, answers)]
+    return "".join([*(f"<div>{line}</div>" for line in lines[:-1]), *below, f"<div><small>{lines[-1]}</small></div>"])
+
+
+def _text_html(best: Candidate | None) -> str:
+    """The text of the selected path as it was written, its thought folded."""
+    if best is None:
+        return ""
+    thought, content = (
+        f'<div style="white-space: pre-wrap; margin: .5em 0">{escape(text.strip())}</div>' if text.strip() else ""
+        for text in (best.thought, best.content)
+    )
+    return (f"<details><summary>thought</summary>{thought}</details>" if thought else "") + content
 
 
 def _votes(candidates: tuple[Candidate, ...]) -> list[tuple[str, int, str]]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from espalier.search.request import SearchRequest
+from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import Candidate, NodeRecord, ScoredStep, SearchResult, StopReason, Usage
 
 LONG = "step by step " * 20
@@ -38,7 +38,7 @@ def result(**changes: Any) -> SearchResult:
         "candidates": (BEST,),
         "nodes": NODES,
         "usage": Usage(301, 300, 250, 204, 64, 63, 50, 12, 7, 1, 3 * 2**20, 2**21, 2**20, 16, 10, 0.25, 0.1, 1.5),
-        "configuration": SearchRequest("What is 47+25-24?"),
+        "configuration": SearchRequest("What is 47+25-24?", AlgorithmName.BEAM),
         "digests": {"generator": "d1", "verifier": "d2"},
         "grader": "exact-match",
     }
