@@ -1,6 +1,7 @@
 // The text of a path, step by step, and what is known of its last step.
 
 import { counted, html, scoreText, setScore } from "./dom.js";
+import { answerParts, withFormulas } from "./formula.js";
 
 const ENDED = {
   root: "the problem itself",
@@ -28,19 +29,19 @@ export function showDetails(section, search, marks, mark, picked, onPick) {
   section.replaceChildren(
     html("h3", "", picked ? title : finished),
     facts(search, mark),
-    ...(mark.node.parent ? [steps(path, mark, onPick)] : [html("p", "text", search.problem)]),
+    ...(mark.node.parent ? [steps(path, mark, onPick)] : [html("p", "text", ...withFormulas(search.problem))]),
   );
 }
 
 function facts(search, { node, record, kind, sharing }) {
   const list = html("dl", "facts");
-  const say = (name, value) => list.append(html("div", "", html("dt", "", name), html("dd", "", value)));
+  const say = (name, ...parts) => list.append(html("div", "", html("dt", "", name), html("dd", "", ...parts)));
   if (!node.parent) return list;
   say("Score", scoreText(record.score));
   say("Tokens", String(record.tokens));
   if (record.multiplicity > 1) say("Samples", String(record.multiplicity));
   const answer = search.answers.get(node.id);
-  if (answer) say("Answer", answer);
+  if (answer) say("Answer", ...answerParts(answer));
   if (record.probe) say("Probe", probeText(record.probe));
   say("State", ENDED[record.termination || kind] ?? (kind === "ended" ? "stopped before its end" : record.termination));
   if (sharing > 1) say("KV", `in memory once for ${counted(sharing, "path")}`);
@@ -66,14 +67,14 @@ function steps(path, mark, onPick) {
 
 // A step of the model's, with what the host wrote behind it, and what a probe at its end, `tokens` into the path, read.
 function step({ node, record }, tokens, mark, onPick) {
-  const button = html("button", "", record.text.trim() || "(end)");
+  const button = html("button", "", ...withFormulas(record.text.trim() || "(end)"));
   button.type = "button";
   button.addEventListener("click", () => onPick(node.id));
   const score = html("span", "score", scoreText(record.score));
   setScore(score, record.score);
   const item = html("li", node === mark.node ? "here" : "", score, button);
   if (record.probe) item.append(html("p", "probe", `Probe at token ${tokens.toLocaleString("en")}: ${probeText(record.probe)}`));
-  if (record.appended) item.append(html("p", "appended", html("b", "", "Written by the host: "), record.appended));
+  if (record.appended) item.append(html("p", "appended", html("b", "", "Written by the host: "), ...withFormulas(record.appended)));
   return item;
 }
 

@@ -12,7 +12,7 @@ export class Form {
     this.form = form;
     this.wishes = form.querySelector("#wishes");
     this.problem = form.querySelector("#problem-text");
-    this.problem.value = form.querySelector("#example").options[1].value;
+    this.offered = null; // the searches that run on the server, and its default, once they are known
     this.#addWish({});
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -37,6 +37,19 @@ export class Form {
     return this.form.querySelector("#token").value.trim();
   }
 
+  // Whether the server answers nobody without a token.
+  get asksToken() {
+    return "asksToken" in this.form.dataset;
+  }
+
+  // Offers the searches that run on the server, and examples where its generator was made for such problems.
+  offer({ searches, default_search: standard, examples }) {
+    this.offered = { searches, standard };
+    for (const wish of this.wishes.children) this.#limit(wish);
+    this.form.querySelector(".examples").hidden = !examples;
+    if (examples && !this.problem.value) this.problem.value = this.form.querySelector("#example").options[1].value;
+  }
+
   set running(running) {
     this.form.querySelector("#start").disabled = running;
     this.form.querySelector("#cancel").disabled = !running;
@@ -52,9 +65,19 @@ export class Form {
       wish.elements.expansion.disabled = !uses.includes("M");
     };
     algorithm.addEventListener("change", grey);
+    this.#limit(wish);
     grey();
     this.wishes.append(wish);
     this.#name();
+  }
+
+  #limit({ elements: { algorithm } }) {
+    if (!this.offered) return;
+    const { searches, standard } = this.offered;
+    const chosen = searches.includes(algorithm.value) ? algorithm.value : standard;
+    for (const option of [...algorithm.options]) if (!searches.includes(option.value)) option.remove();
+    algorithm.value = chosen;
+    algorithm.dispatchEvent(new Event("change"));
   }
 
   #compare(button) {

@@ -1,6 +1,18 @@
 // A search on the server: its request goes out, its events come in.
 
 const PATH = "v1/searches";
+const LOADING = 503; // the status of a server whose models are not there yet
+const PATIENCE = 2000; // milliseconds until it is asked again
+
+// What the server has: names of its models, the searches that run; null where it does not say.
+export async function servedModels(token) {
+  for (;;) {
+    const headers = token ? { Authorization: `Bearer ${token}` } : {};
+    const response = await fetch("v1/server", { headers }).catch(() => null);
+    if (response?.status !== LOADING) return response?.ok ? response.json() : null;
+    await new Promise((resolve) => setTimeout(resolve, PATIENCE));
+  }
+}
 
 // Runs one search and hands its events over as they arrive: `onEvent(name, data)`.
 //

@@ -2,8 +2,9 @@
 
 import { mostBlocks } from "./chart.js";
 import { Form } from "./form.js";
-import { solve } from "./live.js";
-import { Panel, titleOf } from "./panel.js";
+import { withFormulas } from "./formula.js";
+import { servedModels, solve } from "./live.js";
+import { CANCELLED, Panel, titleOf } from "./panel.js";
 import { Search } from "./search.js";
 import { Timeline } from "./timeline.js";
 
@@ -57,7 +58,7 @@ function showTraces(traces) {
   const problems = new Set(searches.map((search) => search.problem));
   setUp(searches, searches.map((search) => titleOf(search.configuration)));
   const [problem] = problems;
-  byId("problem").textContent = problem;
+  byId("problem").replaceChildren(...withFormulas(problem));
   byId("problem").hidden = problems.size > 1;
   for (const panel of panels) panel.element.querySelector(".own-problem").hidden = problems.size === 1;
   document.title = `${problem.slice(0, 60)} – Espalier`;
@@ -108,8 +109,7 @@ async function start(form, requests) {
         if (running === controller) timeline.update(searches);
       });
     } catch (error) {
-      searches[i].error = error.name === "AbortError" ? "cancelled" : error.message;
-      if (running === controller && error.name !== "AbortError") notify(error.message);
+      searches[i].error = error.name === "AbortError" ? CANCELLED : error.message; // which its panel shows
     }
   });
   await Promise.all(runs);
@@ -117,6 +117,18 @@ async function start(form, requests) {
   running = null;
   form.running = false;
   schedule();
+}
+
+// Shows what the server has, and offers what runs there.
+async function learn(form) {
+  const served = await servedModels(form.token);
+  if (!served) return;
+  const { generator, verifier } = served.model_names;
+  const told = [["generator", generator], ["verifier", verifier]].filter(([, name]) => name).map((each) => each.join(" "));
+  const lines = [told.join(", "), served.notice].filter(Boolean).map((line) => `${line[0].toUpperCase()}${line.slice(1)}.`);
+  byId("models").textContent = lines.join(" ");
+  byId("models").hidden = false;
+  form.offer(served);
 }
 
 function cancel() {
@@ -148,4 +160,6 @@ if (embedded) {
     onCancel: cancel,
     onOpen: openFiles,
   });
+  if (!form.asksToken) learn(form);
+  byId("token").addEventListener("change", () => learn(form));
 }

@@ -3,6 +3,7 @@
 import { MemoryChart } from "./chart.js";
 import { showDetails } from "./details.js";
 import { counted, fromTemplate, scoreText } from "./dom.js";
+import { answerParts, withFormulas } from "./formula.js";
 import { labelsFit, layOut } from "./layout.js";
 import { TreeView } from "./tree.js";
 
@@ -13,6 +14,8 @@ const REASONS = {
   cancelled: "cancelled",
   failed: "failed",
 };
+
+export const CANCELLED = "cancelled";
 
 export class Panel {
   constructor(search, title) {
@@ -77,11 +80,12 @@ export class Panel {
   showOutcome() {
     const { search } = this;
     const [answer, remark] = outcomeOf(search);
-    setText(this.element.querySelector(".outcome strong"), answer);
+    setText(this.element.querySelector(".outcome strong"), answer, answerParts);
+    this.element.querySelector(".outcome").classList.toggle("failed", Boolean(search.error) && search.error !== CANCELLED);
     setText(this.element.querySelector(".outcome span"), remark);
     const steps = Math.max(search.nodes.size - 1, 0);
     setText(this.element.querySelector(".usage"), search.usage ? costs(search.usage).join(" · ") : counted(steps, "step"));
-    setText(this.element.querySelector(".own-problem"), search.problem);
+    setText(this.element.querySelector(".own-problem"), search.problem, withFormulas);
     const warnings = this.element.querySelector(".warnings");
     const said = search.ended?.warnings ?? [];
     warnings.hidden = !said.length;
@@ -123,7 +127,9 @@ function costs(usage) {
   ];
 }
 
-// Sets a text that has changed, so that nothing is announced twice.
-function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+// Sets a text that has changed, so that nothing is announced twice; `partsOf` draws its formulas.
+function setText(element, text, partsOf = (plain) => [plain]) {
+  if (element.dataset.text === text) return;
+  element.dataset.text = text;
+  element.replaceChildren(...partsOf(text));
 }

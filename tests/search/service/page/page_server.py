@@ -7,10 +7,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from espalier.search.request import AlgorithmName
 from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, page_files
 
 HERE = Path(__file__).parent
 PATIENCE = 10.0
+SERVED: dict[str, Any] = {
+    "model_names": {"generator": "talker", "verifier": "judge"},
+    "searches": list(AlgorithmName),
+    "default_search": "beam",
+    "notice": "",
+    "examples": True,
+}
 
 
 def recorded(name: str) -> list[str]:
@@ -40,6 +48,7 @@ class PageServer(ThreadingHTTPServer):
 
     Attributes:
         calls: every search that was asked for.
+        served: what it says of itself.
         refusal: status and error with which searches are answered instead.
     """
 
@@ -50,6 +59,7 @@ class PageServer(ThreadingHTTPServer):
         self.files = page_files()
         self.plays = {name: recorded(name) for name in ("beam", "best-of-n")}
         self.calls: list[Call] = []
+        self.served = SERVED
         self.refusal: tuple[int, dict[str, Any]] | None = None
         self._allowed: float = float("inf")
         self._changed = threading.Condition()
@@ -88,6 +98,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
+        if self.path == "/v1/server":
+            self._begin(200, "application/json")
+            self.wfile.write(json.dumps(self.server.served).encode())
+            return
         file = self.server.files.get(self.path)
         self.send_response(200 if file else 404)
         self.send_header("Content-Security-Policy", CONTENT_SECURITY_POLICY)

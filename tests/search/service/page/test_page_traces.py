@@ -155,6 +155,7 @@ def test_a_click_shows_the_text_score_tokens_and_end_of_a_step(open_traces):
     shown = re.sub(r"[<>]", "", facts["Score"])
     assert abs(float(shown) - node["score"]) <= 0.001
     path = [recorded["nodes"][above]["text"].strip() for above in lineage(recorded, node["node_id"])]
+    path = [re.sub(r"\\boxed\{(\d+)\}", r"\1", text) for text in path]  # which is drawn
     assert page.texts(".steps button") == path
     assert page.text(".steps .here button") == path[-1]
     page.press(Keys.ESCAPE)
