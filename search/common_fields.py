@@ -151,9 +151,13 @@ class CommonFields:
 
     problem: str
     algorithm: Annotated[
-        AlgorithmName | CodeName,
-        Option("Which search; search/algorithms/README.md says what each does, and how to write one.", short="-a"),
-    ] = AlgorithmName.BEAM
+        AlgorithmName | CodeName | None,
+        Option(
+            "Which search; search/algorithms/README.md says what each does, and how to write one. Default: beam; "
+            "best-of-n where the verifier scores whole answers; without a verifier majority, greedy for a single path.",
+            short="-a",
+        ),
+    ] = None
     beam_width: Annotated[
         int,
         Interval(ge=1, le=256),

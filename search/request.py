@@ -41,7 +41,8 @@ MAX_PROBLEM_BYTES = 32 * 1024
 class SearchRequest(CommonFields):
     """One problem and the search to run on it: the fields of every search, and parameters of single algorithms.
 
-    An algorithm declares its parameters; None takes its default.
+    An algorithm declares its parameters; None takes its default. Without an algorithm the loaded models decide; see
+    `algorithms.default_algorithm`.
     """
 
     help_panel: ClassVar = "Search"
@@ -85,7 +86,7 @@ class SearchRequest(CommonFields):
 class SearchFields(TypedDict, total=False):
     """Keyword arguments that are fields of `SearchRequest`; a test holds that they are the same."""
 
-    algorithm: AlgorithmName | str | type[SearchAlgorithm]
+    algorithm: AlgorithmName | str | type[SearchAlgorithm] | None
     beam_width: int
     expansion: int
     vote: Vote | str | None

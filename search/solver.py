@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from espalier.engine.errors import EspalierError
+from espalier.search.algorithms import unscored_default
 from espalier.search.python_names import in_python, python_names
 from espalier.search.request import SearchFields, SearchRequest, SubmitOptions, make_request, several, with_own_code
 from espalier.search.result import Event, SearchResult
@@ -18,6 +20,8 @@ from espalier.search.schema import from_values
 if TYPE_CHECKING:
     from espalier.prm.scorer import Scorer
     from espalier.prm.scorers.function import ScoreFunction
+
+log = logging.getLogger("espalier.search")
 
 OnProgress = Callable[[int, int, SearchResult], None]
 """Called with the number of finished searches, the number of all searches, and the result that just arrived."""
@@ -60,7 +64,7 @@ class Solver:
                 returns the score of the last one, from 0 to 1, or a `Scorer`, or the `MODULE:NAME` of either. "" loads
                 none.
                 None loads the bundled one with the bundled generator, else none: searches that need one are then
-                refused.
+                refused, and the default is majority, greedy for a single path, of which a logged line tells.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             dtype: `auto`, `float32`, `bfloat16` or `float16`.
             kv_memory: size of the KV pool shared by both models, in bytes or as text like `4G`; None depends on the
@@ -77,7 +81,10 @@ class Solver:
         given = {"generator": generator, "verifier": name, "device": device, "dtype": dtype, "kv_memory": kv_memory}
         named = {name: value for name, value in given.items() if value is not None}
         runtime = from_values(RuntimeSettings, {**named, "max_running": max_running, **settings})
-        self._shared = SharedExecutor(load_orchestrator(runtime, on_bytes, own), "solver")
+        orchestrator = load_orchestrator(runtime, on_bytes, own)
+        if orchestrator.defaults.scores == "none":
+            log.warning("%s", unscored_default())
+        self._shared = SharedExecutor(orchestrator, "solver")
 
     def __enter__(self) -> Self:
         return self

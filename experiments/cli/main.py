@@ -31,10 +31,17 @@ from espalier.experiments.cli.connection import ConnectionOptions, retries_shown
 from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.operating.health import health
 from espalier.experiments.cli.operating.token import token
-from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, verifier_for
+from espalier.experiments.cli.runs import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+    searches_for,
+    verifier_for,
+)
 from espalier.experiments.cli.schema_options import flag_of, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
-from espalier.search.algorithms import verifier_advice
+from espalier.search.algorithms import unscored_default
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.run.load import on_gpu
 from espalier.search.run.settings import RuntimeSettings
@@ -142,6 +149,7 @@ def solve(
         from espalier.experiments.study.chrome_trace import profiled
         from espalier.search.result import SearchResult
 
+        (request,) = searches_for([request], runtime)
         orchestrator = load_with_progress(replace(runtime, verifier=verifier_for([request], runtime)))
         try:
             orchestrator.submit(request, options=SubmitOptions(report_nodes=trace is not None))
@@ -220,7 +228,7 @@ def serve(
         where = " and ".join(filter(None, addresses))
         print(f"serving {runtime.generator} with {runtime.verifier or 'no verifier'} on {where}", flush=True)
         if not runtime.verifier:
-            log.warning("no verifier is loaded, so that searches that need one are refused; %s", verifier_advice())
+            log.warning("%s", unscored_default())
 
     with _log_of(settings.log_format) as end_log:
         logging.getLogger("espalier").setLevel(logging.INFO)

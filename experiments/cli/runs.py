@@ -12,7 +12,7 @@ import typer
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.experiments.cli.options import parse_field_map
 from espalier.experiments.cli.progress import share_progress
-from espalier.search.algorithms import needs_verifier, verifier_advice
+from espalier.search.algorithms import named, needs_verifier, unscored_default, verifier_advice, what_needs_verifier
 from espalier.search.request import SearchRequest
 
 if TYPE_CHECKING:
@@ -94,6 +94,23 @@ def writing_to(out: Path | None, is_file: bool = False) -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
+def searches_for(
+    requests: Sequence[SearchRequest], runtime: "RuntimeSettings", known_shape: bool = False
+) -> list[SearchRequest]:
+    """The requests; where they name no search and there is no verifier, with the default search, of which a line tells.
+
+    Raises:
+        InvalidRequestError, CheckpointError: see `verifier_for`.
+    """
+    if runtime.verifier or all(request.algorithm for request in requests):
+        return list(requests)
+    found = [named(request, "none") for request in requests]
+    _require_generator(runtime, known_shape)
+    verifier_for(found, runtime, known_shape)  # whose error is all that is told
+    print(f"notice: {unscored_default()}", file=sys.stderr)
+    return found
+
+
 def verifier_for(requests: Sequence[SearchRequest], runtime: "RuntimeSettings", known_shape: bool = False) -> str:
     """The verifier to load: none where no search uses scores.
 
@@ -103,12 +120,17 @@ def verifier_for(requests: Sequence[SearchRequest], runtime: "RuntimeSettings", 
         InvalidRequestError: a search uses scores, and the settings name no verifier; before anything is loaded.
         CheckpointError: there is no such generator.
     """
-    scored = [request.algorithm for request in requests if needs_verifier(request)]
+    scored = [what_needs_verifier(request) for request in requests if needs_verifier(request)]
     if scored and not runtime.verifier:
-        from espalier.engine.models.hub import require_name
-
-        if not known_shape:
-            require_name(runtime.generator)  # a generator that is not there is told first
+        _require_generator(runtime, known_shape)
         what = f"{scored[0]} needs one, and there is none for --generator {runtime.generator}; {verifier_advice()}"
         raise InvalidRequestError([Violation("verifier", what)])
     return runtime.verifier if scored else ""
+
+
+def _require_generator(runtime: "RuntimeSettings", known_shape: bool) -> None:
+    """Tell before anything else that there is no such generator, where nothing is to be downloaded."""
+    from espalier.engine.models.hub import require_name
+
+    if not known_shape:
+        require_name(runtime.generator)

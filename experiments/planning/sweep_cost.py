@@ -13,7 +13,7 @@ from espalier.experiments.runs.folder import read_samples
 from espalier.experiments.runs.grid import cell_name, distinct, key_of, varied_fields
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.sweep import held_requests
-from espalier.search.algorithms import algorithm_of, memory_estimate, needs_verifier, with_defaults
+from espalier.search.algorithms import algorithm_of, memory_estimate, named, needs_verifier, with_defaults
 from espalier.search.common_fields import DEFAULT_MAX_STEPS
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import resolve_dtype
@@ -91,6 +91,7 @@ def estimates(
     """
     from espalier.experiments.planning.devices import planned_models  # slow to import: torch
 
+    requests = [named(request, "steps") for request in requests]
     models = planned_models(runtime, any(map(needs_verifier, requests)), resolve_dtype(runtime.dtype, runtime.device))
     kv_bytes_per_token = {role: model.kv_bytes_per_token for role, model in models.items()}
     searches = distinct(requests, with_defaults)

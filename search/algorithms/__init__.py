@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from espalier.search.algorithms.adaptive import AdaptivePaths
 from espalier.search.algorithms.auto import AutoSearch
-from espalier.search.algorithms.base import USABLE, Growth, MemoryEstimate, SearchAlgorithm
+from espalier.search.algorithms.base import USABLE, Growth, MemoryEstimate, Scores, SearchAlgorithm
 from espalier.search.algorithms.beam import BeamSearch
 from espalier.search.algorithms.dvts import DiverseTreeSearch
 from espalier.search.algorithms.independent import BestOfN, Chain, Greedy, Majority
@@ -44,6 +44,10 @@ ALGORITHMS: Mapping[AlgorithmName, type[SearchAlgorithm]] = {
     AlgorithmName.MCTS: MonteCarloSearch,
     AlgorithmName.AUTO: AutoSearch,
 }
+DEFAULTS = (AlgorithmName.BEAM, AlgorithmName.BEST_OF_N, AlgorithmName.MAJORITY)
+"""Searches of requests that name none: the first that the loaded verifier's scores suffice for."""
+SINGLE_PATH = AlgorithmName.GREEDY
+"""The same of one path without a verifier."""
 
 
 def _parameters() -> dict[str, Field]:
@@ -62,15 +66,41 @@ PARAMETERS: Mapping[str, Field] = _parameters()
 _NOT_ALWAYS_USED = USABLE | {"aggregation", *PARAMETERS}
 
 
+def algorithms_that_run(scores: Scores) -> list[AlgorithmName]:
+    """Names of the algorithms that read no more than these scores, those of the loaded verifier."""
+    sufficient = get_args(Scores)[: get_args(Scores).index(scores) + 1]
+    return [name for name, its in ALGORITHMS.items() if its.scores in sufficient]
+
+
+def default_algorithm(request: CommonFields, scores: Scores) -> AlgorithmName:
+    """The search that runs where a request names none, by the scores of the loaded verifier."""
+    if scores == "none" and request.beam_width == 1:
+        return SINGLE_PATH
+    running = algorithms_that_run(scores)
+    return next(name for name in DEFAULTS if name in running)
+
+
+def named(request: Request, scores: Scores) -> Request:
+    """The request with the default search where it names none; see `default_algorithm`."""
+    return request if request.algorithm else replace(request, algorithm=default_algorithm(request, scores))
+
+
 def algorithm_of(request: CommonFields) -> type[SearchAlgorithm]:
-    """The class of the request's algorithm; code is loaded for a `CodeName` only.
+    """The class of the request's algorithm, of the default with a verifier of steps where it names none.
+
+    Code is loaded for a `CodeName` only.
 
     Raises:
         InvalidRequestError: a class of the user's own cannot be loaded or does not satisfy the contract.
         KeyError: there is no such algorithm.
     """
-    name = request.algorithm
+    name = algorithm_name(request)
     return own_class(name) if isinstance(name, CodeName) else ALGORITHMS[name]
+
+
+def algorithm_name(request: CommonFields) -> AlgorithmName | CodeName:
+    """The name of the request's algorithm, or of the default with a verifier of steps."""
+    return request.algorithm or default_algorithm(request, "steps")
 
 
 def parameter_hint(name: str, values: Mapping[str, Any]) -> str:
@@ -84,7 +114,8 @@ def parameter_hint(name: str, values: Mapping[str, Any]) -> str:
 
 
 def with_defaults(request: Request) -> Request:
-    """Fill in the request's vote, its limits on steps, and the fields that its algorithm uses, where they are None."""
+    """Fill in the request's algorithm and vote, limits on steps, and fields that the algorithm uses, where None."""
+    request = named(request, "steps")
     its = algorithm_of(request)
     parameters = its.parameters(request)
     values = {field.name: getattr(parameters, field.name) for field in fields(parameters) if field.name in PARAMETERS}
@@ -108,9 +139,23 @@ def needs_verifier(request: CommonFields) -> bool:
     return its.scores != "none" or ("vote" in its.uses and vote_of(request) in (Vote.NAIVE, Vote.WEIGHTED))
 
 
+def what_needs_verifier(request: CommonFields) -> str:
+    """Name that of a search which needs a verifier: its algorithm, or its vote."""
+    name = algorithm_name(request)
+    return f"{name} with the vote {vote_of(request)}" if algorithm_of(request).scores == "none" else name
+
+
+def unscored_default(what: str = f"the default search is {DEFAULTS[-1]}, {SINGLE_PATH} for a single path") -> str:
+    """Return what follows, in a line, where no verifier is loaded and no search is named; and what would do."""
+    return (
+        f"no verifier is loaded, so that {what}; --verifier confidence scores steps by the generator's own "
+        "probabilities, --verifier LARGER_MODEL --verifier-family likelihood-ratio by those of a larger model"
+    )
+
+
 def verifier_advice() -> str:
     """Advice for a search that needs a verifier where there is none."""
-    without = ", ".join(name for name in ALGORITHMS if not needs_verifier(CommonFields("-", name)))
+    without = ", ".join(algorithms_that_run("none"))
     return (
         "--verifier names a process reward model that fits the generator or the folder of a trunk head; self, "
         f"confidence and lowest-confidence need neither, {without} no verifier at all"

@@ -23,6 +23,8 @@ from espalier.search.schema import declared
 from espalier.search.tree import Node, aggregate
 
 Request = TypeVar("Request", bound=CommonFields)
+Scores = Literal["none", "answers", "steps"]
+"""Scores that a verifier gives or a search reads; each has what those before it have."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 USABLE = frozenset({"beam_width", "expansion", "vote", "early_stop", "stop_unsure", *SAMPLING})
@@ -94,7 +96,7 @@ class SearchAlgorithm(ABC):
         Parameters: a dataclass of parameters of its own, declared as in `search.schema`, each with a default.
     """
 
-    scores: ClassVar[Literal["none", "answers", "steps"]] = "steps"
+    scores: ClassVar[Scores] = "steps"
     uses: ClassVar[Collection[str]] = ("beam_width", "expansion", "vote", *SAMPLING)
     growth: ClassVar[Growth | None] = None
     vote: ClassVar[Vote | None] = None
@@ -136,7 +138,7 @@ class SearchAlgorithm(ABC):
         """Its `Parameters`: from a field of the same name, then from the algorithm's name, else the default."""
         names = [field.name for field in declared(cls.Parameters)]
         given = {name: value for name in names if (value := getattr(request, name, None)) is not None}
-        return cls.Parameters(**{**parameters_in(request.algorithm), **given})
+        return cls.Parameters(**{**parameters_in(request.algorithm or ""), **given})
 
     @classmethod
     def candidates(cls, request: CommonFields) -> int:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from espalier.engine.work import NO_PENALTIES, Penalties, Sampling
 from espalier.prm.limits import UNLIMITED, PathLimits
-from espalier.search.algorithms import algorithm_of, with_defaults
+from espalier.search.algorithms import algorithm_of, named, with_defaults
 from espalier.search.algorithms.advised import AdvisedSearch
+from espalier.search.algorithms.base import Scores
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS, read_bias
 from espalier.search.completion import CompletionRequest, CompletionResult, TextSampled
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
@@ -97,7 +98,7 @@ def penalties_of(request: SearchRequest | CompletionRequest | RolloutSettings, p
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """Values of a generator for the fields that a request leaves open.
+    """Values of the loaded models for the fields that a request leaves open.
 
     Attributes:
         temperature: taken from the checkpoint's generation_config.json like the three below, where 0 is greedy; 0.8 if
@@ -112,6 +113,7 @@ class RequestDefaults:
         max_positions: the context size, in tokens.
         by_mode: by the mode of `thinking`, the values that take the place of those above.
         advised: searches of an advice file, from which an algorithm may choose; see `SearchAlgorithm.advised`.
+        scores: those of the verifier, which decide the search of a request that names none; see `default_algorithm`.
     """
 
     temperature: float
@@ -124,6 +126,7 @@ class RequestDefaults:
     frequency_penalty: float = 0.0
     by_mode: Mapping[ThinkingMode, Mapping[str, float]] = field(default_factory=dict)
     advised: tuple[AdvisedSearch, ...] = ()
+    scores: Scores = "steps"
 
     def sampling_of(self, request: SearchRequest | CompletionRequest | RolloutSettings) -> dict[str, Any]:
         """The sampling parameters that a request leaves open."""
@@ -143,6 +146,7 @@ class RequestDefaults:
         None remains for absent limits and for fields that the algorithm does not use. The path's token limit is that of
         a prompt which leaves room for it.
         """
+        request = named(request, self.scores)
         request = with_defaults(algorithm_of(request).advised(request, self.advised))
         max_tokens = min(request.max_tokens or DEFAULT_MAX_TOKENS, self.max_positions)
         return replace(request, **self.sampling_of(request), max_tokens=max_tokens)

@@ -111,10 +111,10 @@ class Orchestrator:
         self.kv_memory_bytes = engine.settings.kv_memory_bytes
         self.engine = engine
         self._generator = generator
-        if generator:
-            self.defaults = generator.defaults
         self._scorer = scorer
         self._resolver = Resolver(engine, generator, scorer, expected_tokens)
+        if self._resolver.defaults:
+            self.defaults = self._resolver.defaults
         self.max_running = max_running
         self._clock = clock
         self.equivalence = equivalence

@@ -16,11 +16,14 @@ from espalier.search.algorithms import (
     answers_suffice,
     last_score_suffices,
     memory_estimate,
+    named,
     needs_verifier,
     samples_whole_paths,
+    unscored_default,
     verifier_advice,
+    what_needs_verifier,
 )
-from espalier.search.algorithms.base import MemoryEstimate
+from espalier.search.algorithms.base import MemoryEstimate, Scores
 from espalier.search.common_fields import DEFAULT_MAX_STEPS, DEFAULT_MAX_TOKENS, read_bias, unknown_bias
 from espalier.search.completion import CompletionRequest
 from espalier.search.form import Form, read_form
@@ -57,13 +60,15 @@ class Resolver:
     ) -> None:
         """Create a resolver; searches reserve memory for paths of `expected_tokens` instead of their limit.
 
-        Its `grammars` compiles what binds texts; None without a generator.
+        Its `grammars` compiles what binds texts, its `defaults` fill in requests; None without a generator.
         """
         self._engine = engine
         self._given_generator = generator
         self._scorer = scorer
         self._expected_tokens = expected_tokens
         self.grammars = GrammarCompiler(generator.model) if generator else None
+        scores: Scores = scorer.scores if scorer else "none"
+        self.defaults = replace(generator.defaults, scores=scores) if generator else None
 
     @property
     def _generator(self) -> Generator:
@@ -79,9 +84,12 @@ class Resolver:
             RequestTooLargeError: the prompt fills a model's context; PoolTooSmallError if the KV pool could not hold
                 the search alone.
         """
+        assert self.defaults, "an orchestrator without a generator is asked for scores alone"
+        defaulted = request.algorithm is None
+        request = named(request, self.defaults.scores)
         validate(request)
         self._require_in_vocabulary(request)
-        effective = self._generator.defaults.fill(request)
+        effective = self.defaults.fill(request)
         scorer = self._scorer_of(effective)
         thinking = read_thinking(request.thinking)
         prompted = self._generator.prompt(request.problem, request.history, thinking.mode)
@@ -130,6 +138,8 @@ class Resolver:
             of_verifier = verifier_limits and self._expected(verifier_limits, self._expected_tokens)
             blocks = self._worst_case(effective, expected, of_verifier)
         warnings = (*self._generator.advice(request.problem), *prompted.warnings)
+        if defaulted and not self._scorer:
+            warnings = (*warnings, unscored_default())
         return ResolvedRequest(
             effective,
             limits,
@@ -314,7 +324,7 @@ class Resolver:
         if not needs_verifier(request):
             return None
         if not scorer:
-            what = f"{request.algorithm} needs a verifier and none is loaded; {verifier_advice()}"
+            what = f"{what_needs_verifier(request)} needs a verifier and none is loaded; {verifier_advice()}"
         elif scorer.scores == "answers" and not answers_suffice(request):
             name, fit = scorer.name, " or ".join(algorithms_for_answers())
             what = f"{request.algorithm} reads the scores of steps, and {name} scores whole answers; choose {fit}"

@@ -20,7 +20,7 @@ TREE = "tree"
 """Drafts of what was said before, without a model."""
 REFERENCE = "reference"
 """Besides the roles: the reference model of an implicit process reward model."""
-AUTO = "auto"
+AUTO, NONE = "auto", "none"
 _PAIR = {"demo-generator": "demo-verifier", "demo-thinking-generator": "demo-verifier"}
 """Verifiers made for a generator, by the generator's name."""
 FLAGS = {GENERATOR: "--generator", VERIFIER: "--verifier", REFERENCE: "--verifier-reference", DRAFT: "--draft"}
@@ -49,7 +49,7 @@ class RuntimeSettings:
             "generator whether a step is right; confidence or lowest-confidence reads its probabilities; "
             "probe reads the answer so far, and whether it stays; "
             "MODULE:NAME calls a function of yours with a problem and the steps of a path, or is a Scorer of yours; "
-            "'' for none; "
+            "none, or '', for none; "
             "auto is demo-verifier with the bundled generators, else none."
         ),
     ] = AUTO
@@ -206,6 +206,8 @@ class RuntimeSettings:
     def __post_init__(self) -> None:
         if self.verifier == AUTO:
             object.__setattr__(self, "verifier", _PAIR.get(self.generator, ""))
+        elif self.verifier == NONE:
+            object.__setattr__(self, "verifier", "")
 
     @property
     def checkpoints(self) -> dict[str, tuple[str, Quantization]]:

@@ -19,6 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from espalier.engine.errors import FatalError
+from espalier.search.algorithms.base import Scores
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
 from espalier.search.result import Finished, StepDone
 from espalier.search.run.executor import (
@@ -119,6 +120,7 @@ class EngineThread:
         models: what results depend on besides the request; empty until it is loaded, as the names are. Another mapping
             after a reload.
         model_names: names of the models by role.
+        scores: those of the verifier; until it is loaded, as if there were all.
         kv_memory_bytes: size of the KV pool; 0 until it is loaded.
         over: done when no search is served any more, because the engine was stopped or died.
         last_report: what the executor held when it was last asked; None before.
@@ -135,6 +137,7 @@ class EngineThread:
         self.max_running = self.kv_memory_bytes = 0
         self.models: dict[str, str] = {}
         self.model_names: Mapping[str, str] = {}
+        self.scores: Scores = "steps"
         self._live: set[Search] = set()
         # Searches with events in the step in progress, and the event that ends each; used on the engine thread.
         self._told: dict[Search, AnyEvent | Rejected | None] = {}
@@ -417,6 +420,7 @@ class EngineThread:
         self._executor = executor
         self.max_running, self.kv_memory_bytes = executor.max_running, executor.kv_memory_bytes
         self.models, self.model_names = executor.describe_models(), executor.model_names
+        self.scores = executor.defaults.scores
         self._post(self.loaded.set_result, None)
         self._executor_loop.run(executor, lambda _: self._send())
 

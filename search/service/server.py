@@ -85,7 +85,7 @@ class Server:
         self.metrics = Metrics()
         self.session = Session(self.engine, settings, (AccessLog(settings.log_format), self.metrics, *observers))
         self.metrics.registry.register(EngineMetrics(self.engine, self.session, settings))
-        names = ModelNames(settings.model_name or _MODEL_NAME, int(time.time()))
+        names = ModelNames(settings.model_name or _MODEL_NAME, int(time.time()), lambda: self.engine.scores)
         gauges = Gauges(self.engine, self.session, settings.model_name or _MODEL_NAME)
         self.metrics_address: str | None = None
         self._metrics_port: HttpListener | None = None

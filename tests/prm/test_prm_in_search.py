@@ -229,6 +229,12 @@ def test_a_search_that_reads_steps_is_refused_an_outcome_model_with_what_fits(al
     assert not orchestrator.busy
 
 
+def test_an_outcome_models_default_search_is_one_that_reads_answers(search_with: Make):
+    (result,) = run(search_with("outcome"), replace(BEAM, algorithm=None))
+    assert result.configuration.algorithm is AlgorithmName.BEST_OF_N
+    assert not result.warnings
+
+
 @pytest.mark.parametrize("algorithm", [AlgorithmName.MAJORITY, AlgorithmName.ADAPTIVE])
 def test_searches_that_read_answers_or_nothing_run_with_an_outcome_model(algorithm: AlgorithmName, search_with: Make):
     request = replace(BEST_OF_N, algorithm=algorithm, vote=Vote.WEIGHTED)

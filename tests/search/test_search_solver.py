@@ -73,11 +73,17 @@ def test_many_problems_come_back_in_order_and_as_each_alone(solver: Solver) -> N
     assert {entry[2] for entry in ended} == {result.search_id for result in results}
 
 
-def test_another_generator_is_not_judged_by_a_verifier_that_was_made_for_the_bundled_one() -> None:
+def test_another_generator_is_not_judged_by_a_verifier_that_was_made_for_the_bundled_one(caplog) -> None:
     with Solver(str(locate("demo-generator")), kv_memory=2**28, threads=1) as alone:
+        (logged,) = [line for line in caplog.messages if "no verifier is loaded" in line]
         with pytest.raises(InvalidRequestError, match="beam needs a verifier and none is loaded; --verifier names"):
-            alone.solve(PROBLEMS[0], **SMALL)
-        assert alone.solve(PROBLEMS[0], algorithm="majority", beam_width=8).answer == "42"
+            alone.solve(PROBLEMS[0], algorithm="beam", **SMALL)
+        for fields, algorithm in (({"beam_width": 8}, "majority"), ({"beam_width": 1}, "greedy")):
+            result = alone.solve(PROBLEMS[0], **fields)
+            assert result.answer == "42"
+            assert result.configuration.algorithm == algorithm
+            assert result.warnings == (logged,)
+        assert alone.solve(PROBLEMS[0], algorithm="majority", beam_width=8).warnings == ()
 
 
 def test_what_is_no_problem_is_refused_at_once(solver: Solver) -> None:

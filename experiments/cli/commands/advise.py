@@ -1,6 +1,7 @@
 """`espalier advise`: from paths sampled once, the search that a problem's seconds or tokens are best spent on."""
 
 import json
+import sys
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from espalier.experiments.cli.runs import load_problems, searches_shown, verifie
 from espalier.experiments.cli.schema_options import Lists, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.runs.grid import requests_of
+from espalier.search.algorithms import algorithms_that_run, unscored_default
 from espalier.search.run.settings import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def advise_command(
     from espalier.experiments.runs.provenance import describe_command
 
     limits = None if budget is None else read_budget(budget)
-    requests = requests_of(_USUAL | values)
+    requests = requests_of(_usual(runtime, values) | values)
     sampled = sampling_request(requests, paths)
     problems = load_problems(benchmark, field_map, runtime.offline)
     asked = selection.of(problems)
@@ -86,6 +88,17 @@ def advise_command(
         print(json.dumps(found, indent=2))
     else:
         _show(report, out / ADVICE)
+
+
+def _usual(runtime: RuntimeSettings, given: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The searches to choose from: where there is no verifier and none are named, those that need none."""
+    if runtime.verifier or "algorithm" in given:
+        return _USUAL
+    running = algorithms_that_run("none")
+    names = [name for name in _USUAL["algorithm"] if name in running]
+    notice = unscored_default(f"the searches to choose from are {' and '.join(names)}")
+    print(f"notice: {notice}", file=sys.stderr)
+    return _USUAL | {"algorithm": names}
 
 
 def _step_seconds(executor: "Executor") -> dict[str, float]:

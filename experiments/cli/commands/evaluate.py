@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import exit_code, load_problems, searches_shown, verifier_for, writing_to
+from espalier.experiments.cli.runs import (
+    exit_code,
+    load_problems,
+    searches_for,
+    searches_shown,
+    verifier_for,
+    writing_to,
+)
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.search.request import SearchRequest
@@ -51,6 +58,7 @@ def evaluate_command(
     # The folder may hold samples of other problems; the whole benchmark tells which of them are current.
     problems = load_problems(benchmark, field_map, runtime.offline)
     asked = selection.of(problems)
+    (request,) = searches_for([request], runtime)
     runtime = replace(runtime, verifier=verifier_for([request], runtime), max_running=in_flight)
     checker = make_grader(grader, runtime.grader_memory)
     folder, before = None, 0

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from espalier.engine.models.options import Quantization
-from espalier.experiments.cli.runs import verifier_for
+from espalier.experiments.cli.runs import searches_for, verifier_for
 from espalier.experiments.cli.schema_options import Only, with_schema
 from espalier.experiments.planning.options import DeviceOptions, LengthOptions
+from espalier.search.algorithms import named
 from espalier.search.request import SearchRequest
 from espalier.search.run.settings import AUTO, RuntimeSettings
 
@@ -47,6 +48,8 @@ def plan_command(
     from espalier.experiments.planning.plan import make_plan
 
     runtime = replace(runtime, generator=generator, verifier=verifier)
+    (request,) = searches_for([request], runtime, generator in MODELS)
+    request = named(request, "steps")
     if verifier == AUTO:
         runtime = replace(runtime, verifier=verifier_for([request], runtime, generator in MODELS))
     plan = make_plan(request, runtime, device, lengths)

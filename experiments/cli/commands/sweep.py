@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import exit_code, load_problems, searches_shown, verifier_for, writing_to
+from espalier.experiments.cli.runs import (
+    exit_code,
+    load_problems,
+    searches_for,
+    searches_shown,
+    verifier_for,
+    writing_to,
+)
 from espalier.experiments.cli.schema_options import Lists, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.runs.grid import distinct, read_grid, requests_of
@@ -98,6 +105,7 @@ def sweep_command(
     if report:
         require_scipy()  # before the work, not after it
     requests = requests_of(values, read_grid(grid)) if grid else requests_of(_USUAL | values)
+    requests = searches_for(requests, runtime)
     if share_work:
         requests = without_early_stop(requests)
     problems = load_problems(benchmark, field_map, runtime.offline)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from espalier.engine.roles import GENERATOR
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import REQUEST_ID, Call
 from espalier.search.service.http_api.calls import CallMiddleware
@@ -27,7 +28,7 @@ from espalier.search.service.http_api.status import HttpError, json_response
 from espalier.search.service.kserve.endpoints import InferenceEndpoints
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.observability.gauges import CONTENT_TYPE
-from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
+from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, fits_examples, page_files
 from espalier.search.service.session import Session
 from espalier.search.service.settings import ServerSettings
 
@@ -71,7 +72,11 @@ def make_app(
         return json_response({"ready": False}, 503, {"retry-after": "5"})
 
     async def server_info(request: Request) -> Response:
-        return json_response(asdict(await session.info()))
+        """Tell what is served, which searches run, and what is held now."""
+        info = await session.info()
+        offered = {"searches": names.searches, "default_search": names.default_search, "notice": names.notice}
+        examples = fits_examples(info.model_names.get(GENERATOR, ""))
+        return json_response({**asdict(info), **offered, "examples": examples})
 
     async def openapi(request: Request) -> Response:
         return json_response(document)
@@ -100,7 +105,7 @@ def make_app(
         _metrics_route(render_metrics),
     ]
     document = openapi_document(routes)
-    page = page_files()
+    page = page_files(asks_token=settings.callers is not None)
     own = [_page_route(path, file) for path, file in page.items()]
     app = _guarded(routes, callers, settings, session.call_ended, own, {*_HEALTH, *page})
     return _with_gauges(app, render_gauges)

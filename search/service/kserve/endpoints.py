@@ -28,7 +28,7 @@ from espalier.search.service.kserve.inference import (
     OutputTensor,
     binary_elements,
     read_call,
-    search_fields,
+    require_model,
     told,
 )
 from espalier.search.service.model_names import ModelNames
@@ -91,13 +91,13 @@ class InferenceEndpoints:
 
     async def model_ready(self, request: Request) -> Response:
         """Tell whether a model's searches are accepted."""
-        search_fields(self._names, *_named(request))
+        require_model(self._names, *_named(request))
         return self._readiness()
 
     async def model_metadata(self, request: Request) -> Response:
         """Describe the tensors of a model."""
         model, version = _named(request)
-        search_fields(self._names, model, version)
+        require_model(self._names, model, version)
         outputs = [{"name": name, "datatype": datatype, "shape": [1]} for name, datatype in OUTPUTS.items()]
         inputs = [{"name": TEXT_INPUT, "datatype": BYTES, "shape": [1]}]
         head = {"name": model, "versions": [VERSION], "platform": PLATFORM}

@@ -149,6 +149,16 @@ def search_fields(names: ModelNames, model: str, version: str) -> dict[str, Any]
     return fields
 
 
+def require_model(names: ModelNames, model: str, version: str) -> None:
+    """Check that there is such a model, and that its search runs.
+
+    Raises:
+        UnknownModelError: it is not so.
+    """
+    search_fields(names, model, version)
+    names.require_running(model)
+
+
 def read_call(
     names: ModelNames,
     max_priority: int,

@@ -28,7 +28,7 @@ from espalier.search.service.kserve.inference import (
     Value,
     binary_elements,
     read_call,
-    search_fields,
+    require_model,
     told,
 )
 from espalier.search.service.model_names import ModelNames
@@ -56,7 +56,7 @@ class InferenceServicer(GRPCInferenceServiceServicer):
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Any) -> pb.ModelReadyResponse:  # noqa: N802 (the protocol's)
         """Tell whether a model exists and searches are accepted."""
         try:
-            search_fields(self._names, request.name, request.version)
+            require_model(self._names, request.name, request.version)
         except UnknownModelError:
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=self._session.ready)
@@ -67,7 +67,7 @@ class InferenceServicer(GRPCInferenceServiceServicer):
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Any) -> pb.ModelMetadataResponse:  # noqa: N802 (the protocol's)
         """Describe the tensors of a model."""
-        search_fields(self._names, request.name, request.version)
+        require_model(self._names, request.name, request.version)
         tensor = partial(pb.ModelMetadataResponse.TensorMetadata, shape=[1])
         return pb.ModelMetadataResponse(
             name=request.name,

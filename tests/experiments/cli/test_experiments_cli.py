@@ -15,6 +15,7 @@ from tiny_models import edit_tensors
 from espalier.engine.errors import EspalierError
 from espalier.engine.models.hub import locate
 from espalier.experiments.runs.benchmarks import load_benchmark
+from espalier.experiments.runs.folder import read_configuration
 from espalier.search.request import AlgorithmName
 from espalier.search.run.settings import RuntimeSettings
 
@@ -148,24 +149,34 @@ def test_wrong_value_names_its_option(espalier, arguments, option):
         ([*SOLVE, "--verifier", "nope"], "not one of demo-generator, demo-thinking-generator, demo-verifier"),
         ([*SOLVE, "-a", "greedy", "--generator", "demo-verifier"], "not a generator"),
         ([*SOLVE, "--verifier", "demo-generator"], "nothing in it says which"),
-        ([*SOLVE, "--verifier", ""], "--verifier: beam needs one, and there is none for --generator demo-generator"),
         (
-            [*SOLVE, "--generator", "org/unheard-of"],
+            [*SOLVE, "-a", "beam", "--verifier", ""],
+            "--verifier: beam needs one, and there is none for --generator demo-generator",
+        ),
+        (
+            [*SOLVE, "-a", "beam", "--generator", "org/unheard-of"],
             "--verifier: beam needs one, and there is none for --generator org/",
         ),
         ([*SOLVE, "--generator", "./nowhere/small.gguf"], "no checkpoint './nowhere/small.gguf'"),
         ([*SOLVE, "--generator", "nowhere/small.gguf"], "no checkpoint 'nowhere/small.gguf'"),
         (["eval", "-a", "beam", "--generator", "/nowhere/at/all"], "no checkpoint '/nowhere/at/all'"),
         ([*SOLVE, "--generator", "demo-generator+nowhere"], "no checkpoint 'nowhere'"),
-        ([*SOLVE, "--generator", "demo-generator+org/mine"], "there is none for --generator demo-generator+org/mine"),
+        (
+            [*SOLVE, "-a", "beam", "--generator", "demo-generator+org/mine"],
+            "there is none for --generator demo-generator+org/mine",
+        ),
         ([*SOLVE, "--generator", "demo-genrator"], "did you mean 'demo-generator'?"),
         ([*SOLVE, "--verifier", "confidnce"], "--verifier: no checkpoint 'confidnce'"),
         (["eval", "--grader", "exat"], "did you mean 'exact'?"),
         (["eval", "--benchmark", "demo-trainin"], "did you mean 'demo-training'?"),
+        ([*SOLVE, "--verifier", "none", "--vote", "weighted"], "--verifier: majority with the vote weighted needs one"),
         (["eval", "-a", "dvts", "--generator", "org/unheard-of"], "--verifier: dvts needs one"),
-        (["sweep", "--generator", "org/unheard-of"], "--verifier names a process reward model that fits the generator"),
         (
-            ["plan", "--memory", "1G", "--generator", "Qwen2.5-1.5B"],
+            ["sweep", "-a", "beam", "--generator", "org/unheard-of"],
+            "--verifier names a process reward model that fits the generator",
+        ),
+        (
+            ["plan", "-a", "beam", "--memory", "1G", "--generator", "Qwen2.5-1.5B"],
             "self, confidence and lowest-confidence need neither",
         ),
         ([*SOLVE, "--endpoint", "127.0.0.1:9"], "no server at 127.0.0.1:9; start one with: espalier serve"),
@@ -228,6 +239,34 @@ def test_another_generator_without_a_verifier_still_runs_searches_that_need_none
         ran = espalier(*SOLVE, "--generator", generator, "--json", "-a", *search)
         assert ran.code == 0, ran.err
         assert json.loads(ran.out)["answer"] in ("50", "60")
+
+
+def test_without_a_verifier_the_default_search_is_one_that_needs_none(espalier, tmp_path):
+    """In every command that has one, said in a line; the file of options that names none too."""
+    told = "notice: no verifier is loaded, so that the default search is majority, greedy for a single path"
+    ways = "--verifier confidence scores steps", "--verifier LARGER_MODEL --verifier-family likelihood-ratio"
+    (tmp_path / "options.yaml").write_text(f"generator: {locate('demo-generator')}\n")
+    alone = "--config", tmp_path / "options.yaml"
+    for arguments, algorithm in (((), "majority"), (("-N", 1), "greedy"), (("--verifier", "confidence"), "beam")):
+        ran = espalier(*SOLVE, *alone, *arguments, "--json")
+        assert ran.code == 0, ran.err
+        assert json.loads(ran.out)["configuration"]["algorithm"] == algorithm
+        assert json.loads(ran.out)["warnings"] == []
+        assert ran.err.count(told) == ran.err.count(ways[1]) == ran.err.count(ways[0]) == (algorithm != "beam")
+    short = "--limit", 1, "-N", 2, "--verifier", "none"
+    assert told in espalier("eval", *alone, *short, "--out", tmp_path / "run").err
+    (sample,) = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+    assert json.loads(sample)["warnings"] == []
+    assert read_configuration(tmp_path / "run").values["algorithm"] == "majority"
+    ran = espalier("sweep", "--limit", 1, "-N", "1,2", *alone, "--out", tmp_path / "sweep", "--json")
+    assert told in ran.err
+    assert [cell["algorithm"] for cell in json.loads(ran.out)] == ["greedy", "majority"]
+    ran = espalier("plan", "--memory", "8G", "--generator", "Qwen2.5-1.5B")
+    assert ran.code == 0
+    assert ran.out.startswith("majority, N=4")
+    ran = espalier("advise", "--limit", 1, "--paths", 2, "-N", 2, *alone, "--out", tmp_path / "advice", "--json")
+    assert ran.code == 0, ran.err
+    assert {each["settings"]["algorithm"] for each in json.loads(ran.out)["searches"]} == {"greedy", "majority"}
 
 
 def test_a_problem_that_the_pair_was_not_taught_is_answered_with_a_warning(espalier, tmp_path):

@@ -379,6 +379,19 @@ def test_a_search_that_could_never_fit_is_refused_with_the_numbers(make_orchestr
     assert not orchestrator.busy
 
 
+@pytest.mark.parametrize(
+    ("verifier", "width", "wanted"),
+    [("classifier", 2, "beam"), ("classifier", 1, "beam"), (None, 2, "majority"), (None, 1, "greedy")],
+)
+def test_a_request_that_names_no_search_gets_one_that_the_verifier_suffices_for(
+    make_orchestrator: Make, verifier: str | None, width: int, wanted: str
+):
+    result = run(make_orchestrator(verifier=verifier), with_(BEAM, algorithm=None, beam_width=width)).only
+    assert result.configuration.algorithm == wanted
+    assert bool(result.warnings) == (verifier is None)
+    assert "--verifier-family likelihood-ratio" in "".join(result.warnings) or verifier
+
+
 def test_a_search_that_reads_scores_is_refused_without_a_verifier(make_orchestrator: Make):
     orchestrator = make_orchestrator(verifier=None)
     with pytest.raises(InvalidRequestError, match="beam needs a verifier"):

@@ -35,6 +35,7 @@ from espalier.search.result import (
     StopReason,
     Usage,
 )
+from espalier.search.run.executor import RequestDefaults
 from espalier.search.server_info import KvBlocks, Occupancy
 
 SECRET = "secret of /home/someone/weights"
@@ -86,6 +87,7 @@ class ScriptedOrchestrator:
     """Counts what happens to it in queues a test can wait on; one engine step takes a few milliseconds."""
 
     def __init__(self) -> None:
+        self.defaults = RequestDefaults(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, max_positions=4096)
         self.release = threading.Event()
         self.started = threading.Event()
         self.submitted: queue.Queue[str] = queue.Queue()

@@ -207,3 +207,43 @@ def test_a_problem_that_the_pair_was_not_taught_has_a_warning_at_every_door(serv
         messages: list[Any] = [{"role": "user", "content": asked}]
         whole: Any = chat.chat.completions.create(model="espalier@greedy", messages=messages, max_tokens=8)
     assert whole.espalier["warnings"] == [warning]
+
+
+@pytest.mark.parametrize("verifier", ["", "confidence"])
+def test_whatever_is_listed_runs_and_what_needs_a_verifier_is_refused_where_there_is_none(
+    verifier: str, start: Callable[..., ServerThread]
+) -> None:
+    settings = RuntimeSettings(verifier=verifier, kv_memory=2**28)
+    server = start(lambda: load_orchestrator(settings), max_searches=8, http_port=0)
+    server.wait_loaded()
+    served = httpx2.get(f"{server.url}/v1/server", timeout=LONG).json()
+    assert served["default_search"] == ("beam" if verifier else "majority")
+    assert set(AlgorithmName) - set(served["searches"]) == (
+        set() if verifier else {"best-of-n", "beam", "dvts", "lookahead", "rebase", "particle", "mcts", "auto"}
+    )
+    problem = problems(1)[0]
+    with SearchClient(server.address) as client:
+        plain = client.solve(problem, beam_width=2, expansion=2, timeout=LONG)
+    assert plain.configuration.algorithm == served["default_search"]
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=LONG) as chat:
+        messages: list[Any] = [{"role": "user", "content": problem}]
+        listed = [model.id for model in chat.models.list()]
+        assert {"espalier", "espalier@plain", "espalier@majority-16"} <= set(listed)
+        assert ("espalier@beam-n4-m4" in listed) == bool(verifier)
+        for name in listed:
+            whole: Any = chat.chat.completions.create(model=name, messages=messages, max_tokens=8)
+            if name == "espalier":
+                assert whole.espalier["configuration"]["algorithm"] == served["default_search"]
+            ready = httpx2.get(f"{server.url}/v2/models/{name}/ready")
+            assert ready.status_code == (404 if name.endswith("@plain") else 200), name
+    for name in served["searches"]:
+        assert httpx2.get(f"{server.url}/v2/models/espalier@{name}").status_code == 200, name
+    if not verifier:
+        for path in ("v1/models/espalier@beam", "v2/models/espalier@beam", "v2/models/espalier@beam/ready"):
+            refused = httpx2.get(f"{server.url}/{path}")
+            assert refused.status_code == 404
+            assert "espalier@beam needs a verifier and none is loaded; the server's --verifier names" in refused.text
+        body = {"model": "espalier@beam", "messages": [{"role": "user", "content": problem}]}
+        refused = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
+        assert refused.status_code == 400
+        assert "beam needs a verifier and none is loaded" in refused.text

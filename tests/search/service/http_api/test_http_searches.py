@@ -180,7 +180,8 @@ def test_the_server_tells_what_it_serves_and_holds(serve, http, fake):
     server = serve(max_searches=3)
     client = http(server)
     idle = client.get("/v1/server").json()
-    assert set(idle) == set(ServerInfo.__dataclass_fields__)
+    offered = {"searches", "default_search", "notice", "examples"}
+    assert set(idle) == {*ServerInfo.__dataclass_fields__, *offered}
     assert (idle["models"], idle["max_searches"], idle["occupancy"]["running"]) == (DIGESTS, 3, 0)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(client.post, "/v1/searches", json={"problem": "hold"})
