@@ -82,7 +82,8 @@ class Metrics:
 
     def search_ended(self, call: Call, search: Search) -> None:
         """Count a search that has ended, and what it used up."""
-        algorithm, result = str(search.request.algorithm), search.result
+        result = search.result
+        algorithm = str((result.configuration if result else search.request).algorithm or "default")
         self._searches.labels(algorithm, str(result.stop_reason) if result else ABORTED).inc()
         if result is None:
             return

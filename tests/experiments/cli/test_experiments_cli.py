@@ -266,7 +266,7 @@ def test_without_a_verifier_the_default_search_is_one_that_needs_none(espalier, 
     assert ran.out.startswith("majority, N=4")
     ran = espalier("advise", "--limit", 1, "--paths", 2, "-N", 2, *alone, "--out", tmp_path / "advice", "--json")
     assert ran.code == 0, ran.err
-    assert {each["settings"]["algorithm"] for each in json.loads(ran.out)["searches"]} == {"greedy", "majority"}
+    assert {each["search"]["algorithm"] for each in json.loads(ran.out)["searches"]} == {"greedy", "majority"}
 
 
 def test_a_problem_that_the_pair_was_not_taught_is_answered_with_a_warning(espalier, tmp_path):

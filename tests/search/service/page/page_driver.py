@@ -105,6 +105,9 @@ class Browser:
             return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);"""
         return tuple(part / 255 for part in self.run(script, self.style(selector, name)))
 
+    def value(self, selector: str) -> str:
+        return self.run("return document.querySelector(arguments[0]).value", selector)
+
     def steps(self, panel: int = 0, kind: str = "") -> set[int]:
         """Ids of the nodes that a panel shows, the root's too; of one kind, if it is given."""
         script = """

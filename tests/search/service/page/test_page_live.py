@@ -298,3 +298,60 @@ def test_a_search_that_tells_of_no_changes_shows_its_tree_at_the_end(page, serve
     wait_for_end(page)
     nodes = data_of(server.plays["beam"][-1])["result"]["nodes"]
     assert page.steps() == {node["node_id"] for node in nodes if node["termination"] != "duplicate"}
+
+
+def test_a_server_without_a_verifier_offers_what_runs_and_no_examples_but_its_own(browser, server):
+    server.served = server.served | {
+        "model_names": {"generator": "small"}, "searches": ["greedy", "majority"], "default_search": "majority",
+        "notice": "no verifier is loaded", "examples": False,
+    }  # fmt: skip
+    browser.open(server.url)
+    browser.wait(lambda: browser.one("#models").is_displayed())
+    assert browser.text("#models") == "Generator small. No verifier is loaded."
+    assert "answer hard questions better by searching" in browser.text(".about")
+    assert not browser.one(".examples").is_displayed()
+    assert browser.value("#problem-text") == ""
+    browser.click("#compare")
+    assert browser.texts("[name=algorithm] option") == ["greedy", "majority"] * 2
+    shown = "return [...document.querySelectorAll('.wish [name=' + arguments[0] + ']')].map((e) => e.value)"
+    assert browser.run(shown, "algorithm") == ["majority", "majority"]
+    assert browser.run(shown, "beam_width") == ["4", "16"]
+    assert not browser.one("[name=expansion]").is_enabled()
+
+
+def test_the_bundled_pairs_server_has_examples_and_the_first_is_there(browser, server):
+    browser.open(server.url)
+    browser.wait(lambda: browser.one(".examples").is_displayed())
+    assert browser.text("#models") == "Generator talker, verifier judge."
+    assert browser.value("#problem-text").startswith("A market has 811 photos")
+
+
+FORMULAS = {
+    r"so \(\frac12 x^{10}\)": "so |mrow mfrac mn mn msup mi mn",
+    r"\[\sum_{i=1}^n i\]": "mrow munderover mo mrow mi mo mn mi mi",
+    r"$x_1^2$ or $5 and $7": "msubsup mi mn mn| or $5 and $7",
+    r"\boxed{\sqrt[3]{27}}": "mrow mroot mn mn",
+    r"$$\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}$$": "mrow mo mtable mtr mtd mn mtd mn mtr mtd mn mtd mn mo",
+    r"\begin{align*} x &= 2 \\ \end{align*}": "mrow mtable mtr mtd mi mtd mrow mo mn",
+    r"\(\left\{ a \right.\)": "mrow mo mi",
+    r"\(\text{5 \% of } 10\%\)": "mrow mtext mn mo",
+    r"unknown \(\foo{3}\), \(\frac{1}\), \(}{\), \(": r"unknown \(\foo{3}\), \(\frac{1}\), \(}{\), \(",
+    "<b>1</b> costs $3": "<b>1</b> costs $3",
+    "\\(" + "{" * 200 + "}" * 200 + "\\)": "\\(" + "{" * 200 + "}" * 200 + "\\)",
+}
+
+
+def test_formulas_are_drawn_and_what_is_none_or_unknown_stays(browser, server):
+    browser.open(server.url)
+    browser.wait(lambda: browser.one("#models").is_displayed())
+    script = """
+        const [texts, done] = arguments;
+        const tags = (part) => [...part.querySelectorAll("*")].map((each) => each.localName).join(" ");
+        const drawn = (part) => (typeof part === "string" ? part : tags(part));
+        import("/formula.js").then((its) => done(texts.map((text) => its.withFormulas(text).map(drawn).join("|"))));"""
+    drawn = browser.driver.execute_async_script(script, list(FORMULAS))
+    assert dict(zip(FORMULAS, drawn, strict=True)) == FORMULAS
+    answers = (
+        "return import('/formula.js').then((m) => arguments[0].map((each) => m.answerParts(each)[0].localName ?? each))"
+    )
+    assert browser.run(answers, [r"\frac{3}{4}", "x^2", "42", "a_b", r"\foo"]) == ["math", "math", "42", "a_b", r"\foo"]
