@@ -83,7 +83,7 @@ class Solver:
         runtime = from_values(RuntimeSettings, {**named, "max_running": max_running, **settings})
         orchestrator = load_orchestrator(runtime, on_bytes, own)
         if orchestrator.defaults.scores == "none":
-            log.warning("%s", unscored_default())
+            log.warning("%s", in_python(unscored_default()))
         self._shared = SharedExecutor(orchestrator, "solver")
 
     def __enter__(self) -> Self:

@@ -76,7 +76,7 @@ def test_many_problems_come_back_in_order_and_as_each_alone(solver: Solver) -> N
 def test_another_generator_is_not_judged_by_a_verifier_that_was_made_for_the_bundled_one(caplog) -> None:
     with Solver(str(locate("demo-generator")), kv_memory=2**28, threads=1) as alone:
         (logged,) = [line for line in caplog.messages if "no verifier is loaded" in line]
-        with pytest.raises(InvalidRequestError, match="beam needs a verifier and none is loaded; --verifier names"):
+        with pytest.raises(InvalidRequestError, match="beam needs a verifier and none is loaded; verifier names"):
             alone.solve(PROBLEMS[0], algorithm="beam", **SMALL)
         for fields, algorithm in (({"beam_width": 8}, "majority"), ({"beam_width": 1}, "greedy")):
             result = alone.solve(PROBLEMS[0], **fields)
