@@ -1,4 +1,4 @@
-"""How many paths were cut before their end, and whether so many that what they show is no ground for a verdict."""
+"""Paths that were cut before their end: how many, and whether too many for a verdict on what they show."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ class CutPaths:
         return sum(self.counts.values()) > _MANY * self.paths
 
     def __str__(self) -> str:
-        """How many were cut by what, and what would help; empty where none was."""
+        """Say how many were cut by what, and what would help; empty where none was."""
         if not self.counts:
             return ""
         reasons = sorted(self.counts, key=lambda reason: -self.counts[reason])

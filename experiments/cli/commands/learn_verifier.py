@@ -326,20 +326,18 @@ def _show(measured: dict[str, Any], cut: "CutPaths") -> None:
 
 def _judge(measured: dict[str, Any], cut: "CutPaths") -> None:
     """Say that a verifier ranks badly, or that what was sampled does not tell whether it does."""
-    found = measured["ranks"]
-    enough = found is not None and found["trials"] >= _FEWEST
+    found: dict[str, Any] = measured["ranks"] or {"trials": 0, "low": 0.0, "high": 1.0}
     if cut.many:
         typer.echo(f"no verdict on it, as too many solutions did not come to their end: {cut}", err=True)
-    elif not enough or found["low"] < _RANKS <= found["high"]:
-        mixed = found["trials"] if found else 0
+    elif (enough := found["trials"] >= _FEWEST) and found["high"] < _RANKS:
+        typer.echo(_RANKS_BADLY, err=True)
+    elif not enough or found["low"] < _RANKS:
         of_these = f" ({found['low']:.2f} to {found['high']:.2f})" if enough else ""
         typer.echo(
-            f"no verdict on it: {mixed} of the {measured['problems']} other problems have right and wrong solutions, "
-            f"too few to tell whether it ranks better than chance{of_these}; raise --limit or -N",
+            f"no verdict on it: {found['trials']} of the {measured['problems']} other problems have right and wrong "
+            f"solutions, too few to tell whether it ranks better than chance{of_these}; raise --limit or -N",
             err=True,
         )
-    elif found["high"] < _RANKS:
-        typer.echo(_RANKS_BADLY, err=True)
 
 
 def _figure(value: float | None) -> str:

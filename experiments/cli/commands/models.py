@@ -201,7 +201,7 @@ def _plain(inspection: "Inspection | HeadInspection") -> dict[str, object]:
 
 
 def _why_larger(inspection: "Inspection") -> str:
-    """What weights take in their files, and why it is less than in memory; empty where it is no less."""
+    """Say what weights take in their files, and why it is less than in memory; empty where it is no less."""
     from espalier.engine.models.options import Quantization
 
     if inspection.weight_bytes <= 1.05 * inspection.file_bytes or not inspection.file_bytes:
