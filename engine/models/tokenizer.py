@@ -1,7 +1,7 @@
 """Text to token ids and back, and chat templates, from the files of a checkpoint."""
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -64,12 +64,11 @@ class TextTokenizer:
         if "added_tokens_decoder" not in self._config:  # older checkpoints have a file for these
             listed = checkpoint.optional_json("special_tokens_map.json")
             self._config |= {name: listed[name] for name in (*SPECIAL_TOKENS, *_LISTS) if name in listed}
-        typed = self._tokenizer.get_added_tokens_decoder().keys()
         self._special = self._mark_special(self._named_tokens())
         self._require_ids(checkpoint, written)
         self._template = self._chat_template(checkpoint)
         if self._folder.suffix == GGUF:
-            self._mark_untyped(checkpoint, typed)
+            self._mark_untyped(checkpoint)
         self._make_plain(checkpoint)
         self.begin, self.begin_source = self._take_begin()
 
@@ -224,12 +223,13 @@ class TextTokenizer:
                 special.add(i)
         return special
 
-    def _mark_untyped(self, checkpoint: Checkpoint, typed: Container[int]) -> None:
+    def _mark_untyped(self, checkpoint: Checkpoint) -> None:
         """Recognise marks whose type in a GGUF file is that of words: converters lose it, and llama.cpp mends ends'.
 
         They are those in bars and brackets, the ends that the file names, and what its chat template writes; the last
-        may be text, such as marks of thoughts. `typed` are the ids of tokens that have another type.
+        may be text, such as marks of thoughts.
         """
+        typed = self._tokenizer.get_added_tokens_decoder().keys()
         ends = {self._config.get("eot_token"), self._config.get("eom_token")}
         written = set(_WRITTEN.findall(self.chat_template or ""))
         marks = {token: _MARK.fullmatch(token) is not None or token in ends for token in self.vocabulary}

@@ -123,7 +123,7 @@ class Products:
         exchange(self._model, self._backend, self._prepared, self._quantised, self._groups, waiting)
 
     def _prepared(self, weight: torch.Tensor, name: str) -> torch.Tensor:
-        return _finite(weight.to(device=self._device, dtype=self._dtype), name, self._checkpoint)
+        return _finite(_of_its_own(weight, self._dtype, self._device), name, self._checkpoint)
 
     def _quantised(self, weight: torch.Tensor, name: str, refined: int) -> torch.Tensor:
         if name in self._exact:
@@ -262,12 +262,18 @@ def _move(model: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.
             if (found := moved.get(id(parameter))) is None:
                 full = f"{module_name}.{name}"
                 wide = any(pattern.search(full) for pattern in kept)
-                weight = parameter.data.to(device=device, dtype=torch.float32 if wide else dtype)
+                weight = _of_its_own(parameter.data, torch.float32 if wide else dtype, device)
                 found = torch.nn.Parameter(_finite(weight, full, checkpoint), requires_grad=False)
                 moved[id(parameter)] = moved[id(found)] = found
             setattr(module, name, found)
         for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to(device))
+            setattr(module, name, _of_its_own(buffer, buffer.dtype, device))
+
+
+def _of_its_own(weight: torch.Tensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """A weight in memory of its own: files that are mapped may be written over while the model runs."""
+    moved = weight.to(device=device, dtype=dtype)
+    return moved.clone() if moved.data_ptr() == weight.data_ptr() else moved
 
 
 def _finite(weight: torch.Tensor, name: str, checkpoint: Checkpoint) -> torch.Tensor:

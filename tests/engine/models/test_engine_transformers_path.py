@@ -95,6 +95,20 @@ def test_prefill_in_chunks_and_decoding_equal_transformers(
     release(engine, sequence)
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process maps is told by Linux")
+def test_nothing_of_a_running_model_lies_in_its_files(tmp_path: Path, make_engine: Callable[..., Engine]):
+    """Whoever trains may write over them in place: a file that is cut short would end the process."""
+    folder = write_checkpoint(tmp_path / "olmo2", "olmo2")
+    engine = make_engine(load(folder))
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    sequence = engine.open("generator", [])
+    before = read(engine, sequence, some_ids(9))
+    (folder / "model.safetensors").write_bytes(b"")
+    again = engine.open("generator", [])
+    assert (read(engine, again, some_ids(9)) == before).all()
+    release(engine, sequence, again)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_decoding_equals_transformers_token_by_token(
     kind: str, make_engine: Callable[..., Engine], models: dict[str, Model], folders: dict[str, Path]
