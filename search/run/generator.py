@@ -66,10 +66,13 @@ def render_turns(
         TemplateLimitError: the template takes too much time or memory.
         CheckpointError: the template rejects the messages without a system message too, or turns of tools.
     """
-    turns = whole_conversation(problem, history)
-    if turns[0].role != ChatRole.SYSTEM:
-        turns.insert(0, ChatMessage(ChatRole.SYSTEM, system_prompt))
-    messages = [_as_message(turn) for turn in (turns if turns[0].content else turns[1:])]
+    messages = [{"role": "user", "content": problem}]
+    if history:
+        messages = [_as_message(turn) for turn in whole_conversation(problem, history)]
+    if messages[0]["role"] != ChatRole.SYSTEM:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    if not messages[0]["content"]:
+        messages.pop(0)
     if not tokenizer.has_chat_template:
         return _plain_text(tokenizer, messages)
     rendered = render_conversation(tokenizer, messages, **switches)
