@@ -28,7 +28,7 @@ likeliest tokens, exact in float32 as `MAX_TOKEN_ID` is, then their log-probabil
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Penalties:
-    """What is added to logits and taken off before anything else looks at them, by the tokens before a draw.
+    """Numbers added to logits and taken off before anything else looks at them, by the tokens before a draw.
 
     In the order in which vLLM applies them: the bias, the repetition penalty, the frequency and the presence penalty.
     One object serves all draws of a request: each step groups draws by it, by what it is and not by its values.

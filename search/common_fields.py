@@ -74,27 +74,11 @@ class EarlyStop(StrEnum):
     FRUGAL = "frugal"
 
 
-RepetitionPenalty = Annotated[
-    float | None,
-    Interval(gt=0, le=100),
-    Option(
-        "Divides the logits of tokens that stand in the prompt or the path, and multiplies negative ones; 1 for none. "
-        "Default: generation_config.json's, else 1."
-    ),
-]
-PresencePenalty = Annotated[
-    float | None,
-    Interval(ge=-2, le=2),
-    Option("Taken off the logits of tokens that stand in the path behind the prompt; default: 0."),
-]
-FrequencyPenalty = Annotated[
-    float | None, Interval(ge=-2, le=2), Option("Taken off for each time that they stand there; default: 0.")
-]
 _BIAS = re.compile(r"\s*(\d{1,10})\s*:\s*([+-]?\d{1,20}(?:\.\d*)?(?:[eE][+-]?\d{1,3})?)\s*", re.ASCII)
 
 
 def read_bias(text: str) -> tuple[tuple[int, float], ...]:
-    """Read a `LogitBias`: ids of tokens, ascending, each with what is added to its logit.
+    """Read a `logit_bias`: ids of tokens, ascending, each with what is added to its logit.
 
     Raises:
         ValueError: it is none, is of too many tokens, or a value is out of range.
@@ -120,24 +104,44 @@ def bias_text(bias: str | Mapping[Any, Any]) -> str:
     return mapping_text(dict(read_bias(bias if isinstance(bias, str) else mapping_text(bias))))
 
 
-LogitBias = Annotated[
-    str,
-    Option(
-        "Added to the logits of tokens by their ids, each between -100 and 100: 13:-100,50256:2.5. Default: none.",
-        parse=bias_text,
-        has_commas=True,
-    ),
-]
-
-
 def unknown_bias(bias: Sequence[tuple[int, float]], vocabulary: int) -> str:
     """Return what is wrong with the tokens of a bias; empty if all of them are below `vocabulary`."""
     last = bias[-1][0] if bias else 0
     return f"must have tokens below {vocabulary}, the generator's vocabulary; has {last}" if last >= vocabulary else ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PenaltyFields:
+    """Penalties and biases of whatever samples from the generator, as vLLM has them; see `engine.work.Penalties`."""
+
+    repetition_penalty: Annotated[
+        float | None,
+        Interval(gt=0, le=100),
+        Option(
+            "Divides the logits of tokens that stand in the prompt or the path, and multiplies negative ones; 1 for "
+            "none. Default: generation_config.json's, else 1."
+        ),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        Interval(ge=-2, le=2),
+        Option("Taken off the logits of tokens that stand in the path behind the prompt; default: 0."),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, Interval(ge=-2, le=2), Option("Taken off for each time that they stand there; default: 0.")
+    ] = None
+    logit_bias: Annotated[
+        str,
+        Option(
+            "Added to the logits of tokens by their ids, each between -100 and 100: 13:-100,50256:2.5. Default: none.",
+            parse=bias_text,
+            has_commas=True,
+        ),
+    ] = ""
+
+
 @dataclass(frozen=True, slots=True)
-class CommonFields:
+class CommonFields(PenaltyFields):
     """One problem and the fields of a search on it that an algorithm may read.
 
     `beam_width` is N, the number of paths kept after each step; `expansion` is M, the children sampled from each kept
@@ -203,10 +207,6 @@ class CommonFields:
         Interval(ge=0, le=1),
         Option("Minimum probability relative to the most likely token; default: generation_config.json's, else 0."),
     ] = None
-    repetition_penalty: RepetitionPenalty = None
-    presence_penalty: PresencePenalty = None
-    frequency_penalty: FrequencyPenalty = None
-    logit_bias: LogitBias = ""
     step_rule: Annotated[
         str,
         Option(

@@ -9,14 +9,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.work import TOP_TOKENS
-from espalier.search.common_fields import (
-    DEFAULT_MAX_TOKENS,
-    FrequencyPenalty,
-    LogitBias,
-    PresencePenalty,
-    RepetitionPenalty,
-    read_bias,
-)
+from espalier.search.common_fields import DEFAULT_MAX_TOKENS, PenaltyFields, read_bias
 from espalier.search.form import read_form
 from espalier.search.result import StopReason, Usage
 from espalier.search.schema import text_violations, unreadable, violations
@@ -52,7 +45,7 @@ Prompt = str | tuple[int, ...] | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionRequest:
+class CompletionRequest(PenaltyFields):
     """Prompts and how to continue them by plain sampling.
 
     Attributes:
@@ -61,7 +54,6 @@ class CompletionRequest:
         seed: of all choices; with the prompt and the choice's number it fixes every draw.
         temperature: of sampling, 0 for greedy; None for the checkpoint's, as of the three filters and of the repetition
             penalty.
-        logit_bias: see `common_fields.LogitBias`, as of the penalties.
         max_tokens: limit on a choice's new tokens; None for 2048, or what the context leaves.
         stop: texts that end a choice wherever they appear, also across tokens, but not in its thought.
         include_stop: whether a choice keeps the text that ended it.
@@ -79,10 +71,6 @@ class CompletionRequest:
     top_k: Annotated[int | None, Interval(ge=0, le=2**31 - 1)] = None
     top_p: Annotated[float | None, Interval(gt=0, le=1)] = None
     min_p: Annotated[float | None, Interval(ge=0, le=1)] = None
-    repetition_penalty: RepetitionPenalty = None
-    presence_penalty: PresencePenalty = None
-    frequency_penalty: FrequencyPenalty = None
-    logit_bias: LogitBias = ""
     max_tokens: Annotated[int | None, Interval(ge=0, le=262_144)] = None
     stop: tuple[str, ...] = ()
     include_stop: bool = False

@@ -8,13 +8,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.common_fields import (
-    FrequencyPenalty,
-    LogitBias,
-    PresencePenalty,
-    RepetitionPenalty,
-    read_bias,
-)
+from espalier.search.common_fields import PenaltyFields, read_bias
 from espalier.search.conversation import ChatMessage, conversation_text
 from espalier.search.request import violations_with_problem
 from espalier.search.result import StopReason, Usage
@@ -33,7 +27,7 @@ class Labels(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutSettings:
+class RolloutSettings(PenaltyFields):
     """Solutions sampled for each problem, and continuations that value their steps."""
 
     help_panel: ClassVar = "Rollouts"
@@ -55,10 +49,6 @@ class RolloutSettings:
         Interval(gt=0, le=10),
         Option("Sampling temperature; default: generation_config.json's, else 0.8."),
     ] = None
-    repetition_penalty: RepetitionPenalty = None
-    presence_penalty: PresencePenalty = None
-    frequency_penalty: FrequencyPenalty = None
-    logit_bias: LogitBias = ""
     max_steps: Annotated[int, Interval(ge=1, le=128), Option("Maximum steps of a solution.")] = 40
     max_step_tokens: Annotated[int, Interval(ge=1, le=2048), Option("Maximum tokens of a step.")] = 256
     max_tokens: Annotated[int, Interval(ge=1, le=2**20), Option("Maximum tokens of a solution.")] = 2048

@@ -160,7 +160,8 @@ class Field:
 def declared(kind: type) -> tuple[Field, ...]:
     """Return the fields of a declared dataclass, in order."""
     hints = get_type_hints(kind, include_extras=True)
-    return tuple(_field(f.name, hints[f.name], f.default) for f in fields(kind))
+    ordered = sorted(fields(kind), key=lambda f: f.kw_only)  # those of a base that has few come last
+    return tuple(_field(f.name, hints[f.name], f.default) for f in ordered)
 
 
 def violations(value: object, without: Collection[str] = ()) -> list[Violation]:

@@ -14,7 +14,7 @@ from espalier.prm.limits import UNLIMITED, PathLimits
 from espalier.search.algorithms import algorithm_of, named, with_defaults
 from espalier.search.algorithms.advised import AdvisedSearch
 from espalier.search.algorithms.base import Scores
-from espalier.search.common_fields import DEFAULT_MAX_TOKENS, read_bias
+from espalier.search.common_fields import DEFAULT_MAX_TOKENS, PenaltyFields, read_bias
 from espalier.search.completion import CompletionRequest, CompletionResult, TextSampled
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
@@ -84,12 +84,12 @@ _SAMPLING = (
 
 
 def sampling_of(request: SearchRequest | CompletionRequest, prompt_tokens: int) -> Sampling:
-    """How a request, whose defaults are filled in, samples behind a prompt of so many tokens; without a key."""
+    """The sampling of a request, whose defaults are filled in, behind a prompt of so many tokens; without a key."""
     filters = request.temperature or 0.0, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
     return Sampling(*filters, penalties=penalties_of(request, prompt_tokens))
 
 
-def penalties_of(request: SearchRequest | CompletionRequest | RolloutSettings, prompt_tokens: int) -> Penalties:
+def penalties_of(request: PenaltyFields, prompt_tokens: int) -> Penalties:
     """The penalties of a request whose defaults are filled in."""
     of_tokens = request.repetition_penalty or 1.0, request.presence_penalty or 0.0, request.frequency_penalty or 0.0
     bias = read_bias(request.logit_bias)

@@ -424,7 +424,7 @@ _NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
 
 
 def not_applied(defaults: Mapping[str, Any]) -> str:
-    """What `generation_config.json` sets that changes draws and is not applied, as a warning; empty for nothing."""
+    """Warn of what `generation_config.json` sets that changes draws and is not applied; empty for nothing."""
     found = {
         name: value
         for name, harmless in _NOT_APPLIED.items()

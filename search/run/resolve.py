@@ -24,7 +24,7 @@ from espalier.search.algorithms import (
     what_needs_verifier,
 )
 from espalier.search.algorithms.base import MemoryEstimate, Scores
-from espalier.search.common_fields import DEFAULT_MAX_STEPS, DEFAULT_MAX_TOKENS, read_bias, unknown_bias
+from espalier.search.common_fields import DEFAULT_MAX_STEPS, DEFAULT_MAX_TOKENS, PenaltyFields, read_bias, unknown_bias
 from espalier.search.completion import CompletionRequest
 from espalier.search.form import Form, read_form
 from espalier.search.request import SearchRequest, validate
@@ -257,7 +257,7 @@ class Resolver:
         self._require_fits(blocks, "solutions or max_tokens")
         return ResolvedRollout(request, prompt, generator.defaults, blocks)
 
-    def _require_in_vocabulary(self, request: SearchRequest | CompletionRequest | RolloutRequest) -> None:
+    def _require_in_vocabulary(self, request: PenaltyFields) -> None:
         vocabulary = self._generator.model.config.vocab_size
         if wrong := unknown_bias(read_bias(request.logit_bias), vocabulary):
             raise InvalidRequestError([Violation("logit_bias", wrong)])
