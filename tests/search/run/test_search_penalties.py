@@ -15,11 +15,12 @@ from tiny_models import edit_json
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError
+from espalier.engine.models.gguf.config import sampling
 from espalier.experiments.planning.inspection import inspect_checkpoint
 from espalier.search.completion import CompletionRequest
 from espalier.search.request import SearchRequest, make_request
 from espalier.search.rollout import RolloutRequest
-from espalier.search.run.generator import Generator
+from espalier.search.run.generator import Generator, not_applied, sampling_defaults
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.solver import Solver
 
@@ -124,6 +125,14 @@ def test_a_bias_may_be_given_as_a_mapping():
     for name, value in (("logit_bias", {5: "x"}), ("answer_form", {"type": "object"}), ("stop_when", {"agree": 3})):
         with pytest.raises(InvalidRequestError, match=name):
             make_request(PROBLEM, {name: value})
+
+
+def test_a_gguf_files_penalty_is_its_checkpoints_and_what_is_not_applied_is_told():
+    found = sampling({"general.sampling.penalty_repeat": 1.1, "general.sampling.mirostat": 2})
+    assert sampling_defaults(found)["repetition_penalty"] == 1.1
+    assert not_applied(found) == "generation_config.json has mirostat 2, which is not applied"
+    harmless = {"typical_p": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": None, "num_beams": 1, "do_sample": True}
+    assert not_applied(harmless) == ""
 
 
 def test_the_bundled_pair_with_a_penalty_says_what_transformers_says_and_that_some_is_not_applied(
