@@ -59,9 +59,13 @@ def panels(
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a figure on white paper; the suffix of `path` says its format."""
+    """Write a figure on white paper, whole or not at all; the suffix of `path` says its format."""
     metadata = {"Date": None, "Creator": None} if path.suffix.lower() == ".svg" else None
-    figure.savefig(path, dpi=150, facecolor="white", metadata=metadata)
+    try:
+        figure.savefig(path, dpi=150, facecolor="white", metadata=metadata)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def save_for_page(figure: "Figure", path: Path) -> str:

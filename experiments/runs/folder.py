@@ -2,13 +2,14 @@
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from espalier.engine.errors import EspalierError
+from espalier.engine.errors import EspalierError, first_line
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.folder_lock import folder_lock
 from espalier.experiments.runs.jsonl import damage_named, open_lines, read_lines
@@ -190,20 +191,34 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _replace(path: Path, content: str | Iterable[bytes]) -> None:
-    """Replace `path` atomically by a text, or by lines of bytes."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Where a file is to be written that takes the place of `path` once it is whole; else nothing is left of it.
+
+    Raises:
+        EspalierError: it cannot be written; on a full disk, libraries that write tensors raise what they like.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}{_PARTIAL}")
     try:
+        yield partial
+        partial.replace(path)
+    except EspalierError:
+        raise
+    except Exception as error:
+        why = error.strerror if isinstance(error, OSError) else f"{first_line(error)}; is the disk full?"
+        raise EspalierError(f"cannot write {path}: {why}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _replace(path: Path, content: str | Iterable[bytes]) -> None:
+    """Replace `path` atomically by a text, or by lines of bytes."""
+    with replacing(path) as partial:
         if isinstance(content, str):
             partial.write_text(content, encoding="utf-8")
         else:
             with partial.open("wb") as stream:
                 stream.writelines(content)
-        partial.replace(path)
-    except OSError as error:
-        raise EspalierError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 _Models = Mapping[str, Mapping[str, Any]]

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from espalier.experiments.runs.folder import replacing
 from espalier.experiments.verifier_training.features import Readings
 
 BYTES_PER_VALUE = torch.bfloat16.itemsize
@@ -42,9 +43,8 @@ class EnteringStates:
     def write(self, file: Path) -> None:
         """Write them, as a whole or not at all."""
         states = torch.cat(self._states) if self._states else torch.zeros(0, 0, dtype=torch.bfloat16)
-        partial = file.with_suffix(".partial")
-        save_file({_STATES: states, _PROMPTS: torch.tensor(self._prompts)}, partial)
-        partial.replace(file)
+        with replacing(file) as partial:
+            save_file({_STATES: states, _PROMPTS: torch.tensor(self._prompts)}, partial)
 
 
 @dataclass(frozen=True, slots=True)

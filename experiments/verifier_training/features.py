@@ -15,6 +15,7 @@ from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score, Scored
+from espalier.experiments.runs.folder import replacing
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 
 log = logging.getLogger("espalier.training")
@@ -144,9 +145,9 @@ def read_parts(
         some = trees[start : start + PART]
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
-            found, partial = part(file, some, start), file.with_name(f"{start:06}.partial.npz")
-            np.savez(partial, **{name: getattr(found, name) for name in Readings.arrays()})
-            partial.replace(file)
+            found = part(file, some, start)
+            with replacing(file) as partial, partial.open("wb") as stream:
+                np.savez(stream, **{name: getattr(found, name) for name in Readings.arrays()})
         read = Readings(**np.load(file), layers=layers)
         read.parents[read.parents >= 0] += rows
         parts.append(read)

@@ -13,6 +13,7 @@ from torch import nn
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.prm_evaluation.metrics import auc, auc_of_problems, auc_within
+from espalier.experiments.runs.folder import replacing
 from espalier.experiments.runs.statistics import calibration
 from espalier.experiments.verifier_training.features import LAST, Readings
 from espalier.experiments.verifier_training.pairs import share_ahead, solution_pairs
@@ -236,4 +237,5 @@ def save_head(head: nn.Linear, folder: Path) -> None:
     """Write a head as `score.0` of `model.safetensors`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"score.0.{name}": value.detach().contiguous() for name, value in head.named_parameters()}
-    save_file(tensors, folder / "model.safetensors")
+    with replacing(folder / "model.safetensors") as partial:
+        save_file(tensors, partial)

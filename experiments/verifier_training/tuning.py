@@ -24,7 +24,7 @@ from torch import nn
 
 from espalier.engine.errors import CheckpointError, EspalierError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.experiments.runs.folder import write_whole
+from espalier.experiments.runs.folder import replacing, write_whole
 from espalier.experiments.verifier_training.entering import KeptStates, TreeStates
 from espalier.experiments.verifier_training.features import Readings
 from espalier.experiments.verifier_training.pairs import Pairs, share_ahead, solution_pairs
@@ -195,7 +195,8 @@ class LastLayers(nn.Module):
             "inference_mode": True,
         }
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / "adapter_model.safetensors")
+        with replacing(folder / "adapter_model.safetensors") as partial:
+            save_file(tensors, partial)
         write_whole(folder / "adapter_config.json", config)
 
 
@@ -382,9 +383,8 @@ class Tuner:
             "optimizer": self._optimizer.state_dict(),
         }
         self._saved.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._saved.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self._saved)
+        with replacing(self._saved) as partial:
+            torch.save(state, partial)
 
     def _go_on(self) -> None:
         """Take up the state that was saved, if it is this tuning's."""

@@ -70,7 +70,8 @@ def test_a_system_that_refuses_is_one_line_too(espalier, monkeypatch, tmp_path):
     ran = espalier(*SOLVE, "--plot", tmp_path / "t.svg")
     assert ran.code == 1
     assert "answer  60" in ran.out
-    assert ran.err.splitlines()[-1] == "error: [Errno 28] No space left on device"
+    assert ran.err.splitlines()[-1] == f"error: [Errno 28] No space left on device: '{tmp_path / 't.svg'}'"
+    assert not (tmp_path / "t.svg").exists()
 
 
 def test_an_evaluation_on_a_full_disk_keeps_what_it_has_and_goes_on_behind_it(espalier, tmp_path):

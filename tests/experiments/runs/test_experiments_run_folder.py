@@ -1,5 +1,6 @@
 """The folders that keep the samples of an evaluation."""
 
+import errno
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from run_samples import CONFIGURATION, REQUEST, sample
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.evaluate import Evaluation
-from espalier.experiments.runs.folder import RunFolder
+from espalier.experiments.runs.folder import RunFolder, replacing
 from espalier.experiments.runs.jsonl import append
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.summary import search_fields
@@ -243,3 +244,28 @@ def test_a_damaged_tree_before_the_last_is_named(tmp_path):
     (tmp_path / "trees.jsonl").write_text('{"unique_id": "a", "epoch": 0, "nodes": []}\n{"unique\n')
     with pytest.raises(EspalierError, match=r"trees.jsonl:2 is damaged: .*; repair or remove the line"):
         folder.open_trees()
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
+    """Libraries that write tensors raise what they like where a disk is full; torch even loses the reason."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"before")
+
+    def write(error: Exception) -> None:
+        with replacing(path) as partial:
+            partial.write_bytes(b"half")
+            raise error
+
+    lost = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")
+    for error, said in (
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (lost, f"{lost}; is the disk full?"),
+    ):
+        with pytest.raises(EspalierError) as refused:
+            write(error)
+        assert str(refused.value) == f"cannot write {path}: {said}"
+        assert [*tmp_path.iterdir()] == [path]
+    assert path.read_bytes() == b"before"
+    with replacing(path) as partial:
+        partial.write_bytes(b"after")
+    assert path.read_bytes() == b"after"
