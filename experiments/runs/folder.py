@@ -193,7 +193,7 @@ def _is_running(process: int) -> bool:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where a file is to be written that takes the place of `path` once it is whole; else nothing is left of it.
+    """A path to write a file at, which takes the place of `path` once it is whole; else nothing is left of it.
 
     Raises:
         EspalierError: it cannot be written; on a full disk, libraries that write tensors raise what they like.

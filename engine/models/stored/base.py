@@ -10,7 +10,7 @@ from espalier.engine.errors import CheckpointError
 
 
 class Layout(ABC):
-    """How the parts of one weight make it up."""
+    """The way in which its parts make up one weight."""
 
     @abstractmethod
     def __str__(self) -> str:

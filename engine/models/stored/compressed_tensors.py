@@ -26,7 +26,7 @@ _KINDS = (("int", 2), ("int", 4), ("int", 8), ("float", 8))
 _PATTERN = "re:"
 _CLASSES = ("Linear", "Embedding")
 _MIXED = "mixed-precision"
-"""What a checkpoint's format is if each group of layers has its own."""
+"""The format of a checkpoint whose groups of layers have one each."""
 
 
 class CompressedTensors(StoredFormat):
@@ -93,7 +93,7 @@ def _are_patterns(value: object) -> bool:
 
 
 class _Scheme(Layout):
-    """How the weights of some layers are stored."""
+    """The layout of the weights of some layers."""
 
     def __init__(self, scheme: Mapping[str, Any], place: str) -> None:
         self.bits: int = scheme.get("num_bits", 0)
