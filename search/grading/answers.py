@@ -123,7 +123,7 @@ def leader_and_rival(weights: Mapping[str, Weight]) -> tuple[Weight, Weight]:
 
 
 def _program(text: str) -> str | None:
-    """What stands between fences, or the whole if it is code; None for another text, and for one with a box."""
+    """The text between fences, or the whole if it is code; None for other texts, and for those with a box."""
     if "\\boxed" in text:
         return None
     content = fenced(text)

@@ -183,7 +183,7 @@ def _are_people(one: Set[str], other: Set[str]) -> bool:
 
 
 def _scale(gold: Reading, answer: Reading) -> Any:
-    """How many of the gold answer's unit the answer's unit is; None where both have one, or where they do not compare.
+    """The size of the answer's unit in the gold answer's; None if no conversion is needed, or none exists.
 
     An angle with pi and without unit is one in radians.
     """

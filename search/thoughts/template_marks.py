@@ -57,7 +57,7 @@ def opened_pair(tokenizer: TextTokenizer) -> Pair | None:
 
 def other_pairs(tokenizer: TextTokenizer) -> list[Pair]:
     """Pairs of marks that the template writes, asks for or cuts out, the surest first."""
-    on, off = (_prompt(tokenizer, **SWITCHES[mode]) for mode in (ThinkingMode.ON, ThinkingMode.OFF))
+    on, off = (_prompt(tokenizer, "", **SWITCHES[mode]) for mode in (ThinkingMode.ON, ThinkingMode.OFF))
     pairs = list[Pair]()
     if on != off and (found := _EMPTY.search(off)) and not on.endswith(found[0]):
         pairs.append((found[1], found[2]))

@@ -26,7 +26,7 @@ MONEY = "$¢€¥₹₩₽"
 
 
 class Measure(NamedTuple):
-    """What a unit measures, as powers of base units, and how many of those it is."""
+    """A unit's dimension, as powers of base units, and its size in these."""
 
     dimension: frozenset[tuple[str, int]]
     size: Fraction
@@ -80,7 +80,7 @@ def units_agree(*units: str) -> bool:
 
 @cache
 def measure(unit: str) -> Measure:
-    """What a unit of `unit_of` measures; a unit that is not defined by others measures itself."""
+    """The dimension and size of a unit of `unit_of`; a unit that no other defines is a base unit."""
     size, powers = Fraction(1), dict[str, int]()
     for name, power in _parts(unit):
         number, _, base = languages.MEASURES.get(name, f"1 {name}").partition(" ")
@@ -92,7 +92,7 @@ def measure(unit: str) -> Measure:
 
 
 def ratio(one: str, other: str) -> Fraction | None:
-    """How many of the unit `other` one of the unit `one` is; None if they measure different things."""
+    """The size of the unit `one` in the unit `other`; None if their dimensions differ."""
     first, second = measure(one), measure(other)
     return first.size / second.size if first.dimension == second.dimension else None
 

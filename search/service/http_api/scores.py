@@ -118,10 +118,10 @@ class ScoreEndpoints:
         """The problem and the solutions of a request, and the places that set them."""
         if its.messages is not None:
             read = validated(Conversation, dict(body))
-            values = conversation(read.messages[:-1]) if len(read.messages) > 1 else {"problem": "", "history": ()}
+            values = conversation(read.messages[:-1], found) if len(read.messages) > 1 else {"problem": "", "history": ()}
             if read.messages[-1].role != "assistant" or its.steps is not None:
                 found.append(Violation("messages", "the last message must be the assistant's, and is the solution"))
-            values["solutions"] = (_split(read.messages[-1].text),)
+            values["solutions"] = (_split(read.messages[-1].read.content),)
             return values, {"problem": "messages", "history": "messages", "solutions": "messages"}
         problems = [name for name in _PROBLEM if body.get(name) is not None]
         solutions = [name for name in _SOLUTIONS if body.get(name) is not None]
