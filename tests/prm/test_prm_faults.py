@@ -157,7 +157,8 @@ class Stream:
 
         def stepped() -> list[Done]:
             for owner, fault in self._faults.items():
-                if fault.place == "engine" and owner in self.orchestrator._searches:
+                search = self.orchestrator._searches.get(owner)
+                if fault.place == "engine" and search and not search.released:
                     kind = NumericalError if fault.number % 2 else StepError
                     fault.error = kind(GENERATOR, frozenset({owner}))
                     fault.meet()

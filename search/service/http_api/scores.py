@@ -118,7 +118,8 @@ class ScoreEndpoints:
         """The problem and the solutions of a request, and the places that set them."""
         if its.messages is not None:
             read = validated(Conversation, dict(body))
-            values = conversation(read.messages[:-1], found) if len(read.messages) > 1 else {"problem": "", "history": ()}
+            asked = read.messages[:-1]
+            values = conversation(asked, found) if asked else {"problem": "", "history": ()}
             if read.messages[-1].role != "assistant" or its.steps is not None:
                 found.append(Violation("messages", "the last message must be the assistant's, and is the solution"))
             values["solutions"] = (_split(read.messages[-1].read.content),)
