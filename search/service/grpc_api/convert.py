@@ -127,8 +127,6 @@ def request_to_wire(
     """
     message = kind(**options)
     violations: list[Violation] = []
-    if any(said.more for said in request.history):
-        violations.append(Violation("history", "calls of tools cannot be sent: ask over HTTP"))
     for field in _wire_fields(message.DESCRIPTOR, type(request)):
         try:
             message.MergeFrom(_to_message(request, kind, (field,)))

@@ -62,7 +62,13 @@ FULL = SearchRequest(
     verifier_budget=2**33,
     time_limit=12.5,
     merge_duplicates=False,
-    history=(ChatMessage(ChatRole.SYSTEM, "Be brief."), ChatMessage(ChatRole.USER, "∑?")),
+    history=(
+        ChatMessage(ChatRole.SYSTEM, "Be brief."),
+        ChatMessage(ChatRole.PROBLEM, ""),
+        ChatMessage(ChatRole.ASSISTANT, "", more='{"tool_calls": [{"function": {"name": "sum", "arguments": "{}"}}]}'),
+        ChatMessage(ChatRole.TOOL, "5", more='{"tool_call_id": "c1"}'),
+        ChatMessage(ChatRole.SYSTEM, "In ∑."),
+    ),
     early_stop=EarlyStop.FRUGAL,
 )
 ONLY_HERE = {"rounds", "sampled", "error"}
