@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from espalier.engine.errors import CheckpointError, DeviceError, PoolTooSmallError
 from espalier.engine.stats import RoleStats
+from espalier.search.algorithms import named
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import (
     Candidate,
@@ -66,7 +67,7 @@ def result_of(request: SearchRequest, search_id: str, stop_reason: StopReason) -
         candidates=(CANDIDATE,) if answered else (),
         nodes=NODES,
         usage=USAGE,
-        configuration=request,
+        configuration=named(request, "steps"),
         digests=DIGESTS,
         grader=GRADER,
         error=WHY if stop_reason is StopReason.FAILED else "",
