@@ -284,7 +284,7 @@ class SearchResult:
 class Started:
     """The search left the queue; `configuration` is the request with every default filled in.
 
-    `prompt_tokens` is the length of the generator's prompt; 0 if the server does not report it.
+    `prompt_tokens` is the length of the generator's prompt; 0 from a server that does not report it.
     """
 
     search_id: str

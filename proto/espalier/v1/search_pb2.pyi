@@ -350,12 +350,14 @@ class SolveProblemStreamResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[SearchStarted, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., candidate: _Optional[_Union[CandidateDone, _Mapping]] = ..., result: _Optional[_Union[SearchResult, _Mapping]] = ...) -> None: ...
 
 class SearchStarted(_message.Message):
-    __slots__ = ("search_id", "configuration")
+    __slots__ = ("search_id", "configuration", "prompt_tokens")
     SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     search_id: str
     configuration: SolveProblemRequest
-    def __init__(self, search_id: _Optional[str] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ...) -> None: ...
+    prompt_tokens: int
+    def __init__(self, search_id: _Optional[str] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class StepDone(_message.Message):
     __slots__ = ("search_id", "depth", "scored", "kept", "best", "partial", "nodes", "search_duration", "blocks", "omitted_nodes")

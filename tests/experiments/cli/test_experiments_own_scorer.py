@@ -111,7 +111,7 @@ def test_python_takes_the_function_itself(folder: Path):
 def test_what_a_function_does_wrong_fails_the_search_in_one_line(body: str, said: str, folder: Path):
     (folder / "copied.py").write_text(f"def score(problem, steps):\n    {body}\n")
     with Solver(verifier=NAME, kv_memory="64M") as solver:
-        with pytest.raises(EspalierError, match=f"^--verifier copied:score: .*{said}"):
+        with pytest.raises(EspalierError, match=f"^verifier copied:score: .*{said}"):
             solver.solve(PROBLEM, algorithm="beam", beam_width=1, expansion=2)
         assert solver.solve(PROBLEM, algorithm="greedy").answer, "the next one runs"
 
@@ -168,7 +168,7 @@ def test_what_a_scorer_does_wrong_fails_the_search_in_one_line(body: str, said: 
     (folder / "copied.py").write_text(scorer_example().replace(right, body))
     assert body in (folder / "copied.py").read_text()
     with Solver(verifier="copied:shorter", kv_memory="64M") as solver:
-        with pytest.raises(EspalierError, match=f"^--verifier shorter: {said}"):
+        with pytest.raises(EspalierError, match=f"^verifier shorter: {said}"):
             solver.solve(PROBLEM, algorithm="beam", beam_width=1, expansion=2)
         assert solver.solve(PROBLEM, algorithm="greedy").answer, "the next one runs"
 
@@ -183,7 +183,7 @@ def test_a_scorer_that_cannot_begin_fails_the_search_in_one_line(folder: Path):
         sys.modules.pop("copied", None)
         with (
             Solver(verifier="copied:shorter", kv_memory="64M") as solver,
-            pytest.raises(EspalierError, match=f"^--verifier shorter: {said}"),
+            pytest.raises(EspalierError, match=f"^verifier shorter: {said}"),
         ):
             solver.solve(PROBLEM, algorithm="beam", beam_width=1, expansion=2)
 

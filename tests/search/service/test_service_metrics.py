@@ -355,9 +355,9 @@ def test_the_metrics_port_waits_for_no_request_and_holds_few_connections(start, 
     with ExitStack() as stack:
         silent = [stack.enter_context(RawConnection(url)) for _ in range(16)]
         more = stack.enter_context(RawConnection(url))
-        more.rest()
-        silent[0].send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert b"espalier_build_info" in silent[0].until(b"espalier_build_info")
+        assert silent[0].rest() == b"", "the one that is idle for longest makes room"
+        more.send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert b"espalier_build_info" in more.until(b"espalier_build_info")
         for each in silent[1:]:
             assert each.rest() == b""
     text, _ = server.server.metrics.render()

@@ -43,7 +43,7 @@ def test_the_events_of_a_search_come_as_the_dataclasses_have_them(shared: httpx2
     assert [name for name, _ in sent] == ["started", "step", "step", "candidate", "result"]
     asked = SearchRequest("solve", AlgorithmName.DVTS, beam_width=2, seed=3, vote=Vote.WEIGHTED)
     search_id = sent[0][1]["search_id"]
-    assert sent[0][1] == {"search_id": search_id, "configuration": plain(asked.to_dict())}
+    assert sent[0][1] == {"search_id": search_id, "configuration": plain(asked.to_dict()), "prompt_tokens": 0}
     assert sent[1][1]["kept"] == [plain(asdict(NODES[1]))]
     assert sent[3][1] == {"search_id": search_id, "candidate": plain(asdict(CANDIDATE))}
     assert set(sent[4][1]) == {"search_id", "result"}
@@ -64,7 +64,8 @@ def test_a_search_may_have_a_history_and_a_priority(serve, http, fake):
     history = [{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": "42."}]
     asked = {"problem": "solve", "history": history, "priority": 3, "stream": False}
     response = http(serve(max_priority=3)).post("/v1/searches", json=asked)
-    assert response.json()["configuration"]["history"] == [{**message, "reasoning_content": ""} for message in history]
+    whole = [{**message, "reasoning_content": "", "more": ""} for message in history]
+    assert response.json()["configuration"]["history"] == whole
     assert [options.priority for options in fake.options.values()] == [3]
 
 
