@@ -160,7 +160,7 @@ class Field:
 def declared(kind: type) -> tuple[Field, ...]:
     """Return the fields of a declared dataclass, in order."""
     hints = get_type_hints(kind, include_extras=True)
-    ordered = sorted(fields(kind), key=lambda f: f.kw_only)  # those of a base that has few come last
+    ordered = sorted(fields(kind), key=lambda f: f.kw_only is True)  # those of a base that has few come last
     return tuple(_field(f.name, hints[f.name], f.default) for f in ordered)
 
 
