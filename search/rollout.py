@@ -60,7 +60,9 @@ _NEUTRAL = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty":
 
 def without_neutral_penalties(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without the penalties that change nothing, as records have them."""
-    return {name: value for name, value in settings.items() if name not in _NEUTRAL or value != _NEUTRAL[name]}
+    return {
+        name: value for name, value in settings.items() if name not in _NEUTRAL or value not in (None, _NEUTRAL[name])
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,15 +72,8 @@ class Rejected:
     error: Exception
 
 
-_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields whose default may be the checkpoint's."""
 
 
 def sampling_of(request: SearchRequest | CompletionRequest, prompt_tokens: int) -> Sampling:
@@ -108,8 +101,6 @@ class RequestDefaults:
         top_p: in (0, 1].
         min_p: 0 keeps all tokens.
         repetition_penalty: of the file too, as transformers and vLLM take it; 1 is none.
-        presence_penalty: 0 is none; no checkpoint has one.
-        frequency_penalty: likewise.
         max_positions: the context size, in tokens.
         by_mode: by the mode of `thinking`, the values that take the place of those above.
         advised: searches of an advice file, from which an algorithm may choose; see `SearchAlgorithm.advised`.
@@ -122,8 +113,6 @@ class RequestDefaults:
     min_p: float
     max_positions: int
     repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     by_mode: Mapping[ThinkingMode, Mapping[str, float]] = field(default_factory=dict)
     advised: tuple[AdvisedSearch, ...] = ()
     scores: Scores = "steps"

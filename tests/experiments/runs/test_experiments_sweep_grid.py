@@ -125,7 +125,7 @@ def test_too_many_cells_are_refused():
 
 
 def test_run_folders_of_cells_are_told_from_others():
-    beam = SearchRequest("-", beam_width=4, expansion=2, temperature=0.6, seed=3)
+    beam = SearchRequest("-", AlgorithmName.BEAM, beam_width=4, expansion=2, temperature=0.6, seed=3)
     best = SearchRequest("-", algorithm=AlgorithmName.BEST_OF_N, beam_width=4, expansion=2)
     for name in ("N4-M2", "beam-N4-M2", "N4-M2-temperature0.6-seed3", "N4-M2-seed3-2"):
         assert is_cell_name(name, beam), name

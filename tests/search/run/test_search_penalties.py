@@ -64,7 +64,7 @@ def test_the_checkpoints_repetition_penalty_holds_where_a_request_has_none(
     assert sampled(searches(configured), request_) == of_request != plain
     assert sampled(searches(configured), replace(request_, repetition_penalty=1.0)) == plain
     resolved = run(searches(configured), request_).only.configuration
-    assert (resolved.repetition_penalty, resolved.presence_penalty, resolved.frequency_penalty) == (1.4, 0, 0)
+    assert (resolved.repetition_penalty, resolved.presence_penalty, resolved.frequency_penalty) == (1.4, None, None)
 
 
 def test_a_greedy_path_of_several_steps_is_that_of_transformers_processors(
