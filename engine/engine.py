@@ -456,7 +456,7 @@ class Engine:
         """
         self._in_flight = [batch for batch in self._in_flight if batch[0] != role]
         self.schedulers[role].drop_all_kv()
-        if isinstance(error, FatalError) or not isinstance(error, Exception):
+        if isinstance(error, FatalError | MisuseError) or not isinstance(error, Exception):  # a closed engine is one
             raise error
         if not isinstance(error, PartialFailureError):
             log.error("a step of the %s failed", role, exc_info=error)

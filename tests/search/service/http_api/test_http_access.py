@@ -199,7 +199,7 @@ def test_the_page_needs_no_login_and_may_only_use_this_server(serve, http, tmp_p
     with caplog.at_level(logging.INFO, "espalier.access"):
         index = client.get("/")
         script = client.get("/tree.js")
-    assert index.content == page_files()["/"].content
+    assert index.content == page_files(asks_token=True)["/"].content
     assert script.headers["content-type"].partition(";")[0] == "text/javascript"
     for response in (index, script):
         policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
