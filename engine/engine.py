@@ -460,7 +460,8 @@ class Engine:
             raise error
         if not isinstance(error, PartialFailureError):
             log.error("a step of the %s failed", role, exc_info=error)
-            error = StepError(role, frozenset(owners))
+            cause, error = error, StepError(role, frozenset(owners))
+            error.__cause__ = cause
         self._failures.append(error)
 
     def replace_model(self, role: str, model: Model) -> None:
