@@ -187,7 +187,7 @@ def _argument(field: Field) -> Any:
 
 
 def test_keyword_arguments_of_searches_are_the_fields_of_requests():
-    own = {"algorithm": AlgorithmName | str | type[SearchAlgorithm]}  # a class of the user's
+    own: dict[str, Any] = {"algorithm": AlgorithmName | str | type[SearchAlgorithm] | None}  # a class of the user's
     own["logit_bias"] = str | Mapping[int, float]
     assert get_type_hints(SearchFields) == arguments_of(SearchRequest) | own
 

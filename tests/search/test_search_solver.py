@@ -163,7 +163,7 @@ def test_a_search_that_fails_raises_alone_and_is_marked_among_others(
 def test_without_a_verifier_a_search_that_needs_one_is_refused() -> None:
     with Solver(verifier="", kv_memory=2**26, threads=1) as solver:
         with pytest.raises(InvalidRequestError, match="verifier"):
-            solver.solve(PROBLEMS[0], **SMALL)
+            solver.solve(PROBLEMS[0], **{**SMALL, "algorithm": "beam"})
         assert solver.solve(PROBLEMS[0], algorithm="majority", beam_width=2).answer == "42"
 
 
