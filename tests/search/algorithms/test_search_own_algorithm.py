@@ -243,7 +243,7 @@ def test_a_class_may_have_parameters_of_its_own_given_by_its_name_or_by_a_field_
         ("my_searches:Told:keep=2", "keep must be above 0 and at most 1, is 2"),
         (
             "my_searches:Told:kept=1:keep=none",
-            "kept is unknown, keep must be a number, is 'none', its parameters are exp",
+            "kept is unknown; did you mean 'keep'?, keep must be a number, is 'none', its parameters are exp",
         ),
         ("my_searches:Plain:keep=1", "keep is unknown, it has no parameters"),
         ("my_searches:Nothing", "has no attribute 'Nothing'"),
