@@ -111,7 +111,7 @@ def test_a_sweep_has_cells_of_it_beside_built_in_ones_and_finds_them_again(espal
         (("solve", "-a", f"{NAME}:share=1"), f"{NAME}:share=1: share must be above 0 and below 1, is 1"),
         (
             ("eval", "-a", f"{NAME}:shares=1", "--limit", 1),
-            f"{NAME}:shares=1: shares is unknown, its parameters are share",
+            f"{NAME}:shares=1: shares is unknown; did you mean 'share'?, its parameters are share",
         ),
         (("solve", "-a", "halving"), "'halving' is not one of 'greedy', 'chain'"),
         (("solve", "-a", NAME, "--endpoint", "127.0.0.1:1"), "a server runs its own searches; leave out --endpoint"),
