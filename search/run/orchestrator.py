@@ -357,15 +357,18 @@ class Orchestrator:
 
     def _fail(self, search: AnyRunning, error: Exception) -> None:
         """Fail a search, in any state; it gets a result even if it cannot make one."""
+        name = search.search_id
         try:
-            search.fail(error)
+            try:
+                search.fail(error)
+            finally:
+                if search.result is None:
+                    why = reason_of(error, name)
+                    search.end_with(result_without(name, search.resolved.request, StopReason.FAILED, why))
         except FatalError:
             raise
         except Exception:
-            log.exception("search %s failed, and could not say how far it had come", search.search_id)
-        if search.result is None:
-            why = reason_of(error, search.search_id)
-            search.end_with(result_without(search.search_id, search.resolved.request, StopReason.FAILED, why))
+            log.exception("search %s failed, and could not say how far it had come", name)
         self._give_back(search)
         self._note_end(search)
 

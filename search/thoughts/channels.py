@@ -6,9 +6,9 @@
 
 A header's words are never said, whatever they are: a recipient, a type, a channel named twice. It begins at one of its
 tokens, or behind the end of a message, and ends at `<|message|>`. The last channel that it names says where the path
-is: `final` is the answer, any other is thought, and one without a channel changes nothing within a thought. Where a
-header does not end, by `MOST_WORDS` characters, the end of its message or that of the path, its end was left out: what
-stands behind the channel's name is said.
+is: `final` is the answer, any other is thought, and one without a channel changes nothing within a thought. A header
+that has not ended after `MAX_HEADER_CHARACTERS`, or by the end of its message or path, lacks its end: the text behind
+the channel's name is said.
 """
 
 import re
@@ -18,7 +18,7 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.thoughts.marks import ThoughtMarks
 from espalier.search.thoughts.reading import Phase, Position, Reader, StepReading, ThoughtReader
 
-MOST_WORDS = 128
+MAX_HEADER_CHARACTERS = 128
 """Characters of the longest header: names of functions have 64 at most."""
 _NAME = re.compile(r"\s*(analysis|commentary|final|\w*)")
 _ROLE = re.compile(r"\s*assistant\b|\s*assistant(?=[A-Z])")
@@ -74,7 +74,9 @@ class ChannelReader:
         if token in self._begins:  # a channel that is named twice, or what is said by a header without an end
             return len(_spoken(self._words(header)[1]).split()) > 1
         words = self._tokenizer.decode(list(header))
-        return len(words) >= MOST_WORDS and (not words.endswith("\ufffd") or len(words) >= 2 * MOST_WORDS)
+        return len(words) >= MAX_HEADER_CHARACTERS and (
+            not words.endswith("\ufffd") or len(words) >= 2 * MAX_HEADER_CHARACTERS
+        )
 
     def _behind_header(self, token: int, position: Position, said: "_Said") -> Position:
         if token != self._message:

@@ -14,7 +14,7 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.completion import ChatPrompt, CompletionRequest
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.sampled_text import SampledText
-from espalier.search.thoughts.channels import MOST_WORDS, make_reader
+from espalier.search.thoughts.channels import MAX_HEADER_CHARACTERS, make_reader
 from espalier.search.thoughts.marks import ThoughtMarks, find_marks
 from espalier.search.thoughts.reading import OPENED
 from espalier.search.thoughts.splitting import ThoughtSplitter
@@ -139,7 +139,7 @@ def test_a_header_without_an_end_is_held_back_for_so_many_tokens_and_no_longer(t
     splitter = ThoughtSplitter(marks_of(tokenizer), tokenizer, False)
     ids = tokenizer.encode("<|channel|>analysis " + "€" * 300)
     shown = next(place for place, token in enumerate(ids) if not splitter.add(token) and splitter.take_thought())
-    assert 3 * MOST_WORDS - 64 <= shown <= 3 * MOST_WORDS + 4  # three tokens a letter
+    assert 3 * MAX_HEADER_CHARACTERS - 64 <= shown <= 3 * MAX_HEADER_CHARACTERS + 4  # three tokens a letter
     assert "\ufffd" not in splitter.thought
 
 

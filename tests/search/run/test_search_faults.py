@@ -422,6 +422,24 @@ def test_work_that_comes_back_for_a_search_that_has_ended_is_dropped(make_orches
     engine.check_drained()
 
 
+def test_a_search_that_fails_to_fail_and_to_tell_it_ends_nobody_else(
+    make_orchestrator: Make, alone: Alone, monkeypatch: pytest.MonkeyPatch
+):
+    def deaf(event: Event) -> None:
+        raise RuntimeError(SECRET)
+
+    def cannot_fail(*_: object) -> None:
+        raise KeyError(SECRET)
+
+    orchestrator = make_orchestrator()
+    monkeypatch.setattr(running.RunningSearch, "fail", cannot_fail)
+    name = orchestrator.submit(VICTIMS["beam"], deaf)
+    (victim,) = orchestrator.step()
+    assert (victim.search_id, victim.stop_reason) == (name, StopReason.FAILED)
+    orchestrator.engine.abandon(name)  # what the broken `fail` should have done
+    assert outcome(run(orchestrator, OTHERS[0]).only) == alone(OTHERS[0])
+
+
 def test_a_search_that_cannot_even_say_how_far_it_came_has_a_result(
     make_orchestrator: Make, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ):
