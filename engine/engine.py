@@ -31,7 +31,6 @@ from espalier.engine.scheduling.launch_ahead import LaunchAheadScheduler
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.preemption import Preemption
 from espalier.engine.scheduling.role_policy import GeneratorFirst, RoleLoad, RolePolicy
-from espalier.engine.scheduling.run_ahead import Claim, RunAhead
 from espalier.engine.scheduling.scheduler import Scheduler
 from espalier.engine.speculation.draft_model import ModelDrafter
 from espalier.engine.speculation.lengths import MeasuredLength
@@ -39,7 +38,7 @@ from espalier.engine.speculation.speculation import Speculation
 from espalier.engine.speculation.suffixes import SuffixDrafter
 from espalier.engine.stats import SECOND_BOUNDS, Histogram, RoleStats
 from espalier.engine.step_record import StepRecord, Times, record_of
-from espalier.engine.work import Done, Generate, Generated, Work
+from espalier.engine.work import Done, Generated, Work
 from espalier.kernels.layout import Layout, StateLayout, kv_groups
 
 log = logging.getLogger("espalier.engine")
@@ -69,8 +68,6 @@ class EngineSettings:
             gained; on an H200 searches are 1.2 to 1.4 times as fast.
         draft_tokens: tokens that are drafted for a branch of the generator in one step at most, which its next step
             computes and draws all at once; 0 drafts none. Results are the same.
-        run_ahead: tokens of a step of the generator up to which it is filled up with work that its owner may come to
-            need; 0 for none. Results are the same.
     """
 
     kv_memory_bytes: int = 2**30
@@ -81,7 +78,6 @@ class EngineSettings:
     reserved_share: float = 1.0
     launch_ahead: bool = False
     draft_tokens: int = 0
-    run_ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +157,6 @@ class Engine:
         self._draft_model: ModelDrafter | None = None
         if self.settings.draft_tokens and GENERATOR in models:
             self._begin_speculation(self.schedulers[GENERATOR], models[GENERATOR].config)
-        if self.settings.run_ahead and GENERATOR in models:
-            self.schedulers[GENERATOR].ahead = RunAhead(self.schedulers[GENERATOR].table, self.settings.run_ahead)
         self._in_flight: list[tuple[str, StepPlan, WaitForResults, Times]] = []  # the oldest first
         self._last_update_end = 0.0
         self.on_step: Callable[[StepRecord], None] | None = None
@@ -257,13 +251,8 @@ class Engine:
         """
         self._scheduler(sequence).release(sequence)
 
-    def submit(self, work: Work, ahead: bool = False) -> None:
+    def submit(self, work: Work) -> None:
         """Queue work for the model that its sequence belongs to.
-
-        Args:
-            work: what to do.
-            ahead: whether its owner may come to need it, and has other work. It then fills up steps of up to
-                `run_ahead` tokens, while there is memory for it, and its children are handed out once it is claimed.
 
         Raises:
             NoEmbeddingError: when the model has no embedding for one of its tokens or targets.
@@ -271,22 +260,7 @@ class Engine:
                 ascend or lie outside its tokens, or more or fewer targets than reads; or on a sequence that was
                 released, belongs to another engine, has work already, or would go beyond the model's context.
         """
-        self._scheduler(work.sequence).submit(work, ahead)
-
-    def rows_ahead(self, role: str) -> int:
-        """Rows of a step that more work of a model could fill ahead; 0 or less for none."""
-        return self.schedulers[role].rows_ahead()
-
-    def claim(self, work: Generate) -> Claim:
-        """Go on with work that has run ahead as with any other; `step` returns what is finished of it."""
-        claim, done = self._scheduler(work.sequence).claim(work)
-        self._collected += done
-        return claim
-
-    def withdraw(self, work: Generate) -> int:
-        """Drop work that runs ahead, and release its children; returns the tokens computed for it."""
-        self._settle()
-        return self._scheduler(work.sequence).withdraw(work)
+        self._scheduler(work.sequence).submit(work)
 
     def cancel(self, owner: Hashable) -> None:
         """Drop all work of `owner`; the sequences it holds stay, for it to release."""
@@ -435,8 +409,7 @@ class Engine:
         try:
             results = wait()
             wait_end = perf_counter()
-            done, ahead = self.schedulers[role].update(step, results), self.schedulers[role].ahead
-            self._collected += done if ahead is None else ahead.hold(done)
+            self._collected += self.schedulers[role].update(step, results)
         except BaseException as error:
             self._fail(role, step.owners, error)
             return
@@ -539,8 +512,6 @@ class Engine:
                 cache_hits=scheduler.table.prefixes.hits,
                 drafted_tokens=scheduler.speculation.drafted if scheduler.speculation else 0,
                 accepted_tokens=scheduler.speculation.accepted if scheduler.speculation else 0,
-                ahead_tokens=scheduler.ahead.tokens if scheduler.ahead is not None else 0,
-                ahead_kept_tokens=scheduler.ahead.kept_tokens if scheduler.ahead is not None else 0,
                 evicted_blocks=sum(pool.evictions for pool in scheduler.pools),
                 live_sequences=scheduler.table.live_sequences,
                 owned_slabs=sum(pool.owned_slabs for pool in scheduler.pools),
@@ -616,8 +587,6 @@ class Engine:
     def _make_room(self, requesters: Collection[Hashable]) -> bool:
         self._settle()
         if self._draft_model and self._draft_model.give_up():
-            return True
-        if any(scheduler.drop_ahead() for scheduler in self.schedulers.values()):
             return True
         return self._preemption.make_room(requesters)
 

@@ -67,8 +67,6 @@ class RoleStats:
         cache_hits: blocks taken from the prefix cache.
         drafted_tokens: tokens that were proposed for branches and verified.
         accepted_tokens: those of them that branches drew and went on behind, each without a step of its own.
-        ahead_tokens: tokens computed for work before its owner needed it.
-        ahead_kept_tokens: those of them whose work was needed.
         evicted_blocks: cached blocks given up to make room.
         batch_rows: sequences of each batch.
         batch_tokens: tokens computed in each batch.
@@ -94,8 +92,6 @@ class RoleStats:
     cache_hits: int
     drafted_tokens: int
     accepted_tokens: int
-    ahead_tokens: int
-    ahead_kept_tokens: int
     evicted_blocks: int
     live_sequences: int
     owned_slabs: int

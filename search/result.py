@@ -183,8 +183,6 @@ class Usage:
     that they would still have sampled: if they had become as long as the mean path that ended. `drafted_tokens` were
     proposed for its paths and verified, which changes nothing but how long it takes; `accepted_tokens` of them were
     drawn and gone on behind, each without a step of its own. What was computed for the others is counted nowhere else.
-    `ahead_tokens` were computed for children of steps that were likely to be kept, before the round had ended;
-    `ahead_kept_tokens` of them for steps that were kept. The others, too, are counted nowhere else.
 
     Memory, at the search's peak, for both models together: `physical_blocks` is the number of KV blocks held,
     `logical_blocks` the number that would be held if no two sequences shared any; bytes are given in total and per
@@ -219,8 +217,6 @@ class Usage:
     probe_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    ahead_tokens: int = 0
-    ahead_kept_tokens: int = 0
 
     @property
     def charged_tokens(self) -> int:

@@ -11,10 +11,9 @@ from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, Read, StepPlan
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
-from espalier.engine.scheduling.run_ahead import Claim, RunAhead, Target
 from espalier.engine.scheduling.running_samples import RunningSamples
 from espalier.engine.stats import ROW_BOUNDS, TOKEN_BOUNDS, Histogram
-from espalier.engine.work import Done, Generate, Generated, Score, Scored, Work
+from espalier.engine.work import Done, Generate, Score, Scored, Work
 
 if TYPE_CHECKING:
     from espalier.engine.speculation.speculation import Speculation
@@ -45,7 +44,6 @@ class Scheduler:
         batch_tokens: tokens computed in each.
         copied_blocks: blocks copied since then.
         speculation: what drafts tokens for the branches; None for nobody.
-        ahead: work that its owners may come to need; None where none is taken.
     """
 
     def __init__(
@@ -58,7 +56,6 @@ class Scheduler:
         self.batch_rows, self.batch_tokens = Histogram(ROW_BOUNDS), Histogram(TOKEN_BOUNDS)
         self.copied_blocks = 0
         self.speculation: Speculation | None = None
-        self.ahead: RunAhead | None = None
         self._model = model
         self._waiting: list[WaitingRequest] = []
         self._branches = RunningSamples(table, model)
@@ -67,19 +64,17 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """True if there is anything to run but work that runs ahead."""
-        return bool(self._needed(self._waiting) or self._needed(self._branches.running))
+        """True if there is anything to run."""
+        return bool(self._waiting or self._branches.running)
 
     @property
     def running_branches(self) -> int:
-        """Number of children being sampled, without those of paused and throttled owners, and what runs ahead."""
-        return len(self._needed(self.planner.active(self._ready()[0])))
+        """Number of children being sampled, without those of paused and throttled owners."""
+        return len(self.planner.active(self._ready()[0]))
 
     def waiting_tokens(self) -> int:
-        """Number of tokens that waiting work has to compute, without that of paused and throttled owners, and what runs
-        ahead.
-        """
-        rows = [item.work.sequence.row for item in self._needed(self.planner.active(self._ready()[1]))]
+        """Number of tokens that waiting work has to compute, without that of paused and throttled owners."""
+        rows = [item.work.sequence.row for item in self.planner.active(self._ready()[1])]
         return int(np.maximum(self.table.lengths[rows] - self.table.computed[rows], 1).sum())
 
     def owners(self) -> set[Hashable]:
@@ -127,8 +122,8 @@ class Scheduler:
         """True if work waits on a sequence, or runs in place on it."""
         return sequence.row in self._busy_rows
 
-    def submit(self, work: Work, ahead: bool = False) -> None:
-        """Queue `work`, to run `ahead` or as it is needed.
+    def submit(self, work: Work) -> None:
+        """Queue `work`.
 
         Raises:
             NoEmbeddingError: when the model has no embedding for one of its tokens.
@@ -152,50 +147,10 @@ class Scheduler:
         self._busy_rows.add(work.sequence.row)
         if isinstance(work, Score):
             self.table.append(work.sequence, list(work.token_ids))
-        if ahead:
-            assert self.ahead is not None
-            assert isinstance(work, Generate), "nothing else runs ahead"
-            self.ahead.add(work)
         self._waiting.append(WaitingRequest(work, base=length))
-
-    def rows_ahead(self) -> int:
-        """Rows that more work could fill ahead; 0 or less for none."""
-        return 0 if self.ahead is None else self.ahead.rows_left(self._branches.running, self._waiting)
-
-    def claim(self, work: Generate) -> tuple[Claim, list[Generated]]:
-        """Go on with work that has run ahead as with any other; also returns its children that are finished."""
-        assert self.ahead is not None
-        return self.ahead.claim(work)
-
-    def withdraw(self, work: Generate) -> int:
-        """Drop work that runs ahead, none of which may be in flight; returns the tokens computed for it."""
-        assert self.ahead is not None
-        tokens, done = self.ahead.forget(work)
-        self._drop_ahead(work, done)
-        return tokens
-
-    def drop_ahead(self) -> bool:
-        """Drop all work that runs ahead, none of which may be in flight; returns whether there was any."""
-        dropped = list(self.ahead.drop()) if self.ahead else []
-        for work, done in dropped:
-            self._drop_ahead(work, done)
-        return bool(dropped)
-
-    def _drop_ahead(self, work: Work, done: list[Generated]) -> None:
-        """Release all that one piece of work has brought forth, and take it from the queue."""
-        for item in self._waiting:
-            if item.work is work:
-                self._busy_rows.discard(item.row)
-        self._waiting = [item for item in self._waiting if item.work is not work]
-        for one in (*done, *(branch for branch in self._branches.running if branch.work is work)):
-            self.table.release(one.sequence)
-        self._branches.running = [branch for branch in self._branches.running if branch.work is not work]
 
     def cancel(self, owner: Hashable) -> None:
         """Drop all work of `owner` and release its branches; none of its work may be in flight."""
-        for work in self.ahead.of_owner(owner) if self.ahead is not None else ():
-            assert isinstance(work, Generate)
-            self.withdraw(work)
         self.planner.forget_blocked(owner)
         self._waiting = [item for item in self._waiting if item.work.owner != owner]
         for branch in self._branches.running:
@@ -269,12 +224,9 @@ class Scheduler:
         # Nobody gives up KV for those who are only ahead of others: without them throttled there may be room.
         may_preempt = not self._in_flight and not self.planner.throttled
         running, waiting = self._ready()
-        plan = None
-        if self.ahead and (filled := self.ahead.fill(self.planner.active(running), self.planner.active(waiting))):
-            plan = self._plan(*filled, max_tokens, may_preempt=False)
-        if plan is None:
-            needed = self._needed(running), self._needed(waiting)
-            plan = self._plan(*needed, max_tokens, may_preempt=may_preempt)
+        if self.speculation:
+            self.planner.drafting = self.speculation.draft(self.planner.active(running))
+        plan = self.planner.plan(running, waiting, max_tokens, may_preempt=may_preempt)
         if plan is None:
             return None
         plan.draft_length = self.speculation.length if self.speculation else 0
@@ -301,18 +253,6 @@ class Scheduler:
             plan.draws = self._branches.draws(sampled, list(plan.opened.values()), batch_rows)
         return plan
 
-    def _plan(
-        self, running: list[RunningRequest], waiting: list[WaitingRequest], max_tokens: int, *, may_preempt: bool
-    ) -> StepPlan | None:
-        """A step of some of the work, with drafts for its branches; see `BatchPlanner.plan`."""
-        if self.speculation:
-            self.planner.drafting = self.speculation.draft(self.planner.active(running))
-        return self.planner.plan(running, waiting, max_tokens, may_preempt=may_preempt)
-
-    def _needed(self, targets: list[Target]) -> list[Target]:
-        """Those of `targets` that do not run ahead."""
-        return self.ahead.needed(targets) if self.ahead else targets
-
     def _ready(self) -> tuple[list[RunningRequest], list[WaitingRequest]]:
         """Running and waiting work that another step can go on with."""
         return self._branches.running, self._waiting
@@ -327,8 +267,6 @@ class Scheduler:
             chunk.target.computed_tokens += chunk.count
             if isinstance(chunk.target, RunningRequest) and not self.table.missing(chunk.target.row):
                 chunk.target.computed_tokens -= 1  # its last token had not been computed before
-        if self.ahead is not None:
-            self.ahead.count(plan)
         self.copied_blocks += plan.copied_blocks
         self.batch_rows.add(len(plan.rows))
         self.batch_tokens.add(int(plan.counts.sum()))

@@ -488,35 +488,6 @@ def early_stop(
 
 
 @app.command()
-def run_ahead(
-    generator: Annotated[str, typer.Option(help="Checkpoint that samples.")] = "demo-generator",
-    verifier: Annotated[str, typer.Option(help="Checkpoint that scores; self for the generator.")] = "demo-verifier",
-    quantization: Annotated[Quantization, typer.Option(help="Of the weights of both.")] = Quantization.NONE,
-    rows: Annotated[str, typer.Option(help="Rows up to which steps are filled up.")] = "2,4,8,16",
-    beam_width: Annotated[int, typer.Option("-N", help="Beam width N.")] = 4,
-    expansion: Annotated[int, typer.Option("-M", help="Expansion M.")] = 4,
-    max_steps: Annotated[int, typer.Option(min=1, help="Maximum depth, in steps.")] = 40,
-    problems: Annotated[int, typer.Option(min=1, max=499, help="Problems, searched one at a time.")] = 40,
-    merge_duplicates: Annotated[bool, typer.Option(help="Compute equal samples of a step once.")] = True,
-    json_path: JsonPath = None,
-) -> None:
-    """Latency of one beam search alone, with run-ahead and without; the results are compared."""
-    from espalier.experiments.bench.report import Report
-    from espalier.experiments.bench.searches.run_ahead import run
-    from espalier.search.request import SearchRequest
-    from espalier.search.run.settings import RuntimeSettings
-
-    runtime = RuntimeSettings(
-        generator, verifier, generator_quantization=quantization, verifier_quantization=quantization
-    )
-    request = SearchRequest(
-        "-", beam_width=beam_width, expansion=expansion, max_steps=max_steps, merge_duplicates=merge_duplicates
-    )
-    report = Report(f"one beam search alone, N={beam_width} M={expansion}, {quantization} weights", json_path)
-    report.finish(*run(runtime, request, parse_int_list(rows, "--rows"), problems, report.show))
-
-
-@app.command()
 def trunk_head(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Problems of the demo benchmark, levels mixed.")] = 64,
     in_flight: Annotated[int, typer.Option(min=1, help="Searches running at once.")] = 32,

@@ -83,8 +83,6 @@ def _costs(result: SearchResult) -> Group:
         rows[1] = f"{rows[1]}; {a.probe_tokens} of the generated tokens are probes'"
     if a.drafted_tokens:
         rows[1] = f"{rows[1]}; {a.accepted_tokens} of {a.drafted_tokens} drafted tokens accepted"
-    if a.ahead_tokens:
-        rows[1] = f"{rows[1]}; {a.ahead_kept_tokens} of {a.ahead_tokens} tokens computed ahead were of kept paths"
     if a.stopped_paths:
         rows.insert(2, f"decided early: {a.stopped_paths} paths cut short, about {a.stopped_tokens} tokens saved")
     if result.stop_reason in _STOPPED:

@@ -31,14 +31,13 @@ def main_table(runs: Sequence[Run]) -> Table:
         "generated tokens": [f"{s.generated_tokens:.0f}" for s in found],
         "verifier tokens": [f"{s.verifier_tokens:.0f}" for s in found],
         **_with_share("drafted tokens", "accepted %", [(s.drafted_tokens, s.accepted_tokens) for s in found]),
-        **_with_share("tokens ahead", "kept %", [(s.ahead_tokens, s.ahead_kept_tokens) for s in found]),
         "seconds": [_three_digits(s.wall_seconds) for s in found],
         "peak KV MiB": [_three_digits(s.peak_kv_mib) for s in found],
     })  # fmt: skip
 
 
 def _with_share(title: str, share: str, tokens: Sequence[tuple[float, float]]) -> dict[str, Sequence[str]]:
-    """Columns of tokens that were drafted or computed ahead, and of the share that was of use; none for no tokens."""
+    """Columns of tokens that were drafted, and of the share that was of use; none for no tokens."""
     if not any(spent for spent, _ in tokens):
         return {}
     shares = [100 * used / spent if spent else None for spent, used in tokens]

@@ -74,8 +74,6 @@ class Summary:
     derived: int
     drafted_tokens: float = 0.0
     accepted_tokens: float = 0.0
-    ahead_tokens: float = 0.0
-    ahead_kept_tokens: float = 0.0
 
     @property
     def is_graded(self) -> bool:
@@ -159,8 +157,6 @@ def summarise(samples: Sequence[Sample], benchmark: str, configuration: Mapping[
         derived=derived,
         drafted_tokens=mean("drafted_tokens"),
         accepted_tokens=mean("accepted_tokens"),
-        ahead_tokens=mean("ahead_tokens"),
-        ahead_kept_tokens=mean("ahead_kept_tokens"),
     )
 
 

@@ -113,18 +113,6 @@ class SearchAlgorithm(ABC):
     def tell(self, nodes: Sequence[Node]) -> None:
         """Take every node of the last `ask`, ordered by path; merged duplicates are left out."""
 
-    def foresee(self, nodes: Sequence[Node]) -> Sequence[Expand]:
-        """Expansions that it would ask for if a round ended with these nodes, some of them without a score yet.
-
-        They may be sampled before the round ends, and are dropped if they are not asked for; no result depends on them.
-        By default it foresees none. It changes no node.
-
-        Args:
-            nodes: single steps that it asked for, as far as they are sampled, in any order.
-        """
-        del nodes
-        return ()
-
     @abstractmethod
     def finished(self) -> bool:
         """True if there is nothing left to request."""

@@ -7,23 +7,16 @@ from espalier.search.common_fields import CommonFields
 from espalier.search.tree import Node
 
 
-def places_of(ranked: Iterable[Node], places: int) -> list[tuple[Node, int]]:
-    """Those of `ranked` that get some of `places`, one for each of their merged siblings, and how many each."""
-    taken: list[tuple[Node, int]] = []
+def fill_places(ranked: Iterable[Node], places: int) -> list[Node]:
+    """Fill `places` from `ranked`, one for each merged sibling, and set each node's multiplicity to those it takes."""
+    taken: list[Node] = []
     for node in ranked:
         if not places:
             break
-        taken.append((node, min(node.multiplicity, places)))
-        places -= taken[-1][1]
+        node.multiplicity = min(node.multiplicity, places)
+        places -= node.multiplicity
+        taken.append(node)
     return taken
-
-
-def fill_places(ranked: Iterable[Node], places: int) -> list[Node]:
-    """Fill `places` from `ranked`, and set each one's multiplicity to the places that it takes; see `places_of`."""
-    taken = places_of(ranked, places)
-    for node, count in taken:
-        node.multiplicity = count
-    return [node for node, _ in taken]
 
 
 class BeamSearch(SearchAlgorithm):
@@ -52,12 +45,6 @@ class BeamSearch(SearchAlgorithm):
     def tell(self, nodes: Sequence[Node]) -> None:
         """Keep the N best among the new nodes and the complete paths."""
         self._keep_best({node: path_score(node, self._aggregation) for node in self._contenders(nodes)})
-
-    def foresee(self, nodes: Sequence[Node]) -> Sequence[Expand]:
-        """The best so far, a step without a score by those before it."""
-        ranked = _ranked({node: path_score(node, self._aggregation) for node in self._contenders(nodes)})
-        places = places_of(ranked, self._beam_width)
-        return [Expand(node, count * self._expansion) for node, count in places if node.open]
 
     def finished(self) -> bool:
         """True if every kept path is complete."""

@@ -31,23 +31,6 @@ class DiverseTreeSearch(SearchAlgorithm):
         subtrees = Counter(tip for tip in self._tips if tip and tip.open)
         return [Expand(tip, count * self._expansion) for tip, count in subtrees.items()]
 
-    def foresee(self, nodes: Sequence[Node]) -> Sequence[Expand]:
-        """The best of each subtree so far; a parent's first M children belong to the first of its subtrees."""
-        parents: dict[Node, int] = {}
-        best: Counter[Node] = Counter()
-        for tip in (tip for tip in self._tips if tip and tip.open):
-            first = parents.get(tip, 0)
-            parents[tip] = first + self._expansion
-            dealt = [
-                (draw, node)
-                for node in nodes
-                for draw in node.draws
-                if node.parent is tip and first <= draw < first + self._expansion
-            ]
-            if node := self._best(dealt):
-                best[node] += 1
-        return [Expand(node, count * self._expansion) for node, count in best.items() if node.open]
-
     def tell(self, nodes: Sequence[Node]) -> None:
         """Assign the children to the subtrees, and move each subtree to its best child."""
         self._told = True

@@ -54,10 +54,6 @@ class LookaheadSearch(BeamSearch):
             return [Expand(self._ends[node], 1, greedy=True) for node in self._rolling]
         return super().ask()
 
-    def foresee(self, nodes: Sequence[Node]) -> Sequence[Expand]:
-        """Nothing: what is kept depends on rollouts that are still to be asked for."""
-        return ()
-
     def tell(self, nodes: Sequence[Node]) -> None:
         """Start or continue the rollouts; when they have ended, keep the N best candidates."""
         if self._rolling:

@@ -79,7 +79,6 @@ class TreeExpander:
         nodes: all nodes in order of creation, the root first.
         settled: nodes finished in this round, in order of completion.
         sampled_from: nodes with children, not counting rollouts.
-        fresh: single steps that were sampled in this round, in order of completion.
     """
 
     def __init__(
@@ -108,7 +107,6 @@ class TreeExpander:
         self.root = Node(0, None, ())
         self.nodes: list[Node] = [self.root]
         self.settled: list[Node] = []
-        self.fresh: list[Node] = []
         self.sampled_from: set[Node] = set()
         self._resolved = resolved
         self._request = resolved.request
@@ -141,9 +139,6 @@ class TreeExpander:
         self._bar = ConfidenceBar(read_unsure_rule(unsure)) if unsure else None
         by_confidence = resolved.request.vote is not None and resolved.request.vote.reads_confidence
         self._keeps_log_probabilities = by_confidence or self._bar is not None
-        self._ahead: dict[Node, Generate] = {}  # children of nodes that the algorithm may come to ask for
-        # How much of a budget they may use is known only once they are asked for.
-        self._may_run_ahead = not (resolved.request.generator_budget or resolved.probes)
         self._unfinished = 0  # children requested in this round
         self._ended, self._look_every = 0, 1  # paths of this round that ended; before which ends memory is looked at
         self._waiting: dict[Node, PendingExpansion] = {}  # paths that wait at the gate, by what sampled their last step
@@ -216,20 +211,6 @@ class TreeExpander:
         if self._waiting:
             self._pass_gate()
 
-    @property
-    def can_run_ahead(self) -> bool:
-        """True if steps have room for children that the algorithm may come to ask for."""
-        return self._may_run_ahead and bool(self.fresh) and self._engine.rows_ahead(GENERATOR) > 0
-
-    def run_ahead(self, foreseen: Iterable[Expand]) -> None:
-        """Sample children that the algorithm may come to ask for, the likeliest first, while steps have room."""
-        for expand in foreseen:
-            if self._engine.rows_ahead(GENERATOR) <= 0:
-                return
-            if expand.node not in self._ahead:
-                work = self._ahead[expand.node] = self._work(expand, expand.node, in_place=False)
-                self._engine.submit(work, ahead=True)
-
     def footprint(self) -> Footprint:
         """The KV blocks that the tree holds now."""
         held = [state.generator for state in self._states.values() if state.generator is not None]
@@ -238,7 +219,7 @@ class TreeExpander:
 
     def end_round(self, kept: Collection[Node]) -> None:
         """Release the nodes that the algorithm does not keep, and prepare the next round."""
-        self.settled, self.fresh = [], []
+        self.settled = []
         self._siblings.clear()
         self.keep(kept)
 
@@ -250,8 +231,6 @@ class TreeExpander:
 
     def stop(self, mark: Termination) -> None:
         """Cancel all work, release all sequences, and set `mark` as the termination of unfinished nodes."""
-        for node in list(self._ahead):
-            self._withdraw(node)
         self._engine.cancel(self._owner)
         self._session.close()
         if self._probes:
@@ -263,7 +242,6 @@ class TreeExpander:
         """Like `stop`, after an error: also releases untracked sequences; results that arrive later are ignored."""
         self._session = ScoreSession()
         self._engine.abandon(self._owner)
-        self._ahead.clear()
         self._cut_off(Termination.CANCELLED)
         self._states.clear()
 
@@ -320,25 +298,7 @@ class TreeExpander:
         self._states[node].expected += expand.children
         if not expand.greedy:
             self.sampled_from.add(node)
-        if not self._claim(node, work):
-            self._engine.submit(work)
-
-    def _claim(self, node: Node, work: Generate) -> bool:
-        """Return whether the children that have run ahead are those of `work`, and go on with them if so."""
-        ahead = self._ahead.get(node)
-        if ahead is None or (ahead.samplings, ahead.max_tokens) != (work.samplings, work.max_tokens):
-            self._withdraw(node)
-            return False
-        del self._ahead[node]
-        claim = self._engine.claim(ahead)
-        self._meter.ahead_tokens += claim.tokens
-        self._meter.ahead_kept_tokens += claim.tokens if claim.kept else 0
-        return claim.kept
-
-    def _withdraw(self, node: Node) -> None:
-        """Drop a node's children that have run ahead, if any."""
-        if ahead := self._ahead.pop(node, None):
-            self._meter.ahead_tokens += self._engine.withdraw(ahead)
+        self._engine.submit(work)
 
     def _work(self, expand: Expand, round_root: Node, in_place: bool) -> Generate:
         """The work that samples the children of an expansion."""
@@ -426,7 +386,6 @@ class TreeExpander:
             if self._merges_texts and (kept := self._siblings.setdefault(alike, node)) is not node:
                 self._merge(node, kept)
                 return
-            self.fresh.append(node)
         elif node.termination is None and self._gate:
             self._waiting[node] = expansion
         elif node.termination is None:
@@ -483,7 +442,6 @@ class TreeExpander:
             self._release_sequences(node, state)
 
     def _release_sequences(self, node: Node, state: NodeState) -> None:
-        self._withdraw(node)
         if state.generator is not None:
             self._engine.release(state.generator)
             state.generator = state.matcher = None
@@ -495,7 +453,6 @@ class TreeExpander:
         `kept` takes the lower path of the two and its sampled tokens, so that its descendants do not depend on which of
         them finished first.
         """
-        self._withdraw(kept)  # it stands for more children now, maybe by other streams
         if duplicate.path < kept.path:
             one, other = self._states[duplicate], self._states[kept]
             one.generator, other.generator = other.generator, one.generator

@@ -297,7 +297,6 @@ def _make_engine(
         reserved_share=settings.reserved_share,
         launch_ahead=device.type == "cuda" if settings.launch_ahead is None else settings.launch_ahead,
         draft_tokens=settings.draft_tokens if settings.draft else 0,
-        run_ahead=settings.run_ahead,
     )
     engine = Engine(models, engine_settings)
     engine.set_threads(settings.threads)

@@ -103,8 +103,6 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         self._tree.handle(done)
         if not self.tree_complete and self._tree.outstanding == 0 and self._asked:
             self._end_round()
-        elif self._tree.can_run_ahead:
-            self._tree.run_ahead(self._algorithm.foresee(self._tree.fresh))
 
     def report_growth(self) -> None:
         """Report how far the paths of an unfinished round have come, if the submission asked for it."""

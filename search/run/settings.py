@@ -165,14 +165,6 @@ class RuntimeSettings:
     draft_quantization: Annotated[Quantization, Option("Quantization of the draft model's weights.")] = (
         Quantization.NONE
     )
-    run_ahead: Annotated[
-        int,
-        Interval(ge=0, le=1024),
-        Option(
-            "beam, dvts: a step of fewer tokens than this is filled up with the next steps of paths that are likely to "
-            "be kept; those of others are dropped. Results are the same. 0 for none."
-        ),
-    ] = 0
     system_prompt: Annotated[
         str | None,
         Option("The generator's system prompt; default: the checkpoint's, else one that asks for steps."),
@@ -244,7 +236,6 @@ class SolverSettings(TypedDict, total=False):
     draft: str
     draft_tokens: int
     draft_quantization: Quantization | str
-    run_ahead: int
     system_prompt: str | None
     thought_marks: str | None
     advice: Path | None

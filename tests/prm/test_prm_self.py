@@ -142,7 +142,7 @@ def test_the_whole_path_gives_the_same_score_to_the_bit(settings: RuntimeSetting
 @pytest.mark.parametrize("request_", [REQUEST, BEST_OF_N, MCTS, LOOKAHEAD], ids=lambda request: str(request.algorithm))
 def test_a_search_asks_the_same_in_any_company(request_: SearchRequest, settings: RuntimeSettings):
     alone = searched(load_orchestrator(settings), request_)
-    orchestrator = load_orchestrator(replace(settings, kv_memory=2**21, reserved_share=0.1, run_ahead=16))
+    orchestrator = load_orchestrator(replace(settings, kv_memory=2**21, reserved_share=0.1))
     others = [replace(request_, seed=request_.seed + i, problem=f"{PROBLEM} {i}") for i in range(1, 4)]
     ids = [orchestrator.submit(each) for each in (*others, request_)]
     found = {}

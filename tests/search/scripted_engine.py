@@ -73,9 +73,6 @@ class ScriptedEngine:
         assert not any(row.released for row in rows)
         return Footprint(len(rows), Counter(row.role for row in rows), {})
 
-    def rows_ahead(self, role: str) -> int:
-        return 0
-
     def step(self) -> Done:
         """Any one of the pieces of work that are finished."""
         return self.ready.pop(self.order.randrange(len(self.ready)))()

@@ -77,7 +77,7 @@ def voting(orchestrator: Orchestrator) -> int:
 
 def check_reserved(engine: Engine) -> None:
     """No KV group holds more blocks than its searches reserved, where they reserve all that they may need."""
-    if engine.settings.reserved_share < 1 or engine.settings.run_ahead:  # which gives way to what is reserved
+    if engine.settings.reserved_share < 1:
         return
     for name, pool in engine.admission.pools.items():
         assert pool.live_blocks <= engine.admission.reserved_blocks[name], f"{name} holds more than was reserved"

@@ -52,6 +52,12 @@ def trace(make_orchestrator: Make) -> dict[str, Any]:
     return json.loads(json.dumps(trace_of(run(make_orchestrator(), BEAM).only)))
 
 
+def test_a_trace_with_counters_of_an_older_version_is_read(trace: dict[str, Any], tmp_path: Path):
+    trace["usage"] |= {"ahead_tokens": 9, "ahead_kept_tokens": 4}
+    (tmp_path / "trace.json").write_text(json.dumps(trace))
+    assert replay(read_trace(tmp_path / "trace.json")) == len(trace["rounds"])
+
+
 def drop_a_round(trace: dict[str, Any]) -> None:
     del trace["rounds"][-1]
 

@@ -38,8 +38,6 @@ _COUNTERS = (
     ("cache_hits", "prefix_cache_hit_blocks", "Blocks of prompts found in the prefix cache."),
     ("drafted_tokens", "drafted_tokens", "Tokens proposed for paths and verified."),
     ("accepted_tokens", "accepted_tokens", "Drafted tokens that paths drew, without a step of their own."),
-    ("ahead_tokens", "ahead_tokens", "Tokens computed for paths before they were kept."),
-    ("ahead_kept_tokens", "ahead_kept_tokens", "Tokens computed ahead for paths that were kept."),
     ("evicted_blocks", "prefix_cache_evicted_blocks", "Cached blocks given up to make room."),
 )
 _HISTOGRAMS = (

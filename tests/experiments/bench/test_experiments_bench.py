@@ -251,16 +251,6 @@ def test_recurrent_tree_computes_each_token_of_a_tree_once_and_generate_whole_pa
         assert row["states copied"] <= 2 * recurrent_tree.PATHS
 
 
-@pytest.mark.slow
-def test_run_ahead_finds_the_same_with_it_and_without(bench, tmp_path):
-    path = tmp_path / "found.json"
-    bench("run-ahead", "--rows", "16", "--problems", 1, "--json", path)
-    without, ahead = json.loads(path.read_text())["rows"]
-    assert (without["run ahead"], ahead["run ahead"]) == (0, 16)
-    assert without["tokens ahead"] == 0 <= ahead["kept"] <= ahead["tokens ahead"]
-    assert ahead["same"]
-
-
 def test_a_real_checkpoint_is_compared_on_each_path(bench, tmp_path, tiny_checkpoints, monkeypatch):
     monkeypatch.setattr(real_models, "_alone", lambda function, *args: function(*args))
     file, threads = tmp_path / "real.json", torch.get_num_threads()

@@ -415,18 +415,19 @@ def test_several_epochs_of_an_unfinished_run_are_counted_as_searches(tmp_path):
     assert (row["problems"], row["searches"]) == ("2", "3 of 4, unfinished")
 
 
-def test_tokens_that_were_drafted_or_computed_ahead_are_told_with_the_share_that_was_of_use(tmp_path):
+def test_drafted_tokens_are_told_with_the_share_that_was_of_use_also_of_samples_with_counters_of_old(tmp_path):
     usage = sample("p0").usage
-    spent = {"drafted_tokens": 30, "accepted_tokens": 24, "ahead_tokens": 16, "ahead_kept_tokens": 4}
-    write_run(tmp_path / "with", [line("p0", True, usage=usage | spent)])
+    spent = {"drafted_tokens": 30, "accepted_tokens": 24}
+    of_old = {"ahead_tokens": 16, "ahead_kept_tokens": 4}
+    write_run(tmp_path / "with", [line("p0", True, usage=usage | spent | of_old)])
     write_run(tmp_path / "without", [line("p0", True)])
     without, both = (
         main_table(load_runs([*folders])) for folders in ([tmp_path / "without"], sorted(tmp_path.iterdir()))
     )
-    titles = ["drafted tokens", "accepted %", "tokens ahead", "kept %"]
+    titles = ["drafted tokens", "accepted %"]
     assert not set(titles) & set(without.columns)
     rows = [dict(zip(both.columns, row, strict=True)) for row in both.rows]
-    assert [[row[title] for title in titles] for row in rows] == [["30", "80.0", "16", "25.0"], ["0", "–", "0", "–"]]
+    assert [[row[title] for title in titles] for row in rows] == [["30", "80.0"], ["0", "–"]]
 
 
 @pytest.mark.usefixtures("no_plots")

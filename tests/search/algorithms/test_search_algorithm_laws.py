@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -76,36 +76,6 @@ def test_every_leaf_votes_was_cut_short_or_is_marked_as_pruned(**request):
     for path, node in outcome.nodes.items():
         if node not in parents and node not in outcome.voters:
             assert node.termination in (LENGTH, Termination.PRUNED), path
-
-
-@pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=30)
-@given(seed=st.integers(0, 10_000), width=st.integers(1, 4), expansion=st.integers(1, 4))
-def test_what_is_foreseen_of_all_steps_of_a_round_is_what_is_asked_for_and_changes_nothing(
-    name: AlgorithmName, seed: int, width: int, expansion: int
-):
-    foreseen: list[list[tuple[tuple[int, ...], int]]] = []
-
-    def make(root: Node) -> SearchAlgorithm:
-        algorithm = requested(name, beam_width=width, expansion=expansion, seed=seed)(root)
-        tell = algorithm.tell
-
-        def watched(nodes: Sequence[Node]) -> None:
-            before = [(node.multiplicity, node.score, node.termination) for node in nodes]
-            foreseen.append(sorted((expand.node.path, expand.children) for expand in algorithm.foresee(nodes)))
-            assert [(node.multiplicity, node.score, node.termination) for node in nodes] == before
-            tell(nodes)
-
-        algorithm.tell = watched
-        return algorithm
-
-    asked = drive(make, RandomTree(seed)).asked
-    expected = [sorted(each) for each in asked[1:]]
-    if name in (AlgorithmName.BEAM, AlgorithmName.DVTS):
-        assert foreseen[: len(expected)] == expected
-        assert not any(foreseen[len(expected) :])
-    else:
-        assert all(one in ([], other) for one, other in zip(foreseen, expected, strict=False))
 
 
 OTHER_VALUES = {

@@ -71,7 +71,7 @@ def some_stats() -> RoleStats:
         computed_tokens=20034, steps=3, copied_blocks=11, live_blocks=0, cached_blocks=3, free_blocks=7,
         live_states=0, cached_states=2,
         live_bytes=0, cached_bytes=3 * 16384, free_bytes=7 * 16384, wasted_bytes=64, preemptions=12, cache_lookups=13,
-        cache_hits=8, drafted_tokens=21, accepted_tokens=17, ahead_tokens=9, ahead_kept_tokens=5,
+        cache_hits=8, drafted_tokens=21, accepted_tokens=17,
         evicted_blocks=14, live_sequences=0, owned_slabs=1, bytes_per_token=1024, block_bytes=16384, batch_rows=rows,
         batch_tokens=tokens, step_seconds=seconds,
     )  # fmt: skip
