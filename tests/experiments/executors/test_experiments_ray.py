@@ -63,7 +63,9 @@ def kept(cluster: Any) -> Iterator[list[WorkerExecutor]]:
 
 @pytest.fixture
 def make_executor(cluster: Any, kept: list[WorkerExecutor]) -> Iterator[Callable[..., WorkerExecutor]]:
-    """Makes executors of a test's own."""
+    """Makes executors of a test's own, for which the shared one makes room."""
+    while kept:
+        kept.pop().close()
     made: list[WorkerExecutor] = []
 
     def make(workers: int = 1, runtime: RuntimeSettings = RUNTIME) -> WorkerExecutor:
