@@ -1,10 +1,10 @@
-"""The one thing that `pyproject.toml` cannot say: some packages are for a checkout only, and no part of the wheel."""
+"""The one thing that `pyproject.toml` cannot say: the laboratory is for a checkout only, and no part of the wheel."""
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-OF_A_CHECKOUT = ("espalier.experiments.bench.", "espalier.experiments.demo.recipe.")
-"""Benchmarks beside other engines, and the recipe of the demo pair: with their inner packages."""
+OF_A_CHECKOUT = "espalier.experiments.lab."
+"""The laboratory, with its inner packages."""
 
 
 class BuildPy(build_py):

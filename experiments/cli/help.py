@@ -61,9 +61,12 @@ class HelpGroup(TyperGroup):
         _write_options(self, ctx, formatter)
         with formatter.section("Commands"):
             for name in self.list_commands(ctx):
-                command = self.get_command(ctx, name)
-                if command and not command.hidden:
-                    _write_row(formatter, name, (command.help or "").partition("\n\n")[0], _COMMAND_COLUMN)
+                _write_row(formatter, name, self.summary(ctx, name), _COMMAND_COLUMN)
+
+    def summary(self, ctx: Any, name: str) -> str:
+        """The first paragraph of a command's help."""
+        command = self.get_command(ctx, name)
+        return ((command and command.help) or "").partition("\n\n")[0]
 
 
 class CommandLine(Typer):

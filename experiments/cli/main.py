@@ -24,7 +24,6 @@ from espalier.experiments.cli.commands.models import app as models_app
 from espalier.experiments.cli.commands.plan import plan_command
 from espalier.experiments.cli.commands.report import report_command
 from espalier.experiments.cli.commands.rollouts import rollouts_command
-from espalier.experiments.cli.commands.study import app as study_app
 from espalier.experiments.cli.commands.sweep import sweep_command
 from espalier.experiments.cli.commands.view import view_command
 from espalier.experiments.cli.connection import ConnectionOptions, retries_shown
@@ -64,7 +63,6 @@ app = CommandLine(
 )
 
 app.add_typer(models_app, name="models")
-app.add_typer(study_app, name="study")
 
 _SHOWCASE = 4
 """Index in the demo benchmark of the default problem of `espalier solve`.
@@ -146,7 +144,7 @@ def solve(
             result = client.solve(request, timeout or TIMEOUT, include_nodes=True, priority=priority)
     else:
         from espalier.experiments.cli.loading import load_with_progress
-        from espalier.experiments.study.chrome_trace import profiled
+        from espalier.experiments.runs.chrome_trace import profiled
         from espalier.search.result import SearchResult
 
         (request,) = searches_for([request], runtime)

@@ -2,7 +2,7 @@
 
 The task is a *running quantity*: one operation a sentence, one equation a step. A small generator reads it well and
 slips in the arithmetic, which is the kind of error that sampling and a verifier can repair. See `problems` for the
-task, `recipe` for the making of the pair, and `training.json` for how the bundled one came about.
+task, `lab.recipe` for the making of the pair, and `training.json` for how the bundled one came about.
 
 Importing this package imports no third-party code.
 """

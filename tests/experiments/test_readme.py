@@ -14,10 +14,10 @@ import pytest
 import typer
 from readme_files import ROOT, anchors, blocks, commands, links, pages, text_of, words
 
-from espalier.experiments.bench.__main__ import app as bench
 from espalier.experiments.cli.main import app as espalier_app
 from espalier.experiments.demo import generator_path
 from espalier.experiments.demo.taught import not_taught
+from espalier.experiments.lab.__main__ import app as lab
 
 MAX_LINES = 230
 GRPC, HTTP = "127.0.0.1:50051", "127.0.0.1:8080"
@@ -96,11 +96,11 @@ def parse(command: str) -> None:
         assert re.search(rf"^{given[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), command
         return
     if program == "python":
-        assert given[:2] == ["-m", "espalier.experiments.bench"], command
+        assert given[:2] == ["-m", "espalier.experiments.lab"], command
         given = given[2:]
     else:
         assert program in ("espalier", ".venv/bin/espalier"), command
-    parser: Any = typer.main.get_command(bench if program == "python" else espalier_app)
+    parser: Any = typer.main.get_command(lab if program == "python" else espalier_app)
     while hasattr(parser, "commands"):
         parser = parser.commands[given.pop(0)]
     parser.make_context(parser.name, given)

@@ -96,7 +96,7 @@ tests() {  # without the conftest.py of all tests, which imports what is not nee
 }
 
 bench() {
-    python -m espalier.experiments.bench "$@"
+    python -m espalier.experiments.lab bench "$@"
 }
 
 run_phase() {

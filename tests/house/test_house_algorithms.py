@@ -12,7 +12,7 @@ MEMBERS = {name.name for name in AlgorithmName}
 # Of names that are also words of other settings (a device may be `auto`), only the member tells an algorithm.
 STRINGS = {str(name) for name in AlgorithmName} - {"auto"}
 ROOM = "search/algorithms/"
-BENCHMARKS = "experiments/bench/"  # chooses what to measure, by name
+BENCHMARKS = "experiments/lab/bench/"  # chooses what to measure, by name
 
 
 def decisions(tree: ast.AST) -> Iterator[str]:

@@ -36,8 +36,8 @@ ALLOWED_AT_THE_TOP = {
     ),
 }
 CHECKPOINT_BYTES = 20_000_000
-OF_A_CHECKOUT = "experiments/bench/", "experiments/demo/recipe/"
-"""Folders of an editable install that no wheel holds."""
+LABORATORY = "experiments/lab/"
+"""A folder of an editable install that no wheel holds."""
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +63,15 @@ def wheel_names(wheel: Path) -> set[str]:
 
 def test_wheel_holds_every_module_and_data_file_of_the_layers_and_nothing_else(wheel_names):
     # Figures, pictures, READMEs and what containers and proxies read are for users of the repository, not for programs.
-    for_readers = "experiments/results/", "experiments/deploy/", "README.md", "SWEEP.md", "MODELS.md", *OF_A_CHECKOUT
+    for_readers = "experiments/results/", "experiments/deploy/", "README.md", "SWEEP.md", "MODELS.md", LABORATORY
     shipped = [name for name in checkout() if not any(part in str(name) for part in for_readers)]
     expected = {str(path) for name in shipped if (path := installed_path(name))}
     assert wheel_names == expected
 
 
-@pytest.mark.parametrize("folder", OF_A_CHECKOUT)
-def test_benchmarks_and_the_recipe_are_in_the_checkout_and_in_no_wheel(wheel_names, folder):
-    assert any(name.startswith(folder) for name in sources())
-    assert [name for name in wheel_names if name.startswith(f"espalier/{folder}")] == []
+def test_the_laboratory_is_in_the_checkout_and_in_no_wheel(wheel_names):
+    assert any(name.startswith(LABORATORY) for name in sources())
+    assert [name for name in wheel_names if name.startswith(f"espalier/{LABORATORY}")] == []
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,11 @@ def evaluate_command(
 
     from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.cli.render import show_summary
+    from espalier.experiments.runs.chrome_trace import profiled
     from espalier.experiments.runs.evaluate import Evaluation
     from espalier.experiments.runs.folder import RunFolder
     from espalier.experiments.runs.graders import make_grader
     from espalier.experiments.runs.provenance import describe_command
-    from espalier.experiments.study.chrome_trace import profiled
 
     if trees and out is None:
         raise typer.BadParameter("needs a folder, --out", param_hint="--trees")

@@ -16,9 +16,9 @@ from espalier.experiments.demo.problems import (
     make_benchmark,
     training_problems,
 )
-from espalier.experiments.demo.recipe.corruptions import judged_solution, slipped_steps
-from espalier.experiments.demo.recipe.oracle import label_steps, numbers_of
 from espalier.experiments.demo.taught import not_taught
+from espalier.experiments.lab.recipe.corruptions import judged_solution, slipped_steps
+from espalier.experiments.lab.recipe.oracle import label_steps, numbers_of
 from espalier.experiments.runs.benchmarks import load_benchmark
 
 

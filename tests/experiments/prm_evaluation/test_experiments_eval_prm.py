@@ -10,7 +10,7 @@ import time
 import pytest
 
 from espalier.experiments.demo import planted_errors_path
-from espalier.experiments.demo.recipe.planted_errors import SUBSETS, demo_records, write_planted_errors
+from espalier.experiments.lab.recipe.planted_errors import SUBSETS, demo_records, write_planted_errors
 from espalier.experiments.prm_evaluation.scoring import Scored, SolutionScorer
 from espalier.experiments.prm_evaluation.solutions import Solution, choose, read_solutions
 from espalier.search.run.load import load_verifier_alone

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from espalier.experiments.bench.searches.accuracy import mean_interval
+from espalier.experiments.lab.bench.searches.accuracy import mean_interval
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.grading.answers import canonical
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest

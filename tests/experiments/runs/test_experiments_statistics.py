@@ -3,7 +3,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from espalier.experiments.bench.searches.accuracy import mean_interval
+from espalier.experiments.lab.bench.searches.accuracy import mean_interval
 from espalier.experiments.runs.statistics import wilson_interval
 
 

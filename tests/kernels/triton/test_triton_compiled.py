@@ -19,7 +19,7 @@ MOST_SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("compiled")
     environment = os.environ | {"TRITON_INTERPRET": "0"}  # in Triton's own cache: half a minute where a kernel is new
-    command = [sys.executable, "-m", "espalier.experiments.bench", "gpu-kernels"]
+    command = [sys.executable, "-m", "espalier.experiments.lab", "bench", "gpu-kernels"]
     command += ["--architecture", request.param, "--json", str(folder / "found.json")]
     subprocess.run(command, env=environment, check=True, capture_output=True)
     return json.loads((folder / "found.json").read_text())["rows"]

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from raw_client import NO_PROXY
 
-from espalier.experiments.bench.service.server_process import ServerProcess, serving
+from espalier.experiments.lab.bench.service.server_process import ServerProcess, serving
 from espalier.kserve import inference_pb2 as kserve
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest

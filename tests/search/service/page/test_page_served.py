@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from callers_files import callers_file
 
-from espalier.experiments.bench.service.server_process import serving
+from espalier.experiments.lab.bench.service.server_process import serving
 
 pytestmark = pytest.mark.browser
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.experiments.bench.service.server_process import ServerProcess, serving
+from espalier.experiments.lab.bench.service.server_process import ServerProcess, serving
 
 TOOLS = Path(os.environ.get("ESPALIER_TOOLS", Path(__file__).parents[4] / "build/tools"))
 

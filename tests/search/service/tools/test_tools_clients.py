@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 from readme_files import blocks
 
-from espalier.experiments.bench.service.server_process import ServerProcess
+from espalier.experiments.lab.bench.service.server_process import ServerProcess
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.grading.answers import extract_answer
 

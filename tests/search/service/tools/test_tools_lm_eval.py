@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from readme_files import blocks
 
-from espalier.experiments.bench.service.server_process import ServerProcess
 from espalier.experiments.demo import generator_path
+from espalier.experiments.lab.bench.service.server_process import ServerProcess
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.grading.answers import extract_answer
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from readme_files import blocks
 
-from espalier.experiments.bench.service.server_process import ServerProcess
+from espalier.experiments.lab.bench.service.server_process import ServerProcess
 
 pytestmark = pytest.mark.tools
 

@@ -1,1 +1,0 @@
-"""Benchmark commands: `python -m espalier.experiments.bench NAME`."""

@@ -1,1 +1,0 @@
-"""The recipe of the demo pair: `python -m espalier.experiments.demo.recipe STAGE`."""

@@ -1,0 +1,1 @@
+"""Benchmark commands: `python -m espalier.experiments.lab bench NAME`."""

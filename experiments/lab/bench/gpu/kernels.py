@@ -1,0 +1,470 @@
+"""Every kernel for GPUs compiled ahead of time, without a GPU: what the compiler makes of it, for two architectures.
+
+The compiler and the disassembler come with Triton. A kernel is compiled for the shapes of real models, in bfloat16.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import triton
+import typer
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from espalier.experiments.lab.bench.options import JsonPath
+from espalier.experiments.lab.bench.report import Report
+from espalier.experiments.planning.known_models import MODELS, ModelShape
+from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
+from espalier.kernels.triton import attention, cache, filters, linear, pointwise, recurrent, sampling
+from espalier.kernels.triton.plan import FIELDS, TILE
+
+ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_PROCESSOR = {
+    "sm_80": {"registers": 65536, "shared": 164 * 1024, "warps": 64},
+    "sm_90": {"registers": 65536, "shared": 228 * 1024, "warps": 64},
+}
+"""Resources of one multiprocessor of an A100 and of an H100."""
+_ALIGNED = ("slab_stride", "part_stride", "vocabulary")
+"""Numbers that are multiples of 16 in every shape."""
+_BLOCKS_PER_SLAB, _BLOCK_SIZE = 146, 16
+_TILES = {
+    "PRECISION": "tf32",
+    "TILE_ROWS": linear.TILE_ROWS,
+    "TILE_OUT": linear.TILE_OUT,
+    "TILE_IN": linear.TILE_IN,
+}
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """A kernel with its constants.
+
+    Attributes:
+        kernel: a function decorated by `triton.jit`.
+        types: of its arguments, in Triton's words; all pointers are aligned to 16 bytes.
+        constants: its constants.
+        options: of the compiler.
+        multiplies: whether matrix tiles are multiplied, which tensor cores should do.
+        moves: whether its time is that of the bytes it moves, which should be loaded 16 at a time.
+    """
+
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, int] = field(default_factory=dict)
+    multiplies: bool = False
+    moves: bool = False
+
+
+Named = Iterator[tuple[str, Specialisation]]
+"""Kernels of one model's shape, by name."""
+
+
+def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
+    """Name of each, the model whose shape it has, and the kernel."""
+    small, verifier = "Qwen2.5-1.5B", "Qwen2.5-Math-PRM-7B"
+    for model, s in MODELS.items():
+        for tile, windowed in ((attention.NARROW, False), (attention.WIDE, False), (attention.WIDE, True)):
+            if not windowed or model == "Llama-3.1-8B-PRM":
+                yield f"attend_items, {tile.rows} rows{', window' * windowed}", model, _attend(s, tile, windowed)
+    yield "attend_items, 64 rows, caps and sinks", small, _attend(MODELS[small], attention.WIDE, True, extras=True)
+    for model, kernels in ((verifier, _kv), (verifier, _pointwise), (verifier, _products), (small, _sampling)):
+        for name, kernel in kernels(MODELS[model]):
+            yield name, model, kernel
+    for name, kernel in _recurrent():
+        yield name, "Qwen3.5-0.8B", kernel
+
+
+def _kv(s: ModelShape) -> Named:
+    """Kernels that write, copy and combine keys and values."""
+    bf16, f32, i32, i64 = "*bf16", "*fp32", "*i32", "*i64"
+    half = triton.next_power_of_2(s.config.head_dim // 2)
+    for normed in (False, True):
+        yield (
+            "rotate_and_write" + ", norms" * normed,
+            Specialisation(
+                cache.rotate_and_write,
+                {
+                    **dict.fromkeys(("qkv", "query_norm", "key_norm", "query", "keys", "values"), bf16),
+                    "cosines": f32,
+                    "sines": f32,
+                    "places": i64,
+                    "eps": "fp32",
+                },
+                {
+                    "HEADS": s.config.num_heads,
+                    "KV_HEADS": s.config.num_kv_heads,
+                    "HEAD_DIM": s.config.head_dim,
+                    "PAIRS": s.config.head_dim // 2,
+                    "PADDED_PAIRS": half,
+                    "PADDED_REST": 1,
+                    "PADDED_HEADS": triton.next_power_of_2(s.config.num_heads),
+                    "BLOCK_SIZE": _BLOCK_SIZE,
+                    "NORMED": normed,
+                },
+                moves=True,
+            ),
+        )
+    yield (
+        "write_tokens",
+        Specialisation(
+            cache.write_tokens,
+            {
+                **dict.fromkeys(("key", "value", "keys", "values"), bf16),
+                "places": i64,
+                **{f"{part}_{of}_stride": "i32" for part in ("key", "value") for of in ("token", "head")},
+                "slab_stride": "i64",
+            },
+            {
+                "KV_HEADS": s.config.num_kv_heads,
+                "PADDED_HEADS": s.config.num_kv_heads,
+                "HEAD_DIM": s.config.head_dim,
+                "PADDED_DIM": s.config.head_dim,
+                "VALUE_DIM": s.config.head_dim,
+                "PADDED_VALUE": s.config.head_dim,
+                "BLOCK_SIZE": _BLOCK_SIZE,
+            },
+        ),
+    )
+    yield (
+        "copy_whole_blocks",
+        Specialisation(
+            cache.copy_whole_blocks,
+            {"pool": bf16, "sources": i64, "destinations": i64, "slab_stride": "i64", "part_stride": "i32"},
+            {
+                "SLOTS": _BLOCKS_PER_SLAB,
+                "SLOT_ELEMENTS": s.config.num_kv_heads * s.config.head_dim * _BLOCK_SIZE,
+                "PORTION": cache.PORTION,
+            },
+            moves=True,
+        ),
+    )
+    yield (
+        "merge_partials",
+        Specialisation(
+            attention.merge_partials,
+            {
+                **dict.fromkeys(("partial", "partial_weights"), f32),
+                **dict.fromkeys(("merge_starts", "merges"), i32),
+                **dict.fromkeys(("sinks", "output"), bf16),
+            },
+            {
+                "HEADS": s.config.num_heads,
+                "VALUE_DIM": s.config.head_dim,
+                "PADDED_VALUE": s.config.head_dim,
+                "SINKS": False,
+            },
+        ),
+    )
+
+
+def _pointwise(s: ModelShape) -> Named:
+    """Kernels of single elements."""
+    bf16, i32, i64 = "*bf16", "*i32", "*i64"
+    for adds, normed in ((False, False), (True, False), (True, True)):
+        yield (
+            "add_and_norm" + ", adding" * adds + " what is normed" * normed,
+            Specialisation(
+                pointwise.add_and_norm,
+                {**dict.fromkeys(("hidden", "added", "weight", "added_weight", "normed"), bf16), "eps": "fp32"},
+                {
+                    "SIZE": s.config.hidden_size,
+                    "PADDED": triton.next_power_of_2(s.config.hidden_size),
+                    "ADDS": adds,
+                    "ADDED_NORMED": normed,
+                },
+                moves=True,
+            ),
+        )
+    for gelu in (False, True):
+        yield (
+            "activate_and_multiply" + ", GELU" * gelu,
+            Specialisation(
+                pointwise.activate_and_multiply,
+                {"gate_up": bf16, "output": bf16},
+                {"INNER": s.config.intermediate_size, "PORTION": pointwise.PORTION, "GELU": gelu},
+                moves=True,
+            ),
+        )
+    yield (
+        "replace_by_drawn",
+        Specialisation(
+            pointwise.replace_by_drawn,
+            {"token_ids": i32, "drawn": i64, "count": "i32"},
+            {"PORTION": pointwise.PORTION},
+        ),
+    )
+
+
+def _products(s: ModelShape) -> Named:
+    """Products of matrices."""
+    bf16, i64 = "*bf16", "*i64"
+    yield (
+        "fixed_product",
+        Specialisation(
+            linear.fixed_product,
+            {**dict.fromkeys(("x", "weight", "bias", "output"), bf16), "rows": "i32"},
+            {
+                "OUT": 2 * s.config.intermediate_size,
+                "IN": s.config.hidden_size,
+                "BIASED": False,
+                **_TILES,
+            },
+            linear.OPTIONS,
+            multiplies=True,
+        ),
+    )
+    yield (
+        "grouped_product",
+        Specialisation(
+            linear.grouped_product,
+            {**dict.fromkeys(("x", "weights", "biases", "output"), bf16), "ends": i64},
+            {
+                "COUNT": 128,
+                "PADDED_COUNT": 128,
+                "OUT": 1536,
+                "IN": 2048,
+                "BIASED": True,
+                **_TILES,
+            },
+            linear.OPTIONS,
+            multiplies=True,
+        ),
+    )
+
+
+def _recurrent() -> Named:
+    """Kernels of recurrent layers, which the models that are planned with have none of; 64 sequences decode."""
+    bf16, f32, i64 = "*bf16", "*fp32", "*i64"
+    places = {"memory": f32, "spans": i64, "sources": i64}
+    convolution = {"CHANNELS": 6144, "WIDTH": 4, "PORTION": recurrent.CHANNELS}
+    yield (
+        "convolve_tokens",
+        Specialisation(
+            recurrent.convolve_tokens,
+            {**dict.fromkeys(("x", "weight", "bias", "output"), bf16), **places, "stride": "i32", "sequences": "i32"},
+            {**convolution, "PADDED": 64, "BIASED": False, "SILU": True},
+        ),
+    )
+    yield (
+        "keep_inputs",
+        Specialisation(recurrent.keep_inputs, {"x": bf16, **places, "targets": i64, "stride": "i32"}, convolution),
+    )
+    for delta in (True, False):
+        yield (
+            "recur_heads" + ", without delta" * (not delta),
+            Specialisation(
+                recurrent.recur_heads,
+                {
+                    **dict.fromkeys(("query", "key", "value", "beta", "output"), bf16),
+                    **places,
+                    "log_decay": f32,
+                    "targets": i64,
+                    **dict.fromkeys(("query_stride", "key_stride", "value_stride"), "i32"),
+                    "eps": "fp32",
+                },
+                {
+                    "HEADS": 16,
+                    "KEY_HEADS": 16,
+                    "ROWS": 128,
+                    "PADDED_ROWS": 128,
+                    "COLUMNS": 128,
+                    "PORTION": recurrent.COLUMNS,
+                    "DELTA": delta,
+                    "BY_ROW": False,
+                },
+            ),
+        )
+
+
+def _attend(s: ModelShape, tile: attention.Tile, windowed: bool, extras: bool = False) -> Specialisation:
+    return Specialisation(
+        attention.attend_items,
+        {
+            **dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*bf16"),
+            **dict.fromkeys(("partial", "partial_weights"), "*fp32"),
+            **dict.fromkeys(("items", "sizes", "rows", "positions", "tables"), "*i32"),
+            "table_stride": "i32",
+            "slab_stride": "i64",
+            "scale": "fp32",
+            "window": "i32",
+            "softcap": "fp32",
+        },
+        {
+            "SLOTS": _BLOCKS_PER_SLAB,
+            "BLOCK_SIZE": _BLOCK_SIZE,
+            "KV_HEADS": s.config.num_kv_heads,
+            "GROUPS": s.config.num_heads // s.config.num_kv_heads,
+            "HEAD_DIM": s.config.head_dim,
+            "VALUE_DIM": s.config.head_dim,
+            "PADDED_DIM": s.config.head_dim,
+            "PADDED_VALUE": s.config.head_dim,
+            "CAPPED": extras,
+            "SINKS": extras,
+            "FIELDS": FIELDS,
+            "TILE_ROWS": tile.rows,
+            "TILE": TILE,
+            "WINDOWED": windowed,
+            "PRECISION": "tf32",
+        },
+        tile.options,
+        multiplies=True,
+        moves=True,
+    )
+
+
+def _sampling(s: ModelShape) -> Named:
+    """Kernels that filter logits and draw from them."""
+    measured = {"log_masses": "*fp32", "largest": "*fp32", "best": "*i32", "masses": "*fp64", "vocabulary": "i32"}
+    given = dict.fromkeys(("logits", "candidates", "temperatures"), "*fp32")
+    least = {"LEAST_TEMPERATURE": LEAST_TEMPERATURE}
+    segments = triton.cdiv(s.config.vocab_size, sampling.SEGMENT)
+    yield (
+        "measure_segments",
+        Specialisation(
+            sampling.measure_segments, {**given, **measured}, {"SEGMENT": sampling.SEGMENT, **least}, moves=True
+        ),
+    )
+    yield (
+        "draw_rows",
+        Specialisation(
+            sampling.draw_rows,
+            {
+                **given,
+                **measured,
+                "draws": "*fp64",
+                **dict.fromkeys(("rows", "token_ids"), "*i64"),
+                "log_probabilities": "*fp32",
+                "segments": "i32",
+            },
+            {"SEGMENT": sampling.SEGMENT, "PADDED_SEGMENTS": triton.next_power_of_2(segments), **least},
+        ),
+    )
+    f32, f64, i32, i64 = "*fp32", "*fp64", "*i32", "*i64"
+    vocabulary, row = {"vocabulary": "i32"}, {"logits": f32, "temperatures": f32}
+    tops = {"group_tops": f32, "segment_tops": f32, "masses": f64}
+    combined = {"tops": f32, "totals": f64, "counts": i32}
+    segment = {"SEGMENT": filters.SEGMENT}
+    groups = {"GROUPS": filters.GROUPS, **least}
+    candidates, limits = {"CANDIDATES": filters.CANDIDATES}, {"thresholds": i64, "ties": i64}
+    for kernel, types, constants, moves in (
+        (
+            filters.measure_groups,
+            {**row, **tops, **vocabulary},
+            {**segment, **groups, "GROUP": filters.group_size(s.config.vocab_size)},
+            True,
+        ),
+        (
+            filters.find_floors,
+            {"temperatures": f32, **tops, "floors": i64, **combined}
+            | dict.fromkeys(("groups", "enough_groups", "segments"), "i32"),
+            {**groups, "PADDED_SEGMENTS": triton.next_power_of_2(segments), "PORTION": filters.SEARCHED_PORTION},
+            False,
+        ),
+        (
+            filters.collect_candidates,
+            {"logits": f32, "floors": i64, "counts": i32, "candidates": f32, **vocabulary},
+            {**segment, **candidates},
+            True,
+        ),
+        (
+            filters.find_limits,
+            {**row, "top_ks": i64, "top_ps": f32, **combined, "candidates": f32, **limits, **vocabulary},
+            {**candidates, "PORTION": filters.SEARCHED_PORTION, **least},
+            False,
+        ),
+        (
+            filters.filter_rows,
+            {**row, "min_ps": f32, "tops": f32, **limits, "output": f32, **vocabulary},
+            {**segment, "FILTERED": FILTERED, **least},
+            True,
+        ),
+    ):
+        yield kernel.__name__, Specialisation(kernel, types, constants, filters.OPTIONS, moves=moves)
+
+
+def compile_kernel(one: Specialisation, architecture: str) -> dict[str, Any]:
+    """Compile and disassemble.
+
+    Returns:
+        Registers and bytes of local memory (spills) of a thread, bytes of shared memory and warps of a program, how
+        many of a multiprocessor's warps can be in flight, in percent, and numbers of instructions: of tensor cores,
+        and loads from global memory by their bits.
+    """
+    names = one.kernel.arg_names
+    aligned = [name for name, kind in one.types.items() if kind.startswith("*") or name in _ALIGNED]
+    source = ASTSource(
+        one.kernel,
+        signature={name: one.types.get(name, "constexpr") for name in names},
+        constexprs=one.constants,
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    target = GPUTarget("cuda", ARCHITECTURES[architecture], 32)
+    compiled = triton.compile(source, target=target, options=one.options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = _run("cuobjdump", "--dump-resource-usage", file.name)
+        code = _run("nvdisasm", file.name)
+    registers, stack, local = (int(re.findall(rf"\b{name}:(\d+)", usage)[-1]) for name in ("REG", "STACK", "LOCAL"))
+    shared, warps = compiled.metadata.shared, compiled.metadata.num_warps
+    instructions = re.findall(r"\s(?:@!?U?P\d+ )?([A-Z][A-Z0-9]+(?:\.\w+)*)\s", code)
+    loads = [i for i in instructions if i.split(".")[0] in ("LDG", "LDGSTS")]
+    widths = [next((bits for bits in (128, 64) if f".{bits}" in i), 32) for i in loads]
+    per_processor = _PROCESSOR[architecture]
+    programs = min(
+        per_processor["registers"] // (-(-registers // 8) * 8 * 32 * warps),
+        per_processor["shared"] // (shared + 1024),
+        per_processor["warps"] // warps,
+        32,
+    )
+    return {
+        "registers": registers,
+        "spilled bytes": local + stack,
+        "shared bytes": shared,
+        "warps": warps,
+        "occupancy %": round(100 * programs * warps / per_processor["warps"]),
+        "tensor core instructions": sum(i.split(".")[0].endswith("MMA") for i in instructions),
+        **{f"loads of {bits} bits": widths.count(bits) for bits in (128, 64, 32)},
+    }
+
+
+def _run(tool: str, *arguments: str) -> str:
+    return subprocess.run([_TOOLS / tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def run(architectures: Sequence[str] = tuple(ARCHITECTURES)) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """A row for each kernel and each of `architectures`, names of `ARCHITECTURES`; no ratios."""
+    rows = [
+        {
+            "kernel": name,
+            "model": model,
+            "architecture": architecture,
+            **compile_kernel(one, architecture),
+            "multiplies": one.multiplies,
+            "moves": one.moves,
+        }
+        for name, model, one in specialisations()
+        for architecture in architectures
+    ]
+    return rows, {}
+
+
+def command(
+    architecture: Annotated[
+        list[str] | None, typer.Option(help="Only for this architecture, like sm_90; may be repeated.")
+    ] = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Registers, shared memory, occupancy and instructions of each kernel for GPUs; needs triton, and no GPU."""
+    if unknown := set(architecture or ()) - ARCHITECTURES.keys():
+        raise typer.BadParameter(
+            f"{min(unknown)} is not one of {', '.join(ARCHITECTURES)}", param_hint="--architecture"
+        )
+    Report("kernels for GPUs, compiled", json_path).finish(*run(architecture or tuple(ARCHITECTURES)))

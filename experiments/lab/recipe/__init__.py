@@ -1,0 +1,1 @@
+"""The recipe of the demo pair: `python -m espalier.experiments.lab recipe STAGE`."""
