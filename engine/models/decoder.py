@@ -21,8 +21,8 @@ MIN_INT8_WEIGHTS = 200_000_000
 """Weights of a model's layers from which `auto` is int8.
 
 Measured (experiments/lab/bench/README.md, int8 or not): models of 0.1 billion decode 1.1 to 1.7 times as fast in int8
-at a batch of 16, and lose most by rounding; one of 0.36 billion more than twice as fast, with the same text. The limit is
-halfway between, by ratio, and no figure of a machine, so that results depend on none.
+at a batch of 16, and lose most by rounding; one of 0.36 billion more than twice as fast, with the same text. The limit
+is halfway between, by ratio, and no figure of a machine, so that results depend on none.
 """
 _EMBEDDING, _NORM, _BYTES = "embedding", "norm", "weight bytes"
 """Names of what is kept beside the layers."""
