@@ -101,8 +101,8 @@ def parse(command: str) -> None:
     else:
         assert program in ("espalier", ".venv/bin/espalier"), command
     parser: Any = typer.main.get_command(lab if program == "python" else espalier_app)
-    while hasattr(parser, "commands"):
-        parser = parser.commands[given.pop(0)]
+    while hasattr(parser, "get_command"):
+        parser = parser.get_command(None, given.pop(0))
     parser.make_context(parser.name, given)
 
 
