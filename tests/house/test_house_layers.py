@@ -19,9 +19,9 @@ PLANTED_IN_A_FUNCTION = "def _planted() -> None:\n    from espalier.experiments 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     """import-linter by the contract of `folder`'s pyproject.toml, over the `espalier` that lies there if one does."""
-    script = Path(sys.executable).with_name("lint-imports")
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     return subprocess.run(
-        [str(script), "--config", "pyproject.toml", "--no-cache"],
+        [sys.executable, "-c", program, "--config", "pyproject.toml", "--no-cache"],
         cwd=folder,
         capture_output=True,
         text=True,
