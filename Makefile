@@ -46,6 +46,7 @@ test: $(VENV)/.tests  ## the suite but the markers slow, browser and tools, on u
 
 test-slow: $(VENV)/.tests  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "hypothesis and not slow" --hypothesis-profile thorough
 
 test-gpu:  ## what needs a GPU: tests and figures, with the machine's own Python
 	tests/gpu/all.sh

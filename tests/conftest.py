@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from random_examples import register_profiles
 
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine
@@ -20,9 +20,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for GPUs run here too; read when triton is imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's own; an engine's compiled parts share theirs, as everywhere
 
-# The same examples in every run, however slow the machine; others with `--hypothesis-profile=default`.
-settings.register_profile("steady", deadline=None, derandomize=True)
-settings.load_profile("steady")
+register_profiles()  # others in every run with `--hypothesis-profile=default`
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

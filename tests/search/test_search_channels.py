@@ -96,7 +96,7 @@ def streamed(tokenizer: TextTokenizer, ids: list[int], cut: int, opened: bool = 
     return thought, shown
 
 
-@pytest.mark.parametrize(("begins", "behind"), itertools.product(IN_THOUGHT, BEHIND))
+@pytest.mark.parametrize(("begins", "behind"), list(itertools.product(IN_THOUGHT, BEHIND)))
 def test_words_of_headers_are_neither_thought_nor_answer_wherever_tokens_are_cut(
     begins: str, behind: str, tokenizer: TextTokenizer
 ):

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_examples import random_examples
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from espalier.engine.execution.sampling import ROWS_AT_A_TIME, Sampler, SamplingBatch, uniforms
@@ -151,7 +152,7 @@ def test_impossible_tokens_are_never_drawn():
         assert set(drawn.tolist()) == {3, 7}
 
 
-@settings(max_examples=50)
+@random_examples(50)
 @given(st.data())
 def test_a_draw_does_not_depend_on_the_batch_it_is_in(data: st.DataObject):
     rows = 12

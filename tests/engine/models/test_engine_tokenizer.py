@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plain import hf_tokenizer
+from random_examples import random_examples
 from tiny_models import BOXED, edit_json
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -29,7 +30,7 @@ def tokenizer(tiny_checkpoints: dict[str, Path]) -> TextTokenizer:
     return TextTokenizer(Checkpoint(tiny_checkpoints["talker"]))
 
 
-@settings(max_examples=300)
+@random_examples(300)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_any_text_survives_encoding_and_decoding(tokenizer: TextTokenizer, text: str):
     ids = tokenizer.encode(text)
@@ -38,7 +39,7 @@ def test_any_text_survives_encoding_and_decoding(tokenizer: TextTokenizer, text:
         assert tokenizer.decode(ids) == text
 
 
-@settings(max_examples=200)
+@random_examples(200)
 @given(ids=st.lists(st.integers(0, 340), max_size=20))
 def test_decoding_by_the_byte_table_equals_transformers(
     tokenizer: TextTokenizer, tiny_checkpoints: dict[str, Path], ids: list[int]

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_examples import random_examples
 from tiny_pools import check, tiny_pools
 
 from espalier.engine.errors import PoolTooSmallError
@@ -63,7 +64,7 @@ def test_slabs_held_by_scattered_blocks_count_in_full():
     generator.free(kept)
 
 
-@settings(max_examples=150)
+@random_examples(150)
 @given(st.data())
 def test_what_is_reserved_can_always_be_allocated_however_fragmented_the_slabs(data: st.DataObject):
     """Searches come and go, each using any part of its reservation; none may ever meet an empty pool."""

@@ -1,8 +1,9 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_examples import random_examples
 from scripted_equivalence import ScriptedEquivalence
 from scripted_tree import BOXED, EOS, LENGTH, Step, drive
 
@@ -108,7 +109,7 @@ def test_the_posterior_by_hand():
     assert leader_stays_first(2, 1) == (1 + 4 + 6) / 16  # at most two heads of four
 
 
-@settings(max_examples=60)
+@random_examples(60)
 @given(st.integers(0, 30), st.integers(0, 30))
 def test_the_posterior_is_the_mass_of_the_beta_distribution_above_one_half(first: int, second: int):
     points = 2_000
@@ -133,7 +134,7 @@ def test_a_naive_vote_ends_at_a_perfect_score():
     assert sampled(drive(adaptive(4, 1, Vote.NAIVE), answers(*"abcd", scores=(0.5, 0.9, 0.2, 0.1)))) == 4
 
 
-@settings(max_examples=300)
+@random_examples(300)
 @given(
     st.lists(st.tuples(st.sampled_from("abc-"), st.floats(0, 1, allow_subnormal=False)), min_size=1, max_size=12),
     st.integers(1, 4),
@@ -155,7 +156,7 @@ def test_with_full_confidence_the_selected_answer_is_that_of_all_paths(
     assert selected([path[0] for path in outcome.votes]) == selected(list(range(len(paths))))
 
 
-@settings(max_examples=400)
+@random_examples(400)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["1", "2", "x", "y", "z", "-"]), st.floats(0, 1, allow_subnormal=False)),

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_examples import random_examples
 from scripted_tree import LENGTH, Outcome, RandomTree, State, Step, Streams, drive, texts_of
 
 from espalier.search.algorithms import PARAMETERS, answers_suffice, make_algorithm, unused_fields
@@ -49,7 +50,7 @@ def outcome_of(
     return drive(make, RandomTree(seed), random.Random(seed) if shuffled else None)
 
 
-@settings(max_examples=400)
+@random_examples(400)
 @given(**some_request)
 def test_no_algorithm_depends_on_the_order_or_the_numbers_of_the_nodes_it_is_told(**request):
     ordered, shuffled = outcome_of(**request), outcome_of(**request, shuffled=True)
@@ -58,7 +59,7 @@ def test_no_algorithm_depends_on_the_order_or_the_numbers_of_the_nodes_it_is_tol
     assert shuffled.votes == ordered.votes
 
 
-@settings(max_examples=400)
+@random_examples(400)
 @given(**some_request)
 def test_only_complete_paths_vote_and_nothing_that_ended_is_kept_for_more(**request):
     outcome = outcome_of(**request)
@@ -68,7 +69,7 @@ def test_only_complete_paths_vote_and_nothing_that_ended_is_kept_for_more(**requ
     assert not set(outcome.votes) & outcome.of_termination(Termination.PRUNED)
 
 
-@settings(max_examples=300)
+@random_examples(300)
 @given(**some_request)
 def test_every_leaf_votes_was_cut_short_or_is_marked_as_pruned(**request):
     outcome = outcome_of(**request)
@@ -109,7 +110,7 @@ def needs_steps(name: AlgorithmName) -> bool:
     return not answers_suffice(SearchRequest("-", name))
 
 
-@settings(max_examples=200)
+@random_examples(200)
 @given(**some_request)
 def test_no_round_samples_more_than_the_request_says(**request):
     outcome = outcome_of(**request)
@@ -127,7 +128,7 @@ def test_a_problem_on_which_every_path_is_cut_short_ends_without_a_vote(name: Al
     assert drive(requested(name, iterations=2), Hopeless(0)).votes == {}
 
 
-@settings(max_examples=200)
+@random_examples(200)
 @given(st.integers(0, 100), st.lists(st.floats(0.0, 1.0, allow_subnormal=False), min_size=1, max_size=30).filter(any))
 def test_shares_sum_to_the_budget_and_are_within_one_of_their_quota(budget: int, weights: list[float]):
     shares = apportion(budget, weights)
@@ -200,7 +201,7 @@ def plain_rebase(streams: Streams, width: int, expansion: int, how: Aggregation)
     ("name", "plain"),
     [(AlgorithmName.BEAM, plain_beam), (AlgorithmName.DVTS, plain_dvts), (AlgorithmName.REBASE, plain_rebase)],
 )
-@settings(max_examples=150)
+@random_examples(150)
 @given(
     st.integers(0, 10_000),
     st.integers(1, 4),

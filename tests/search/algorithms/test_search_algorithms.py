@@ -1,8 +1,9 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_examples import random_examples
 from scripted_tree import BOXED, EOS, LENGTH, Path, RandomTree, Step, drive
 
 from espalier.search.algorithms import answers_suffice, make_algorithm, needs_verifier, with_defaults
@@ -139,7 +140,7 @@ def test_an_unscored_step_leaves_the_paths_score_as_it_was():
     assert drive(beam(2, 1), script | {(1, 0): Step(0.6, EOS)}).final == [(0, 0), (1, 0)]
 
 
-@settings(max_examples=100)
+@random_examples(100)
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.sampled_from(list(Aggregation)))
 def test_beam_search_does_not_depend_on_the_order_it_is_told_in(
     data: st.DataObject, width: int, expansion: int, aggregation: Aggregation

@@ -1,8 +1,9 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_examples import random_examples
 from scripted_tree import EOS, LENGTH, RandomTree, Step, drive
 
 from espalier.search.algorithms.draws import picks, systematic, uniforms
@@ -30,7 +31,7 @@ def test_systematic_resampling_by_hand():
     assert picks([0, 1, 0, 3], [0.0, 0.249, 0.25, 0.999]) == [0, 2, 0, 2]
 
 
-@settings(max_examples=300)
+@random_examples(300)
 @given(
     st.lists(st.floats(0, 1e7, allow_subnormal=False), min_size=1, max_size=20).filter(lambda w: sum(w) > 1e-9),
     st.integers(1, 50),
@@ -102,7 +103,7 @@ def test_a_particle_cut_short_has_no_weight():
     assert outcome.votes == {(1, 0): 1}
 
 
-@settings(max_examples=200)
+@random_examples(200)
 @given(st.integers(0, 10_000), st.integers(1, 8))
 def test_there_are_as_many_particles_in_every_round_as_at_first(seed: int, count: int):
     populations = []

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_examples import random_examples
 from scripted_engine import VERIFIER_PROMPT, Row, begin, draw
 from search_runs import outcome
 from search_runs import run as run_whole
@@ -46,7 +47,7 @@ requests = st.builds(
     verifier_budget=st.none() | st.integers(1, 40) | st.integers(1, 300),
 ).filter(lambda request: not request.vote or not request.vote.reads_confidence or not adaptive(request))
 orders = st.integers(0, 10_000)
-laws = settings(max_examples=200)
+laws = random_examples(200)
 
 
 def told_by_rounds(result: SearchResult) -> list[tuple[int, int]]:
@@ -161,7 +162,7 @@ def test_a_search_that_is_stopped_at_any_moment_holds_nothing_and_keeps_what_it_
     assert "" not in {node.termination for node in result.nodes if node.node_id and is_leaf(node.node_id, result)}
 
 
-@settings(max_examples=100)
+@random_examples(100)
 @given(st.integers(0, 10_000), orders, st.integers(2, 4))
 def test_samples_become_one_node_where_their_text_and_their_end_are_alike(seed: int, order: int, most: int):
     request = SearchRequest("1+1?", AlgorithmName.BEAM, 8, 8, max_step_tokens=most, seed=seed)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_examples import random_examples
 from scripted_engine import begin
 from search_runs import BEST_OF_N, MAJORITY, crowd, outcome, run
 
@@ -36,7 +37,7 @@ requests = st.builds(
     merge_duplicates=st.booleans(),
 )
 orders = st.integers(0, 10_000)
-laws = settings(max_examples=300, deadline=None)
+laws = random_examples(300)
 
 
 def whole(request: SearchRequest) -> SearchRequest:

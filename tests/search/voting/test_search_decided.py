@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_examples import random_examples
 from scripted_equivalence import ScriptedEquivalence
 
 from espalier.search.algorithms import stops_early, unused_fields
@@ -79,7 +80,7 @@ def same_value(one: str, other: str, equal: dict[str, str]) -> bool:
     return equal.get(first.key, first.key) == equal.get(second.key, second.key)
 
 
-@settings(max_examples=150, deadline=None)
+@random_examples(150)
 @given(scenes())
 def test_whatever_the_others_say_a_decided_answer_wins(scene: tuple[Vote, bool, list[Path], list[int]]):
     vote, scored, ended, places = scene
@@ -93,7 +94,7 @@ def test_whatever_the_others_say_a_decided_answer_wins(scene: tuple[Vote, bool, 
         assert same_value(after.answer, before.answer, equal), rest
 
 
-@settings(max_examples=200, deadline=None)
+@random_examples(200)
 @given(scenes(answers=("4", "5")))
 def test_a_majority_of_numbers_is_decided_as_soon_as_nothing_can_change_it(
     scene: tuple[Vote, bool, list[Path], list[int]],
@@ -105,7 +106,7 @@ def test_a_majority_of_numbers_is_decided_as_soon_as_nothing_can_change_it(
     assert partial(Vote.MAJORITY, False, ended).decided(len(places), (min(places),)) is (len(values) == 1)
 
 
-@settings(max_examples=200, deadline=None)
+@random_examples(200)
 @given(scenes())
 def test_no_vote_is_decided_before_the_fewest_further_paths_have_ended(
     scene: tuple[Vote, bool, list[Path], list[int]],
@@ -152,7 +153,7 @@ def test_if_the_fewest_further_paths_agree_the_vote_is_decided(scored: bool, end
     assert fewest == 1 or not decided([*said, *agreeing[:-1]])
 
 
-@settings(max_examples=200, deadline=None)
+@random_examples(200)
 @given(scenes())
 def test_a_vote_that_may_not_be_decided_is_not_whatever_is_pending(scene: tuple[Vote, bool, list[Path], list[int]]):
     vote, scored, ended, places = scene

@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
+from random_examples import random_examples
 from raw_http import RawConnection, post, status
 from scripted_orchestrator import ScriptedOrchestrator
 from server_thread import PATIENCE, ServerThread, wait_until
@@ -283,7 +284,7 @@ MEANT = (200, 400, 404)
 
 
 @given(asked=_BODY | JSON, changed=some.booleans())
-@settings(max_examples=400)
+@random_examples(400)
 def test_a_random_body_is_answered_or_refused(asked: Any, changed: bool, shared: httpx2.Client):
     if changed and isinstance(asked, dict):  # one thing that is wrong with what is right
         name = next(iter(asked), "model")
@@ -296,7 +297,7 @@ def test_a_random_body_is_answered_or_refused(asked: Any, changed: bool, shared:
 
 
 @given(asked=some.dictionaries(some.sampled_from(_FIELDS) | some.text(max_size=5), JSON, max_size=5))
-@settings(max_examples=150)
+@random_examples(150)
 def test_a_random_search_is_answered_or_refused(asked: dict[str, Any], shared: httpx2.Client):
     raw = json.dumps({"stream": False, **asked})
     response = shared.post("/v1/searches", content=raw, headers={"content-type": "application/json"})
@@ -304,7 +305,7 @@ def test_a_random_search_is_answered_or_refused(asked: dict[str, Any], shared: h
 
 
 @given(raw=some.binary(max_size=60) | some.text(alphabet='[]{}",:\\0123eE.-+ truefalsn', max_size=60).map(str.encode))
-@settings(max_examples=500)
+@random_examples(500)
 def test_bytes_are_read_as_json_only_if_they_are(raw: bytes):
     try:
         value = parse_json(raw)
