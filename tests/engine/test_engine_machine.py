@@ -442,11 +442,11 @@ class RecurrentMachine(EngineMachine):
 
 
 FAST = {
-    EngineMachine: 50,
-    LaunchAheadMachine: 50,
-    WindowedMachine: 50,
-    MixedMachine: 50,
-    RecurrentMachine: 20,
+    EngineMachine: 16,
+    LaunchAheadMachine: 16,
+    WindowedMachine: 30,
+    MixedMachine: 16,
+    RecurrentMachine: 8,
     DraftedMachine: 3,
     DraftedAheadMachine: 3,
     DraftedMixedMachine: 4,
