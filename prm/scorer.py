@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generated
 from espalier.prm.full_rescore import FullRescore
 from espalier.prm.limits import UNLIMITED, PathLimits
@@ -101,7 +102,8 @@ class ScoredSearch:
         limits: bounds on the verifier's tokens; None for those of the model alone.
         budget: the verifier tokens that a node's step may still use.
         sampled: whether the steps are sampled by the engine's generator; else they are given texts.
-        ends_only: whether the last steps of paths are the only ones to be scored, so that each path is read at once.
+        score_final_only: whether the last steps of paths are the only ones to be scored, so that each path is read at
+            once.
     """
 
     engine: Engine
@@ -114,7 +116,7 @@ class ScoredSearch:
     limits: PathLimits | None = None
     budget: Callable[[Any], int] = lambda node: UNLIMITED
     sampled: bool = False
-    ends_only: bool = False
+    score_final_only: bool = False
 
 
 class ScoreSession:
@@ -212,33 +214,55 @@ class ScoreSession:
             self._check.close()
 
 
+@dataclass(frozen=True, slots=True)
+class ScorerNeeds:
+    """Needs of a scorer in the searches whose steps it scores.
+
+    Attributes:
+        reads: what a score is computed from: `text`, so that given texts have scores, too; `tokens`, a step as it was
+            sampled; `probes`, those of its path, so that each step that is not complete is probed first.
+        final_only: when only the last step of each path is scored: `never`; `if enough`, where no other score counts,
+            which suits scores that cost much more than sampling a step; `always`, for scores of whole answers.
+        merges: siblings of equal `text` are merged; or only those of equal `tokens`, where others may get other scores.
+        question_lengths: tokens of each question that it feeds after a step, on a fork of the generator's sequence of
+            the path; a scorer that asks there has no other sequences in searches.
+        rescored: role whose KV the full-rescore check uses, for one more path; empty without a check. In searches it is
+            the generator with `question_lengths`.
+    """
+
+    reads: Literal["text", "tokens", "probes"] = "text"
+    final_only: Literal["never", "if enough", "always"] = "never"
+    merges: Literal["text", "tokens"] = "text"
+    question_lengths: tuple[int, ...] = ()
+    rescored: str = ""
+
+    @property
+    def scores(self) -> Literal["steps", "answers"]:
+        """The scores that there are: of every step, or of complete answers only."""
+        return "answers" if self.final_only == "always" else "steps"
+
+    @property
+    def rescored_in_searches(self) -> str:
+        """Role whose KV the full-rescore check of a search uses, for one more path; empty without a check."""
+        return GENERATOR if self.rescored and self.question_lengths else self.rescored
+
+    def score_final_only(self, last_score_suffices: bool) -> bool:
+        """Return whether a search scores the last steps of paths only, given whether the others count in it."""
+        return self.final_only == "always" or (self.final_only == "if enough" and last_score_suffices)
+
+
 class Scorer(ABC):
     """Scores the steps of searches.
 
     Attributes:
         name: what it is called in messages.
-        scores: whether every step has a score, or complete answers only.
-        costly: whether a score costs much more than sampling the step; see `PrmFamily`.
-        reads_texts: whether it scores steps by their text; else only as they are sampled.
-        reads_tokens: whether its scores may differ between steps of equal text that were sampled as other tokens; then
-            only siblings that are the same tokens are merged.
-        reads_probes: whether it reads the probes of paths; then each step that is not complete is probed first.
-        path_probes: lengths of what it feeds behind each step of a search, on forks of the generator's own sequence;
-            such a scorer opens no other sequences in searches.
+        needs: what it needs of a search.
         digests: digests of the weights or code that its scores depend on, by role, besides those of engine models.
-        rescored: role whose KV the full-rescore check uses, for one more path of a search; empty without a check. Those
-            with `path_probes` use the generator's in searches.
     """
 
     name: str
-    scores: Literal["steps", "answers"] = "steps"
-    costly: bool = False
-    reads_texts: bool = True
-    reads_tokens: bool = False
-    reads_probes: bool = False
-    path_probes: tuple[int, ...] = ()
+    needs: ScorerNeeds = ScorerNeeds()
     digests: Mapping[str, str] = MappingProxyType({})
-    rescored: str = ""
 
     @property
     def identity(self) -> str:
@@ -269,9 +293,10 @@ class Scorer(ABC):
 
     def rescore_check(self, search: ScoredSearch, rounding: float = 0.0, head: str = "") -> FullRescore | None:
         """The full-rescore check of a search, see `FullRescore`; None without a check."""
-        if not self.rescored:
+        if not self.needs.rescored:
             return None
-        return FullRescore(search.engine, search.owner, self.rescored, self.name, rounding, head)
+        role = self.needs.rescored_in_searches if search.sampled else self.needs.rescored
+        return FullRescore(search.engine, search.owner, role, self.name, rounding, head)
 
     @abstractmethod
     def begin(self, search: ScoredSearch) -> ScoreSession:

@@ -60,7 +60,7 @@ class VerifierSession(ScoreSession, Generic[Family]):
         self._engine.submit(Score(self._search.owner, self._root, (), ()))
 
     def _want(self, node: StepNode, in_place: bool) -> Iterable[StepScore]:
-        return self._add(node, NodeState(wanted=True, in_place=in_place and not self._search.ends_only))
+        return self._add(node, NodeState(wanted=True, in_place=in_place and not self._search.score_final_only))
 
     def _skip(self, node: StepNode) -> Iterable[StepScore]:
         return self._add(node, NodeState(wanted=False))
@@ -118,7 +118,7 @@ class VerifierSession(ScoreSession, Generic[Family]):
     def _submit_step(self, node: StepNode, state: NodeState) -> StepScore:
         """Submit the step of a node, whose parent is scored, if it is wanted."""
         search, limits = self._search, self._search.limits
-        parent = self._states[search.root if search.ends_only else node.parent]  # pyright: ignore[reportArgumentType]
+        parent = self._states[search.root if search.score_final_only else node.parent]  # pyright: ignore[reportArgumentType]
         state.evidence = parent.evidence
         if not state.wanted:
             if parent.sequence is not None and not node.text.strip():  # its path goes on from what was read before it
@@ -198,7 +198,7 @@ class StepSession(VerifierSession[PrmFamily]):
 
     def _submit(self, node: StepNode, parent: KVSequence, state: NodeState, max_tokens: int) -> int | None:
         path, length = self._path(steps_with_text(node)), self._engine.length(parent)
-        full = self._family.full_path(path) if self._search.ends_only else self._family.read(path)
+        full = self._family.full_path(path) if self._search.score_final_only else self._family.read(path)
         self._family.model.require_embedded(VERIFIER, full.token_ids)
         reading, extends = self._relative(parent, full)
         added = len(reading.token_ids) - (0 if extends else length)

@@ -8,7 +8,7 @@ from espalier.engine.roles import VERIFIER
 from espalier.prm.base import PrmFamily
 from espalier.prm.generative import GenerativeFamily, RationaleSession
 from espalier.prm.limits import PathLimits, verifier_limits
-from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession
+from espalier.prm.scorer import ScoredSearch, Scorer, ScorerNeeds, ScoreSession
 from espalier.prm.session import StepSession, VerifierSession
 
 
@@ -34,10 +34,14 @@ class Verifier(Scorer):
         self._session: type[VerifierSession[Any]] = RationaleSession if generative else StepSession
         self.family = family
         self.name = family.name
-        self.scores = "answers" if family.info.whole_answers else "steps"
-        self.costly = family.costly
-        self.reads_texts, self.reads_tokens = not family.info.of_sampling, family.info.of_sampling
-        self.rescored = VERIFIER if full_rescore else ""
+        of_step = "if enough" if family.costly else "never"
+        read = "tokens" if family.info.of_sampling else "text"
+        self.needs = ScorerNeeds(
+            reads=read,
+            final_only="always" if family.info.whole_answers else of_step,
+            merges=read,
+            rescored=VERIFIER if full_rescore else "",
+        )
         self._same_vocabulary: dict[TextTokenizer, bool] = {}
 
     @property

@@ -86,7 +86,7 @@ class SolutionScorer:
         Raises:
             CheckpointError: `scorer` scores whole answers, not steps.
         """
-        if scorer.scores != "steps":
+        if scorer.needs.scores != "steps":
             raise CheckpointError(f"{scorer.name} scores whole answers only and has no scores of steps")
         self._orchestrator = Orchestrator(engine, None, scorer, in_flight)
 

@@ -25,8 +25,7 @@ class GuardedScorer(Scorer):
         kind = type(its)
         if not getattr(its, "name", ""):
             raise CheckpointError(f"{kind.__module__}:{kind.__qualname__}: a Scorer must have a name")
-        self.name, self.scores, self.costly, self.rescored = its.name, its.scores, its.costly, its.rescored
-        self.reads_texts, self.reads_tokens = its.reads_texts, its.reads_tokens
+        self.name, self.needs = its.name, its.needs
         digest = file_digest(kind)
         self.digests = its.digests or ({VERIFIER: digest} if digest else {})
         self._its = its

@@ -8,7 +8,7 @@ with alike is computed once. Given texts have no such sequence and are read by t
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import numpy as np
@@ -37,8 +37,7 @@ class OwnPathVerifier(Verifier):
     def __init__(self, family: AskedFamily, full_rescore: bool = False) -> None:
         """Create a verifier; see `Verifier`."""
         super().__init__(family, full_rescore)
-        self.reads_tokens = True
-        self.path_probes = tuple(map(len, family.probes))
+        self.needs = replace(self.needs, merges="tokens", question_lengths=tuple(map(len, family.probes)))
 
     @property
     def identity(self) -> str:
@@ -49,10 +48,7 @@ class OwnPathVerifier(Verifier):
         """See `Scorer`."""
         if not search.sampled:
             return super().begin(search)
-        check = None
-        if self.rescored:
-            check = FullRescore(search.engine, search.owner, GENERATOR, self.name, self.family.rounding, HEAD)
-        return OwnPathSession(self.family, search, check)
+        return OwnPathSession(self.family, search, self.rescore_check(search, self.family.rounding, HEAD))
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ import numpy as np
 from espalier.engine.work import Generated
 from espalier.prm.base import ScoreInput
 from espalier.prm.full_rescore import Read
-from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode
+from espalier.prm.scorer import ScoredSearch, Scorer, ScorerNeeds, ScoreSession, StepNode
 
 
 class TokenScorer(Scorer):
@@ -19,7 +19,7 @@ class TokenScorer(Scorer):
     """
 
     head: str = ""
-    reads_texts = False
+    needs = ScorerNeeds(reads="tokens")
 
     @abstractmethod
     def score(self, done: Generated) -> float:

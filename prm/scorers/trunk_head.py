@@ -28,7 +28,7 @@ from espalier.engine.work import Generated
 from espalier.prm.base import Sampled
 from espalier.prm.heads import at_layer, layer_of, stacked_head, take_layers
 from espalier.prm.path_evidence import Combination, PathEvidence, combination_of, sigmoid
-from espalier.prm.scorer import ScoredSearch, ScoreSession, StepNode
+from espalier.prm.scorer import ScoredSearch, ScorerNeeds, ScoreSession, StepNode
 from espalier.prm.scorers.tokens import TokenScorer, TokenSession
 
 ARCHITECTURE = "TrunkHeadForStepScores"
@@ -47,9 +47,12 @@ class TrunkHead(TokenScorer):
         With a `combination`, a score is made of the path's evidence, else of the head's logit for the step alone.
         """
         self.digests = {VERIFIER: digest}
-        self.rescored = GENERATOR if full_rescore else ""
         self.combination = combination
-        self.reads_tokens = combination is not None
+        self.needs = ScorerNeeds(
+            reads="tokens",
+            merges="tokens" if combination else "text",
+            rescored=GENERATOR if full_rescore else "",
+        )
 
     def score(self, done: Generated) -> float:
         """The probability that the head's logit stands for."""

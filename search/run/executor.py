@@ -152,7 +152,7 @@ class ResolvedRequest:
         blocks: KV blocks that the search may hold, by KV group: at most, or with paths of the expected length.
         generator_prompt: the generator's prompt, as token ids.
         verifier_prompt: the verifier's prompt; empty without `verifier_limits`.
-        ends_only: whether of each path only the last step is scored, so that the verifier reads the path at once.
+        score_final_only: whether only the last step of each path is scored; the verifier then reads the path at once.
         warnings: what the result will warn of, whole sentences.
         thoughts: how its paths think; None for a generator that does not.
         probes: how its paths are probed; None if they are not.
@@ -166,7 +166,7 @@ class ResolvedRequest:
     blocks: Mapping[str, int] = field(default_factory=dict)
     generator_prompt: tuple[int, ...] = ()
     verifier_prompt: tuple[int, ...] = ()
-    ends_only: bool = False
+    score_final_only: bool = False
     warnings: tuple[str, ...] = ()
     thoughts: ThoughtPlan | None = None
     probes: ProbePlan | None = None

@@ -12,7 +12,7 @@ from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import NO_MARKS, Done, Generate, Generated, PathStreams, StopCause
-from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore, steps_with_text
+from espalier.prm.scorer import ScoredSearch, Scorer, ScorerNeeds, ScoreSession, ScoreStatus, StepScore, steps_with_text
 from espalier.search.algorithms import needs_verifier, stops_early, unused_fields
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.form import answer_in
@@ -128,11 +128,12 @@ class TreeExpander:
         self._failures: dict[str, int] = {}  # paths that ended with an error, by its text
         self._probes: AnswerProbes | None = None
         self._held: dict[Node, tuple[Expand, Node, bool]] = {}  # by the node whose probe they wait for, see `_generate`
-        self._scores_probes = self._scorer is not None and self._scorer.reads_probes
-        self._merges_texts = resolved.request.merge_duplicates and not (self._scorer and self._scorer.reads_tokens)
+        needs = self._scorer.needs if self._scorer else ScorerNeeds()
+        self._scores_probes = needs.reads == "probes"
+        self._merges_texts = resolved.request.merge_duplicates and needs.merges == "text"
         self._unscored: dict[Node, bool] = {}  # nodes that are to be scored once probed, by `in_place` of `want`
         self._on_complete = on_complete
-        verifies = resolved.verifier_limits is not None or bool(self._scorer and self._scorer.path_probes)
+        verifies = resolved.verifier_limits is not None or bool(needs.question_lengths)
         self._budget = Budget(resolved.request, meter, verifies)
         self._gate = make_gate(resolved.request, self._scorer is not None) if stops_early(resolved.request) else None
         unsure = resolved.request.stop_unsure if "stop_unsure" not in unused_fields(resolved.request) else ""
@@ -176,7 +177,7 @@ class TreeExpander:
                     resolved.verifier_limits,
                     self._budget.verifier_left,
                     sampled=True,
-                    ends_only=self._resolved.ends_only,
+                    score_final_only=resolved.score_final_only,
                 )
             )
         self.root.verifier_tokens = self._session.prompt_tokens
@@ -504,7 +505,7 @@ class TreeExpander:
 
     def _has_score(self, node: Node) -> bool:
         """Return whether a node is to be scored: steps without text, and steps that were cut off, are not."""
-        if self._resolved.ends_only:
+        if self._resolved.score_final_only:
             return node.complete
         return bool(node.text.strip()) and viable(node)
 
@@ -540,7 +541,7 @@ class TreeExpander:
         """Count a node as finished: it is scored and, for independent paths, ended or stopped."""
         state = self._states[node]
         if self._scorer and state.to_end and node.complete:
-            read = [node] if self._resolved.ends_only else steps_with_text(node)
+            read = [node] if self._resolved.score_final_only else steps_with_text(node)
             if any(step.score is None for step in read):
                 node.termination = self._budget.why_unscored(node)  # no score for this path
         self._unfinished -= node.multiplicity if state.to_end else 1

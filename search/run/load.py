@@ -158,7 +158,7 @@ def _load_scorer(
         reference = checkpoints.get(REFERENCE)
         family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
         scorer, models[VERIFIER] = Verifier(family, settings.verify_incremental), family.model
-    if scorer and settings.verify_incremental and not scorer.rescored:
+    if scorer and settings.verify_incremental and not scorer.needs.rescored:
         raise CheckpointError(
             f"--verify-incremental: {scorer.name} reads no path step by step, so there is nothing to compare its "
             "scores with; leave the flag out"

@@ -7,7 +7,7 @@ what Dynasor (arXiv:2412.20993) ends thoughts by, the certainty of a trial answe
 
 from collections.abc import Iterable
 
-from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode, StepScore
+from espalier.prm.scorer import ScoredSearch, Scorer, ScorerNeeds, ScoreSession, StepNode, StepScore
 from espalier.search.grading.answers import exact_match_key
 from espalier.search.tree import Node, Probe
 
@@ -21,9 +21,7 @@ class ProbeScorer(Scorer):
     """Scores steps by the probes of their paths, which the search makes for it; see the module."""
 
     name = "probe"
-    reads_texts = False
-    reads_tokens = True
-    reads_probes = True
+    needs = ScorerNeeds(reads="probes", merges="tokens")
 
     def begin(self, search: ScoredSearch) -> ScoreSession:
         """See `Scorer`."""

@@ -67,7 +67,7 @@ class Resolver:
         self._scorer = scorer
         self._expected_tokens = expected_tokens
         self.grammars = GrammarCompiler(generator.model) if generator else None
-        scores: Scores = scorer.scores if scorer else "none"
+        scores: Scores = scorer.needs.scores if scorer else "none"
         self.defaults = replace(generator.defaults, scores=scores) if generator else None
 
     @property
@@ -112,25 +112,23 @@ class Resolver:
             raise InvalidRequestError([Violation(name, _NO_THOUGHT) for name in asked])
         if effective.more_thinking and marks and marks.closing.token_id is None:
             raise InvalidRequestError([Violation("more_thinking", _NO_MARK.format(marks.closing.text))])
-        if scorer and scorer.reads_probes and not effective.probe_every:
+        if scorer and scorer.needs.reads == "probes" and not effective.probe_every:
             effective = replace(effective, probe_every=1)  # at the end of every step
         probes = None
         if every := effective.probe_every:
             model = self._generator.model
             probes = plan_probes(every, model.tokenizer, thoughts, model.config.max_positions)
         grammar, probe_grammar = self._grammars_of(effective, probed=probes is not None)
-        behind = (*([probes.max_tokens] if probes else []), *(scorer.path_probes if scorer else ()))
+        behind = (*([probes.max_tokens] if probes else []), *(scorer.needs.question_lengths if scorer else ()))
         limits = PathLimits(len(prompt), path_tokens, step_tokens, max(behind, default=0), max(1, len(behind)))
         verifier_prompt, verifier_limits = (), None
-        if scorer and not scorer.path_probes:
+        if scorer and not scorer.needs.question_lengths:
             tokenizer = self._generator.model.tokenizer
             verifier_prompt = scorer.prompt(request.problem_text)
             steps = min(effective.max_steps or max(DEFAULT_MAX_STEPS, path_tokens // _STEP_TOKENS), path_tokens)
             verifier_limits = scorer.bounds(len(verifier_prompt), limits, steps, tokenizer)
-        ends_only = scorer is not None and (
-            scorer.scores == "answers" or (scorer.costly and last_score_suffices(effective))
-        )
-        if verifier_limits and ends_only:
+        final_only = scorer is not None and scorer.needs.score_final_only(last_score_suffices(effective))
+        if verifier_limits and final_only:
             verifier_limits = replace(verifier_limits, step_tokens=verifier_limits.path_tokens)
         blocks = self._worst_case(effective, limits, verifier_limits)
         if self._expected_tokens:
@@ -147,7 +145,7 @@ class Resolver:
             blocks,
             prompt,
             verifier_prompt,
-            ends_only,
+            final_only,
             warnings,
             thoughts,
             probes,
@@ -209,7 +207,7 @@ class Resolver:
         lengths = [[len(tokenizer.encode(step)) for step in steps] for steps in request.solutions]
         limits = PathLimits(0, max(map(sum, lengths)), max(map(max, lengths)))
         bounds = scorer.bounds(len(prompt), limits, max(map(len, lengths)), tokenizer)
-        paths = len(set(request.solutions)) + (scorer.rescored == VERIFIER)
+        paths = len(set(request.solutions)) + (scorer.needs.rescored == VERIFIER)
         blocks = worst_case(self._engine, VERIFIER, (MemoryEstimate(paths, paths),), bounds) if bounds else {}
         self._require_fits(blocks, "the number or the length of the solutions")
         return ResolvedScores(request, prompt, blocks)
@@ -226,7 +224,7 @@ class Resolver:
         # Nothing of a path that is judged by rationales stays behind.
         judged = bounds.rationales is not None
         together = min(request.max_nodes, _MAX_JUDGED if judged else _MAX_BRANCHES)
-        checked = MemoryEstimate(together if judged else int(scorer.rescored == VERIFIER))
+        checked = MemoryEstimate(together if judged else int(scorer.needs.rescored == VERIFIER))
         paths = worst_case(self._engine, VERIFIER, (checked,), bounds)  # with the problem
         size = self._engine.settings.block_size
         # The first and the last block of a node's tokens are its own; so are those of what is fed to read its score.
@@ -309,7 +307,7 @@ class Resolver:
             InvalidRequestError: there is none; `field` of the request says so.
         """
         scorer = self._scorer
-        if scorer is None or not scorer.reads_texts:
+        if scorer is None or scorer.needs.reads != "text":
             name = f"{scorer.name} scores steps as they are sampled" if scorer else "no verifier is loaded"
             raise InvalidRequestError([Violation(field, f"cannot be scored: {name}; {_SCORER_ADVICE}")])
         return scorer
@@ -325,7 +323,7 @@ class Resolver:
             return None
         if not scorer:
             what = f"{what_needs_verifier(request)} needs a verifier and none is loaded; {verifier_advice()}"
-        elif scorer.scores == "answers" and not answers_suffice(request):
+        elif scorer.needs.scores == "answers" and not answers_suffice(request):
             name, fit = scorer.name, " or ".join(algorithms_for_answers())
             what = f"{request.algorithm} reads the scores of steps, and {name} scores whole answers; choose {fit}"
         else:
@@ -347,9 +345,7 @@ class Resolver:
             PoolTooSmallError: the pool does not hold the search alone, or not one of its whole paths.
         """
         estimates = memory_estimate(request)
-        rescored = self._scorer.rescored if self._scorer else ""
-        if rescored and self._scorer and self._scorer.path_probes:
-            rescored = GENERATOR
+        rescored = self._scorer.needs.rescored_in_searches if self._scorer else ""
         of_verifier = self._blocks_of(VERIFIER, estimates, verifier, rescored) if verifier else {}
         while True:
             blocks = self._blocks_of(GENERATOR, estimates, generator, rescored) | of_verifier

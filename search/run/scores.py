@@ -37,7 +37,7 @@ class RunningScoring(Running[ResolvedScores, ScoreResult]):
             self.options.salt,
             request.seed,
             budget=self._tokens_left,
-            ends_only=self._scorer.scores == "answers",
+            score_final_only=self._scorer.needs.scores == "answers",
         )
         self._session = self._scorer.begin(scored)
         self.meter.verifier_tree_tokens += self._session.prompt_tokens
@@ -142,7 +142,7 @@ class RunningScores(RunningScoring):
         return node
 
     def _begin_steps(self) -> None:
-        answers = set(self._ends) if self._scorer.scores == "answers" else None
+        answers = set(self._ends) if self._scorer.needs.scores == "answers" else None
         for node in self._nodes.values():
             wanted = answers is None or node in answers
             self._on_scores(self._session.want(node) if wanted else self._session.skip(node))
@@ -176,7 +176,7 @@ class RunningScores(RunningScoring):
     def _solution(self, end: Node) -> SolutionScores:
         steps = end.lineage()
         scores = tuple(step.score for step in steps)
-        needed = scores[-1:] if self._scorer.scores == "answers" else scores
+        needed = scores[-1:] if self._scorer.needs.scores == "answers" else scores
         reason = next((self._reasons[step] for step in steps if step in self._reasons), "")
         if None in needed:
             return SolutionScores(None, scores, reason or "there was no time to score it")

@@ -97,7 +97,7 @@ def score_path(
 
 def score_answer(engine: Engine, verifier: Verifier, steps: list[str]) -> float:
     """The score of a whole answer, by a family that scores no steps."""
-    session, node = begin(engine, verifier, ends_only=True)
+    session, node = begin(engine, verifier, score_final_only=True)
     for text in steps[:-1]:
         node = child(node, text)
         assert list(session.skip(node)) == [StepScore(node)]

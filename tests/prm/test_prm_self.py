@@ -121,7 +121,7 @@ def test_a_step_costs_its_question_and_one_token(settings: RuntimeSettings, path
     result = searched(orchestrator)
     scorer = orchestrator._scorer
     assert isinstance(scorer, OwnPathVerifier)
-    (question,) = scorer.path_probes
+    (question,) = scorer.needs.question_lengths
     asked = sum(node.score is not None for node in paths)
     assert result.usage.verifier_tokens == result.usage.verifier_tree_tokens == asked * (question + 1)
     orchestrator.engine.check_drained()

@@ -127,8 +127,10 @@ def test_python_takes_the_scorer_of_the_example_and_every_step_has_its_score(fol
 
 
 def test_a_costly_scorer_is_asked_about_whole_paths_alone_where_their_last_score_is_the_one_that_counts(folder: Path):
-    costly = scorer_example().replace('    name = "shorter"', '    name = "shorter"\n    costly = True')
-    (folder / "copied.py").write_text(costly)
+    costly = scorer_example().replace(
+        '    name = "shorter"', '    name = "shorter"\n    needs = ScorerNeeds(final_only="if enough")'
+    )
+    (folder / "copied.py").write_text(costly.replace("Scorer,", "Scorer, ScorerNeeds,"))
     with Solver(verifier="copied:shorter", kv_memory="64M") as solver:
         last, least = (
             solver.solve(PROBLEM, algorithm="best-of-n", beam_width=2, aggregation=a) for a in ("last", "min")
