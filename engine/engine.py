@@ -36,7 +36,7 @@ from espalier.engine.speculation.draft_model import ModelDrafter
 from espalier.engine.speculation.lengths import MeasuredLength
 from espalier.engine.speculation.speculation import Speculation
 from espalier.engine.speculation.suffixes import SuffixDrafter
-from espalier.engine.stats import SECOND_BOUNDS, Histogram, RoleStats
+from espalier.engine.stats import RoleCounters, RoleStats
 from espalier.engine.step_record import StepRecord, Times, record_of
 from espalier.engine.work import Done, Generated, Work
 from espalier.kernels.layout import Layout, StateLayout, kv_groups
@@ -139,8 +139,9 @@ class Engine:
             windows = [shape.window for shape in kv_groups(model.config.kv_layers)]
             if drafts:  # it goes back by what is not accepted
                 windows = [window and window + self.settings.draft_tokens for window in windows]
+            counters = RoleCounters()
             pools = [
-                BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache, window, name)
+                BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache, window, name, counters)
                 for layout, window, name in zip(layouts, [*windows, None], pool_names(role, model.config), strict=False)
             ]
             table = SequenceTable(pools, cache_seed=model.digest.encode())
@@ -160,7 +161,6 @@ class Engine:
         self._in_flight: list[tuple[str, StepPlan, WaitForResults, Times]] = []  # the oldest first
         self._last_update_end = 0.0
         self.on_step: Callable[[StepRecord], None] | None = None
-        self._step_seconds = {role: Histogram(SECOND_BOUNDS) for role in models}
         self._collected: list[Done] = []
         self._failures: list[PartialFailureError] = []  # of batches, for `step` to raise
 
@@ -414,10 +414,11 @@ class Engine:
             self._fail(role, step.owners, error)
             return
         update_end = perf_counter()
-        self._step_seconds[role].add(launch_times[2] - launch_times[0] + update_end - wait_start)
-        if speculation := self.schedulers[role].speculation:
+        scheduler = self.schedulers[role]
+        scheduler.table.counters.step_seconds.add(launch_times[2] - launch_times[0] + update_end - wait_start)
+        if speculation := scheduler.speculation:
             seconds = update_end - max(launch_times[0], self._last_update_end)  # another batch may have been in flight
-            speculation.record(step, self.schedulers[role].running_branches, seconds)
+            speculation.record(step, scheduler.running_branches, seconds)
         self._last_update_end = update_end
         if self.on_step:
             self.on_step(record_of(role, step, launch_times, (wait_start, wait_end, update_end)))
@@ -493,36 +494,7 @@ class Engine:
 
     def stats(self) -> dict[str, RoleStats]:
         """Counters by role."""
-        return {
-            role: RoleStats(
-                computed_tokens=int(scheduler.batch_tokens.sum),
-                steps=scheduler.batch_rows.count,
-                copied_blocks=scheduler.copied_blocks,
-                live_blocks=sum(pool.live_blocks for pool in scheduler.pools),
-                cached_blocks=sum(pool.cached_blocks for pool in scheduler.pools),
-                free_blocks=sum(pool.free_blocks for pool in scheduler.pools),
-                live_states=sum(pool.live_blocks for pool in scheduler.pools if pool.holds_states),
-                cached_states=sum(pool.cached_blocks for pool in scheduler.pools if pool.holds_states),
-                live_bytes=sum(pool.live_bytes for pool in scheduler.pools),
-                cached_bytes=sum(pool.cached_blocks * pool.layout.block_bytes for pool in scheduler.pools),
-                free_bytes=sum(pool.free_blocks * pool.layout.block_bytes for pool in scheduler.pools),
-                wasted_bytes=sum(pool.owned_slabs * pool.layout.wasted_bytes_per_slab for pool in scheduler.pools),
-                preemptions=self._preemption.counts[role],
-                cache_lookups=scheduler.table.prefixes.lookups,
-                cache_hits=scheduler.table.prefixes.hits,
-                drafted_tokens=scheduler.speculation.drafted if scheduler.speculation else 0,
-                accepted_tokens=scheduler.speculation.accepted if scheduler.speculation else 0,
-                evicted_blocks=sum(pool.evictions for pool in scheduler.pools),
-                live_sequences=scheduler.table.live_sequences,
-                owned_slabs=sum(pool.owned_slabs for pool in scheduler.pools),
-                bytes_per_token=sum(pool.layout.bytes_per_token for pool in scheduler.pools),
-                block_bytes=sum(pool.layout.block_bytes for pool in scheduler.pools),
-                batch_rows=scheduler.batch_rows.copy(),
-                batch_tokens=scheduler.batch_tokens.copy(),
-                step_seconds=self._step_seconds[role].copy(),
-            )
-            for role, scheduler in self.schedulers.items()
-        }
+        return {role: scheduler.table.stats() for role, scheduler in self.schedulers.items()}
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless slabs, blocks, reference counts and block tables agree."""

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from espalier.search.algorithms.base import Expand
 from espalier.search.request import SearchRequest
 from espalier.search.tree import NodeRecord as NodeRecord
+from espalier.search.usage import Usage as Usage
 
 Path = tuple[int, ...]
 R = TypeVar("R", covariant=True)
@@ -166,62 +167,6 @@ class Sampled:
     draws: tuple[int, ...]
     own_tokens: int
     verifier_tokens: int
-
-
-@dataclass(slots=True)
-class Usage:
-    """The cost of one search.
-
-    Tokens: `generator_tokens` and `verifier_tokens` are the tokens whose KV that model computed for this search,
-    including the prompt. `*_tree_tokens` counts every token of the search tree once; siblings that share a prefix count
-    it once. `prompt_tokens` is the length of the generator's prompt. `generated_tokens` counts sampled tokens,
-    including those of duplicates, and all tokens of answer probes, written and sampled, which are also counted apart as
-    `probe_tokens`. `appended_tokens` are those that the host wrote into paths. `nodes` counts sampled steps;
-    `duplicates` of them were merged into an equal sibling. `*_saved_tokens` is how many more tokens would have been
-    computed if every candidate had been computed from the prompt on. `stopped_paths` is the number of paths that were
-    not run to their end because the answer was decided without them, and `stopped_tokens` an estimate of the tokens
-    that they would still have sampled: if they had become as long as the mean path that ended. `drafted_tokens` were
-    proposed for its paths and verified, which changes nothing but how long it takes; `accepted_tokens` of them were
-    drawn and gone on behind, each without a step of its own. What was computed for the others is counted nowhere else.
-
-    Memory, at the search's peak, for both models together: `physical_blocks` is the number of KV blocks held,
-    `logical_blocks` the number that would be held if no two sequences shared any; bytes are given in total and per
-    role.
-
-    Seconds: `seconds` and `first_step_seconds` count from the start of the search, `queue_seconds` is the time before
-        it.
-    """
-
-    generator_tokens: int = 0
-    generator_tree_tokens: int = 0
-    generator_saved_tokens: int = 0
-    generated_tokens: int = 0
-    verifier_tokens: int = 0
-    verifier_tree_tokens: int = 0
-    verifier_saved_tokens: int = 0
-    nodes: int = 0
-    pruned: int = 0
-    duplicates: int = 0
-    peak_kv_bytes: int = 0
-    generator_peak_kv_bytes: int = 0
-    verifier_peak_kv_bytes: int = 0
-    logical_blocks: int = 0
-    physical_blocks: int = 0
-    queue_seconds: float = 0.0
-    first_step_seconds: float = 0.0
-    seconds: float = 0.0
-    stopped_paths: int = 0
-    stopped_tokens: int = 0
-    prompt_tokens: int = 0
-    appended_tokens: int = 0
-    probe_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-
-    @property
-    def charged_tokens(self) -> int:
-        """Tokens that the search used up: sampled by the generator, those of its probes, and read by the verifier."""
-        return self.generated_tokens + self.verifier_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import numpy as np
 from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.prefix_cache import PrefixCache
+from espalier.engine.stats import RoleCounters
 from espalier.kernels.layout import Layout, StateLayout
 
 log = logging.getLogger("espalier.engine.memory")
@@ -39,6 +40,7 @@ class BlockPool:
         enable_prefix_cache: bool = True,
         window: int | None = None,
         name: str = "",
+        counters: RoleCounters | None = None,
     ) -> None:
         """Make a pool without slabs.
 
@@ -49,10 +51,11 @@ class BlockPool:
             enable_prefix_cache: whether blocks without references stay cached.
             window: how many positions a token sees, or None for all before it.
             name: what the KV pool knows it by; its role if the model has no other group.
+            counters: what all pools of the model count in; its own without.
         """
         self.role = role
         self.name = name or role
-        self.evictions = 0
+        self.counters = counters or RoleCounters()
         self.enable_prefix_cache = enable_prefix_cache
         self._evictable = EvictableBlocks()
         self.layout = layout
@@ -308,7 +311,7 @@ class BlockPool:
         self._evictable.remove(block, self._slab(block))
         self.cache.forget(block)
         self._free_slots[self._slab(block)].append(block)
-        self.evictions += 1
+        self.counters.evicted_blocks += 1
         log.debug("evicted block %d of the %s from the prefix cache", block, self.name)
 
     def _count_live(self, block: int) -> None:

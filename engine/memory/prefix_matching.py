@@ -27,16 +27,11 @@ class _Tail(NamedTuple):
 
 
 class PrefixMatching:
-    """Finds the beginnings of a model's rows in the prefix caches of its KV groups, and enters them there.
-
-    Attributes:
-        lookups: full blocks of prompts that might have been in the prefix cache, each once.
-        hits: those that were.
-    """
+    """Finds the beginnings of a model's rows in the prefix caches of its KV groups, and enters them there."""
 
     def __init__(self, tables: BlockTables, siblings: Callable[[int], Iterable[int]]) -> None:
         """Know of no row of `tables` yet; `siblings` gives the other rows of a row's owner."""
-        self.lookups = self.hits = 0
+        self._counters = tables.pools[0].counters
         self._tables = tables
         self._pools, self._states, self._block_size = tables.pools, tables.states, tables.block_size
         self._siblings = siblings
@@ -56,7 +51,7 @@ class PrefixMatching:
         self._seeds[row] = seed
         if self._enabled:
             length = int(self._tables.lengths[row])
-            self.lookups += length // self._block_size
+            self._counters.cache_lookups += length // self._block_size
             self._take_cached(row, length)
 
     def fork(self, source: int, row: int, shares: bool) -> None:
@@ -120,7 +115,7 @@ class PrefixMatching:
             return False
         if preempted:  # a fresh one was counted by `open`
             self._preempted.discard(row)
-            self.lookups += most // self._block_size
+            self._counters.cache_lookups += most // self._block_size
         return True
 
     def keep(self, row: int, transient: bool = False) -> None:
@@ -233,7 +228,7 @@ class PrefixMatching:
 
     def _note_cached(self, row: int, hashes: list[bytes], count: int) -> None:
         """Note that a row's first `count` full blocks came from the cache, which may lack the others."""
-        self.hits += count
+        self._counters.cache_hits += count
         if count < len(hashes):
             self._unhashed[row] = hashes
         else:

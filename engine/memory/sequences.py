@@ -1,6 +1,7 @@
 """Sequences of one model: opened, forked, truncated and released, each with an owner."""
 
 from collections.abc import Hashable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from espalier.engine.errors import MisuseError
 from espalier.engine.memory.block_tables import BlockTables
 from espalier.engine.memory.blocks import BlockPool
 from espalier.engine.memory.prefix_matching import PrefixMatching
+from espalier.engine.stats import COUNTERS, RoleStats
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +43,7 @@ class SequenceTable(BlockTables):
     """All live sequences of one model: each is a row of block tables, and has an owner.
 
     Attributes:
+        counters: what is counted of the model.
         prefixes: how rows are found in the prefix cache.
     """
 
@@ -55,6 +58,7 @@ class SequenceTable(BlockTables):
         """
         super().__init__(pools, rows, columns)
         self._cache_seed = cache_seed
+        self.counters = pools[0].counters
         self.prefixes = PrefixMatching(self, self._siblings)
         self._of_owner: dict[Hashable, dict[KVSequence, None]] = {}  # in order of arrival
         self._follower: Follower | None = None
@@ -63,6 +67,27 @@ class SequenceTable(BlockTables):
     def live_sequences(self) -> int:
         """Sequences not yet released."""
         return len(self.lengths) - len(self._free_rows)
+
+    def stats(self) -> RoleStats:
+        """Return the counters as they are now, and the memory that the model holds."""
+        pools = self.pools
+        states = [pool for pool in pools if pool.holds_states]
+        return RoleStats(
+            **{name: deepcopy(getattr(self.counters, name)) for name in COUNTERS},
+            live_blocks=sum(pool.live_blocks for pool in pools),
+            cached_blocks=sum(pool.cached_blocks for pool in pools),
+            free_blocks=sum(pool.free_blocks for pool in pools),
+            live_states=sum(pool.live_blocks for pool in states),
+            cached_states=sum(pool.cached_blocks for pool in states),
+            live_bytes=sum(pool.live_bytes for pool in pools),
+            cached_bytes=sum(pool.cached_blocks * pool.layout.block_bytes for pool in pools),
+            free_bytes=sum(pool.free_blocks * pool.layout.block_bytes for pool in pools),
+            wasted_bytes=sum(pool.owned_slabs * pool.layout.wasted_bytes_per_slab for pool in pools),
+            live_sequences=self.live_sequences,
+            owned_slabs=sum(pool.owned_slabs for pool in pools),
+            bytes_per_token=sum(pool.layout.bytes_per_token for pool in pools),
+            block_bytes=sum(pool.layout.block_bytes for pool in pools),
+        )
 
     def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> KVSequence:
         """A new sequence that holds `token_ids`, of which only blocks from the prefix cache count as computed.

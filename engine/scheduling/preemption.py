@@ -25,12 +25,10 @@ class Preemption:
     `compact` drops its KV of that model too; it is computed again later, and then that model fits.
 
     Attributes:
-        counts: how often an owner's KV was freed, by role.
         preempted: the owners that wait for room, each with the blocks that it held, by KV group.
     """
 
     def __init__(self, kv_pool: KVPool, schedulers: Mapping[str, Scheduler], admission: Admission) -> None:
-        self.counts = dict.fromkeys(schedulers, 0)
         self.preempted: dict[Hashable, dict[str, int]] = {}
         self._kv_pool = kv_pool
         self._schedulers = schedulers
@@ -40,9 +38,9 @@ class Preemption:
     def preempt(self, owner: Hashable) -> None:
         """Give up the KV of `owner` and pause its work until there is room."""
         held = self.preempted.setdefault(owner, {})
-        for role, scheduler in self._schedulers.items():
+        for scheduler in self._schedulers.values():
             if scheduler.table.blocks_of(owner):
-                self.counts[role] += 1
+                scheduler.table.counters.preemptions += 1
                 for group, pool in enumerate(scheduler.pools):
                     if pool.name in self._admission.pools:  # others need not have theirs back
                         held[pool.name] = held.get(pool.name, 0) + scheduler.table.blocks_of(owner, group)
@@ -92,12 +90,12 @@ class Preemption:
         if not (active := self._active()):
             return False
         first = min(active, key=self._admission.rank)
-        for role, scheduler in self._schedulers.items():
+        for scheduler in self._schedulers.values():
             others = [other for other in self._schedulers.values() if other is not scheduler or len(other.pools) > 1]
             scattered = any(pool.live_slabs > pool.slabs_for(pool.live_blocks) for pool in scheduler.pools)
             if scattered and scheduler.table.blocks_of(first) and any(first in other.owners() for other in others):
                 scheduler.drop_kv(first)
-                self.counts[role] += 1
+                scheduler.table.counters.preemptions += 1
                 return True
         return False
 
@@ -113,9 +111,9 @@ class Preemption:
         if first is None or not self._admission.is_admitted(first):
             return False
         for working in (False, True):
-            for role, scheduler in self._schedulers.items():
+            for scheduler in self._schedulers.values():
                 if scheduler.drop_some_kv(first, working):
-                    self.counts[role] += 1
+                    scheduler.table.counters.preemptions += 1
                     return True
         return False
 

@@ -12,7 +12,6 @@ from espalier.engine.models.model import Model
 from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, Read, StepPlan
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
 from espalier.engine.scheduling.running_samples import RunningSamples
-from espalier.engine.stats import ROW_BOUNDS, TOKEN_BOUNDS, Histogram
 from espalier.engine.work import Done, Generate, Score, Scored, Work
 
 if TYPE_CHECKING:
@@ -40,9 +39,6 @@ class Scheduler:
 
     Attributes:
         planner: chooses the tokens of each step.
-        batch_rows: sequences of each step since the scheduler was made.
-        batch_tokens: tokens computed in each.
-        copied_blocks: blocks copied since then.
         speculation: what drafts tokens for the branches; None for nobody.
     """
 
@@ -53,8 +49,6 @@ class Scheduler:
         self.role = role
         self.table, self.pools = table, table.pools
         self.planner = BatchPlanner(table, make_room)
-        self.batch_rows, self.batch_tokens = Histogram(ROW_BOUNDS), Histogram(TOKEN_BOUNDS)
-        self.copied_blocks = 0
         self.speculation: Speculation | None = None
         self._model = model
         self._waiting: list[WaitingRequest] = []
@@ -267,9 +261,9 @@ class Scheduler:
             chunk.target.computed_tokens += chunk.count
             if isinstance(chunk.target, RunningRequest) and not self.table.missing(chunk.target.row):
                 chunk.target.computed_tokens -= 1  # its last token had not been computed before
-        self.copied_blocks += plan.copied_blocks
-        self.batch_rows.add(len(plan.rows))
-        self.batch_tokens.add(int(plan.counts.sum()))
+        self.table.counters.copied_blocks += plan.copied_blocks
+        self.table.counters.batch_rows.add(len(plan.rows))
+        self.table.counters.batch_tokens.add(int(plan.counts.sum()))
 
     def update(self, plan: StepPlan, results: StepResults) -> list[Done]:
         """Process the results of a step, the oldest of those in flight, and return the work that it finished.

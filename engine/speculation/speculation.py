@@ -58,8 +58,6 @@ class Speculation:
 
     Attributes:
         length: tokens that branches draft at most in the next step.
-        drafted: tokens proposed that were verified.
-        accepted: those of them that branches drew and went on behind.
     """
 
     def __init__(
@@ -72,7 +70,6 @@ class Speculation:
         self._max_positions = max_positions
         self._vocab_size = vocab_size
         self.length = lengths.choose(1)
-        self.drafted = self.accepted = 0
 
     def draft(self, branches: Sequence[RunningRequest]) -> bool:
         """Set the drafts of branches that the next step may go on with; returns whether any has one."""
@@ -105,8 +102,8 @@ class Speculation:
         """Take note of what was drawn, and of what finished with it; its sequences stand in the table still."""
         if draws.depths is not None:
             branches = int((draws.depths == 0).sum())
-            self.drafted += len(draws.depths) - branches
-            self.accepted += draws.tokens - branches
+            self._table.counters.drafted_tokens += len(draws.depths) - branches
+            self._table.counters.accepted_tokens += draws.tokens - branches
         self._drafter.learn(finished)
 
     def record(self, plan: StepPlan, running: int, seconds: float) -> None:

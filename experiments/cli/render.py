@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from espalier.experiments.report.trees import Line, tree_lines
 from espalier.experiments.runs.grid import settings_text
 from espalier.experiments.runs.record import Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.search.result import SearchResult, StopReason
+from espalier.search.usage import USAGE_COUNTERS
 
 if TYPE_CHECKING:  # which need what a client alone has not installed
     from espalier.experiments.planning.sweep_cost import Estimate
@@ -79,10 +81,9 @@ def _costs(result: SearchResult) -> Group:
         f"({a.peak_kv_bytes / 2**20:.1f} MiB at the peak)",
         f"{a.seconds:.2f} s",
     ]
-    if a.probe_tokens:
-        rows[1] = f"{rows[1]}; {a.probe_tokens} of the generated tokens are probes'"
-    if a.drafted_tokens:
-        rows[1] = f"{rows[1]}; {a.accepted_tokens} of {a.drafted_tokens} drafted tokens accepted"
+    told = asdict(a)
+    notes = [each.note.format_map(told) for name, each in USAGE_COUNTERS.items() if each.note and told[name]]
+    rows[1] = "; ".join([rows[1], *notes])
     if a.stopped_paths:
         rows.insert(2, f"decided early: {a.stopped_paths} paths cut short, about {a.stopped_tokens} tokens saved")
     if result.stop_reason in _STOPPED:

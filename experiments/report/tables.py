@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from espalier.experiments.report.differences import Difference
 from espalier.experiments.report.runs import Run, differing_fields, field_title
-from espalier.experiments.runs.summary import grouped
+from espalier.experiments.runs.summary import Summary, grouped
 from espalier.experiments.runs.table import Table
+from espalier.search.usage import USAGE_COUNTERS
 
 
 def main_table(runs: Sequence[Run]) -> Table:
@@ -30,18 +31,24 @@ def main_table(runs: Sequence[Run]) -> Table:
         **({"no answer": map(str, unanswered)} if any(unanswered) else {}),
         "generated tokens": [f"{s.generated_tokens:.0f}" for s in found],
         "verifier tokens": [f"{s.verifier_tokens:.0f}" for s in found],
-        **_with_share("drafted tokens", "accepted %", [(s.drafted_tokens, s.accepted_tokens) for s in found]),
+        **_further_columns(found),
         "seconds": [_three_digits(s.wall_seconds) for s in found],
         "peak KV MiB": [_three_digits(s.peak_kv_mib) for s in found],
     })  # fmt: skip
 
 
-def _with_share(title: str, share: str, tokens: Sequence[tuple[float, float]]) -> dict[str, Sequence[str]]:
-    """Columns of tokens that were drafted, and of the share that was of use; none for no tokens."""
-    if not any(spent for spent, _ in tokens):
-        return {}
-    shares = [100 * used / spent if spent else None for spent, used in tokens]
-    return {title: [f"{spent:.0f}" for spent, _ in tokens], share: [_or_dash(each, 1) for each in shares]}
+def _further_columns(found: Sequence[Summary]) -> dict[str, Sequence[str]]:
+    """Columns of the counters that have a `Counter.column`, without those that are 0 in all runs."""
+    columns: dict[str, Sequence[str]] = {}
+    for name, declared in USAGE_COUNTERS.items():
+        pairs = [(s.further.get(name, 0.0), s.further.get(declared.share_of or name, 0.0)) for s in found]
+        if not declared.column or not any(whole for _, whole in pairs):
+            continue
+        if declared.share_of:
+            columns[declared.column] = [_or_dash(part / whole if whole else None, 100) for part, whole in pairs]
+        else:
+            columns[declared.column] = [f"{mean:.0f}" for mean, _ in pairs]
+    return columns
 
 
 def _named(runs: Sequence[Run]) -> dict[str, Sequence[str]]:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ class RunFolder:
 
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""
-        write_whole(self.folder / "summary.json", asdict(summary))
+        write_whole(self.folder / "summary.json", summary.to_dict())
 
 
 def read_samples(folder: Path) -> list[Sample]:

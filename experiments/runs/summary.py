@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import clustered_standard_error, effective_trials, pass_at_k, wilson_interval
 from espalier.search.request import SearchRequest
+from espalier.search.usage import USAGE_COUNTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Summary:
         grader: name and version of the grader.
         configuration: the search with every default filled in.
         derived: samples that were derived from a larger search; what only a search tells is then None.
+        further: means of the counters of `Usage` that have a column of their own in reports.
     """
 
     benchmark: str
@@ -72,8 +74,12 @@ class Summary:
     grader: str
     configuration: Mapping[str, Any]
     derived: int
-    drafted_tokens: float = 0.0
-    accepted_tokens: float = 0.0
+    further: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values of `summary.json`."""
+        values = asdict(self)
+        return values | values.pop("further")
 
     @property
     def is_graded(self) -> bool:
@@ -155,8 +161,7 @@ def summarise(samples: Sequence[Sample], benchmark: str, configuration: Mapping[
         grader=grader,
         configuration=configuration,
         derived=derived,
-        drafted_tokens=mean("drafted_tokens"),
-        accepted_tokens=mean("accepted_tokens"),
+        further={name: mean(name) for name, declared in USAGE_COUNTERS.items() if declared.column},
     )
 
 

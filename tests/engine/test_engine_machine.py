@@ -321,10 +321,9 @@ class EngineMachine(RuleBasedStateMachine):
         for reservation in self.reservations:
             self.engine.admission.release(reservation)
         self.engine.check_drained()
-        if speculation := self.engine.schedulers[GENERATOR].speculation:
-            EngineMachine.drafted += speculation.drafted
-            EngineMachine.accepted += speculation.accepted
         stats = self.engine.stats().values()
+        EngineMachine.drafted += sum(role.drafted_tokens for role in stats)
+        EngineMachine.accepted += sum(role.accepted_tokens for role in stats)
         EngineMachine.preemptions += sum(role.preemptions for role in stats)
         EngineMachine.evictions += sum(role.evicted_blocks for role in stats)
 

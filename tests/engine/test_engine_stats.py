@@ -1,6 +1,7 @@
 """What an engine counts of its steps."""
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 from engine_driver import drain, generate, release
@@ -16,7 +17,7 @@ def test_a_histogram_includes_a_buckets_bound_and_keeps_its_copy_apart():
     values = Histogram((1, 10))
     for value in (0, 1, 2, 10, 11):
         values.add(value)
-    copy = values.copy()
+    copy = deepcopy(values)
     values.add(5)
     assert (copy.counts, copy.sum, copy.count) == ([2, 2, 1], 24, 5)
     assert (values.counts, values.count) == ([2, 3, 1], 6)

@@ -2,7 +2,7 @@
 
 import json
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -76,7 +76,7 @@ def evaluate_command(
         ):
             summary = replace(evaluation, on_sample=on_sample).run(request, folder)
     if as_json:
-        print(json.dumps(asdict(summary), indent=2))
+        print(json.dumps(summary.to_dict(), indent=2))
     else:
         show_summary(Console(), summary, len(asked), out)
     if code := exit_code([summary]):

@@ -4,8 +4,9 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,7 +21,7 @@ from prometheus_client.utils import floatToGoString
 
 from espalier import __version__
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.engine.stats import Histogram, RoleStats
+from espalier.engine.stats import COUNTERS, Histogram, RoleCounters, RoleStats
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.service.engine_thread import EngineState, EngineThread
 from espalier.search.service.errors import NotReadyError
@@ -31,20 +32,7 @@ ASK_SECONDS = 0.5
 """Seconds that a scrape waits for the engine to end its step; it then shows what was reported last."""
 
 _DIGEST_DIGITS = 12
-_COUNTERS = (
-    ("preemptions", "engine_preemptions", "Times that a search gave up its KV to make room."),
-    ("copied_blocks", "engine_copied_blocks", "Partial KV blocks copied for paths that part."),
-    ("cache_lookups", "prefix_cache_lookup_blocks", "Full blocks of prompts looked up in the prefix cache."),
-    ("cache_hits", "prefix_cache_hit_blocks", "Blocks of prompts found in the prefix cache."),
-    ("drafted_tokens", "drafted_tokens", "Tokens proposed for paths and verified."),
-    ("accepted_tokens", "accepted_tokens", "Drafted tokens that paths drew, without a step of their own."),
-    ("evicted_blocks", "prefix_cache_evicted_blocks", "Cached blocks given up to make room."),
-)
-_HISTOGRAMS = (
-    ("batch_rows", "engine_batch_rows", "Sequences in a batch."),
-    ("batch_tokens", "engine_batch_tokens", "Tokens computed in a batch."),
-    ("step_seconds", "engine_step_seconds", "Time of one engine step, a batch of one model."),
-)
+_NOTHING = RoleCounters()
 
 
 class EngineMetrics(Collector):
@@ -124,17 +112,22 @@ def _of_the_models(stats: dict[str, RoleStats]) -> Iterator[Metric]:
         states.add_metric((role, "live"), each.live_states)
         states.add_metric((role, "cached"), each.cached_states)
     yield states
-    for field, name, text in _COUNTERS:
-        counter = CounterMetricFamily(f"espalier_{name}", text, labels=("role",))
-        for role, each in stats.items():
-            counter.add_metric((role,), getattr(each, field))
-        yield counter
-    for field, name, text in _HISTOGRAMS:
-        histogram = HistogramMetricFamily(f"espalier_{name}", text, labels=("role",))
-        for role, each in stats.items():
-            values: Histogram = getattr(each, field)
-            histogram.add_metric((role,), _buckets(values), values.sum)
-        yield histogram
+    for name, declared in COUNTERS.items():
+        of_roles = {role: getattr(each, name) for role, each in stats.items()}
+        yield _family(f"espalier_{declared.metric}", declared.text, of_roles, getattr(_NOTHING, name))
+
+
+def _family(name: str, text: str, values: Mapping[str, Any], nothing: Any) -> Metric:
+    """A counter or a histogram by role; which of them is told by the value where `nothing` was counted."""
+    if not isinstance(nothing, Histogram):
+        counter = CounterMetricFamily(name, text, labels=("role",))
+        for role, value in values.items():
+            counter.add_metric((role,), value)
+        return counter
+    histogram = HistogramMetricFamily(name, text, labels=("role",))
+    for role, value in values.items():
+        histogram.add_metric((role,), _buckets(value), value.sum)
+    return histogram
 
 
 def _buckets(values: Histogram) -> list[tuple[str, float]]:

@@ -6,10 +6,10 @@ The registry is the server's own, so that a process can hold several servers.
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.search.service.access.calls import Call
 from espalier.search.service.engine_thread import Search
 from espalier.search.service.errors import REASONS
+from espalier.search.usage import USAGE_COUNTERS
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the buckets of times; a search may take 300 seconds by default."""
@@ -61,14 +61,13 @@ class Metrics:
         self._queue_seconds = seconds("search_queue", "Time that a search waited before it started.")
         self._run_seconds = seconds("search_run", "Time from a search's start to its result.", "algorithm")
         self._first_step_seconds = seconds("search_first_step", "Time from a search's start to its first step.")
-        self._tokens = {
-            "tokens": counter("computed_tokens", "Tokens that a model computed for ended searches.", "role"),
-            "tree_tokens": counter("tree_tokens", "Tokens of ended searches' trees, each counted once.", "role"),
-            "saved_tokens": counter("saved_tokens", "Further tokens, had nothing been shared.", "role"),
-        }
-        self._sampled = counter("sampled_tokens", "Tokens that the generator sampled for ended searches.")
-        self._stopped_paths = counter("stopped_paths", "Paths not run to their end, as the answer was decided.")
-        self._stopped_tokens = counter("stopped_tokens", "Tokens that stopped paths would still have sampled.")
+        made: dict[str, Counter] = {}
+        self._usage: dict[str, Counter] = {}  # by the names of their fields
+        for name, declared in USAGE_COUNTERS.items():
+            if metric := declared.metric:
+                if metric not in made:
+                    made[metric] = counter(metric, declared.text, *(("role",) if declared.role else ()))
+                self._usage[name] = made[metric].labels(declared.role) if declared.role else made[metric]
 
     def call_ended(self, call: Call) -> None:
         """Count a call that is over."""
@@ -92,12 +91,8 @@ class Metrics:
         self._run_seconds.labels(algorithm).observe(usage.seconds)
         if usage.nodes:
             self._first_step_seconds.observe(usage.first_step_seconds)
-        for kind, counter in self._tokens.items():
-            for role in (GENERATOR, VERIFIER):
-                counter.labels(role).inc(getattr(usage, f"{role}_{kind}"))
-        self._sampled.inc(usage.generated_tokens)
-        self._stopped_paths.inc(usage.stopped_paths)
-        self._stopped_tokens.inc(usage.stopped_tokens)
+        for name, counter in self._usage.items():
+            counter.inc(getattr(usage, name))
         if call.caller is not None and call.caller.login:
             self._caller_tokens.labels(_bounded(self._callers, call.caller.name)).inc(usage.charged_tokens)
 

@@ -21,6 +21,7 @@ from espalier.search.run.executor import AnyResult
 from espalier.search.service.access.calls import Call
 from espalier.search.service.engine_thread import Search
 from espalier.search.service.observability.observer import Observer
+from espalier.search.usage import USAGE_COUNTERS
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -32,11 +33,6 @@ MAX_ROUNDS = 256
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
-_USAGE = (
-    "queue_seconds", "first_step_seconds", "nodes", "generator_tokens", "generated_tokens", "verifier_tokens",
-    "stopped_tokens", "peak_kv_bytes",
-)  # fmt: skip
-"""Fields of the usage that a search's span has."""
 _FAULTS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 """Codes that OpenTelemetry's conventions for gRPC servers count as the server's errors."""
 
@@ -172,7 +168,7 @@ def _attributes(result: AnyResult) -> dict[str, str | int | float | bool]:
         "espalier.algorithm": str(request.algorithm),
         "espalier.stop_reason": str(result.stop_reason),
         **of_search,
-        **{f"espalier.{name}": getattr(result.usage, name) for name in _USAGE},
+        **{f"espalier.{name}": getattr(result.usage, name) for name, each in USAGE_COUNTERS.items() if each.span},
     }
 
 

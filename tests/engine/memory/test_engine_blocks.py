@@ -123,7 +123,7 @@ def test_a_sequence_begins_with_those_cached_blocks_that_it_may_use():
         check(pools, {"generator": table.live_block_tables(), "verifier": []})
         table.release(sequence)
     assert computed == {2: 0, 1: 3, 0: 4}, "three lie in one slab, the last in another"
-    assert (table.prefixes.lookups, table.prefixes.hits) == (16, 7)
+    assert (table.counters.cache_lookups, table.counters.cache_hits) == (16, 7)
 
 
 def test_a_model_takes_a_cached_block_of_its_own_before_a_slab_that_the_other_has_reserved():
@@ -133,13 +133,13 @@ def test_a_model_takes_a_cached_block_of_its_own_before_a_slab_that_the_other_ha
     generator.free([held[1]])
     verifier.reserved_slabs = 1
     assert generator.allocate() == held[1]
-    assert (generator.evictions, generator.owned_slabs) == (1, 1)
+    assert (generator.counters.evicted_blocks, generator.owned_slabs) == (1, 1)
     generator.free([held[1]])
     assert generator.allocate() == held[1], "a free slot of its own comes first of all"
     generator.free([held[0]])
     verifier.reserved_slabs = 0
     assert generator.allocate() // 3 != held[0] // 3, "a slab that nobody has reserved is opened before any eviction"
-    assert generator.evictions == 1
+    assert generator.counters.evicted_blocks == 1
 
 
 def test_freeing_a_free_block_or_sharing_one_is_refused():

@@ -472,19 +472,19 @@ def test_counters_of_all_workers_are_summed_up_and_a_lost_one_s_are_kept():
     executor = executor_on(workers)
     one = some_stats()
     workers.report(0, stats={"generator": one})
-    workers.report(1, stats={"generator": replace(one, steps=5, live_blocks=2)})
+    workers.report(1, stats={"generator": replace(one, preemptions=5, live_blocks=2)})
     seen = executor.occupancy().stats["generator"]
-    assert (seen.steps, seen.live_blocks, seen.free_blocks) == (one.steps + 5, 2, 2 * one.free_blocks)
+    assert (seen.preemptions, seen.live_blocks, seen.free_blocks) == (one.preemptions + 5, 2, 2 * one.free_blocks)
     assert (seen.block_bytes, seen.bytes_per_token) == (one.block_bytes, one.bytes_per_token)
     assert seen.step_seconds.count == 2 * one.step_seconds.count
     assert seen.step_seconds.sum == pytest.approx(2 * one.step_seconds.sum)
     workers.lose(1)
     after = executor.occupancy().stats["generator"]
-    assert (after.steps, after.live_blocks, after.free_blocks) == (seen.steps, 0, one.free_blocks)
+    assert (after.preemptions, after.live_blocks, after.free_blocks) == (seen.preemptions, 0, one.free_blocks)
     workers.load(1)
-    workers.report(1, stats={"generator": replace(one, steps=1)})
+    workers.report(1, stats={"generator": replace(one, preemptions=1)})
     again = executor.occupancy().stats["generator"]
-    assert (again.steps, again.computed_tokens) == (seen.steps + 1, 3 * one.computed_tokens)
+    assert (again.preemptions, again.computed_tokens) == (seen.preemptions + 1, 3 * one.computed_tokens)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def some_stats() -> RoleStats:
         tokens.add(token_count)
         seconds.add(took)
     return RoleStats(
-        computed_tokens=20034, steps=3, copied_blocks=11, live_blocks=0, cached_blocks=3, free_blocks=7,
+        copied_blocks=11, live_blocks=0, cached_blocks=3, free_blocks=7,
         live_states=0, cached_states=2,
         live_bytes=0, cached_bytes=3 * 16384, free_bytes=7 * 16384, wasted_bytes=64, preemptions=12, cache_lookups=13,
         cache_hits=8, drafted_tokens=21, accepted_tokens=17,
