@@ -118,7 +118,7 @@ def test_a_search_is_the_same_as_on_the_backend_for_cpus(
     pair = {
         role: str(tiny_checkpoints[name]) for role, name in {"generator": "talker", "verifier": "classifier"}.items()
     }
-    request = SearchRequest(problem="38+47?", beam_width=1, expansion=2, max_steps=2, max_step_tokens=8, seed=3)
+    request = SearchRequest(problem="38+47?", beam_width=1, expansion=2, max_steps=2, max_step_tokens=3, seed=3)
     compare(request, monkeypatch, launch_ahead=True, **pair)
 
 

@@ -24,6 +24,10 @@ from espalier.kernels.triton.plan import Costs
 
 KINDS = ["llama", "gemma2", "gemma3_text", "qwen3_moe", "gpt_oss", "deepseek_v3"]
 """Windows in some layers, experts, sinks, caps, and values narrower than keys."""
+FEW = [
+    pytest.param(kind, marks=() if kind in {"gemma2", "gpt_oss", "deepseek_v3"} else pytest.mark.slow) for kind in KINDS
+]
+"""In every run those that have all of these between them."""
 EXPERTS = {"qwen3_moe", "gpt_oss", "deepseek_v3"}
 GREEDY = Sampling(temperature=0.0)
 
@@ -55,7 +59,7 @@ def assert_logits_equal(logits: np.ndarray, folder: Path, token_ids: list[int]) 
     assert (torch.from_numpy(logits) - expected).abs().max() / expected.abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 def test_prefill_forks_and_decoding_equal_transformers(
     kind: str, make_engine: Callable[..., Engine], interpreted: Callable[..., Model], folders: dict[str, Path]
 ):
@@ -102,7 +106,7 @@ def cuda() -> Iterator[FakeCuda]:
         yield fake
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 def test_steps_wait_for_nothing_but_their_results(
     kind: str, cuda: FakeCuda, make_engine: Callable[..., Engine], folders: dict[str, Path]
 ):

@@ -107,9 +107,15 @@ def test_attention_over_shared_blocks_equals_dense_attention(groups: int, head_d
     )
 
 
-@pytest.mark.parametrize("chunk", [64, 512], ids=["in portions", "whole"])
-@pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize(("softcap", "sinks"), [(None, True), (0.7, False), (30.0, True)])
+@pytest.mark.parametrize(
+    ("softcap", "sinks", "window", "chunk"),
+    [
+        pytest.param(softcap, sinks, window, chunk, marks=() if (i + j + k) % 2 else pytest.mark.slow)
+        for i, (softcap, sinks) in enumerate([(None, True), (0.7, False), (30.0, True)])
+        for j, window in enumerate([None, 9])
+        for k, chunk in enumerate([64, 512])
+    ],
+)
 def test_caps_and_sinks_take_part_once_in_each_row(softcap: float | None, sinks: bool, window: int | None, chunk: int):
     problem = plant(paged_problem(forest(), heads=6, kv_heads=3, head_dim=24, kind=TokenMajorLayout))
     terms = {"softcap": softcap, "sinks": torch.tensor([0.5, -1.0, 3.0, 0.0, 9.0, -9.0]) if sinks else None}
