@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +322,11 @@ ENDPOINTS = {
     "rollouts": Rollouts,
     "sessions": Sessions,
 }
-ways_in = pytest.mark.parametrize("endpoint", ENDPOINTS.values(), ids=ENDPOINTS)
+ways_in = pytest.mark.parametrize(
+    "endpoints",
+    [list(ENDPOINTS.values()), *(pytest.param([each], marks=pytest.mark.slow) for each in ENDPOINTS.values())],
+    ids=["all at once", *ENDPOINTS],
+)
 
 
 def message(fields: dict[str, Any]) -> pb.SolveProblemRequest:
@@ -397,12 +402,12 @@ def server(orchestrator: Any, checkpoints: Path, start: Callable[..., ServerThre
 
 
 @pytest.fixture
-def callers(server: ServerThread) -> Iterator[Callable[[Any], list[Any]]]:
-    """Makes the callers of one endpoint."""
+def callers(server: ServerThread) -> Iterator[Callable[[list[Any]], list[Any]]]:
+    """Makes the callers, who take turns at the endpoints."""
     with ExitStack() as opened:
 
-        def make(endpoint: Any) -> list[Any]:
-            made = [endpoint(server) for _ in range(CALLERS)]
+        def make(endpoints: list[Any]) -> list[Any]:
+            made = [endpoint(server) for endpoint in islice(cycle(endpoints), CALLERS)]
             for each in made:
                 opened.callback(each.close)
             return made
@@ -444,15 +449,15 @@ def all_in(server: ServerThread, count: int = CALLERS) -> bool:
 
 
 @ways_in
-def test_calls_that_are_answered_leave_nothing(endpoint, server, callers, pool):
-    assert Counter(pool.map(lambda each: each.ask(SMALL), callers(endpoint))) == {"OK": CALLERS}
+def test_calls_that_are_answered_leave_nothing(endpoints, server, callers, pool):
+    assert Counter(pool.map(lambda each: each.ask(SMALL), callers(endpoints))) == {"OK": CALLERS}
     wait_until(lambda: nothing_left(server))
 
 
 @ways_in
-def test_calls_that_are_cancelled_end_their_searches(endpoint, server, callers, pool):
+def test_calls_that_are_cancelled_end_their_searches(endpoints, server, callers, pool):
     leave = threading.Event()
-    together = [pool.submit(each.leave, LARGE, lambda: leave.wait(LONG)) for each in callers(endpoint)]
+    together = [pool.submit(each.leave, LARGE, lambda: leave.wait(LONG)) for each in callers(endpoints)]
     wait_until(lambda: all_in(server))
     leave.set()
     for each in together:
@@ -462,26 +467,26 @@ def test_calls_that_are_cancelled_end_their_searches(endpoint, server, callers, 
 
 
 @ways_in
-def test_calls_whose_deadline_passes_end_their_searches(endpoint, server, callers, pool):
-    ended = Counter(pool.map(lambda each: each.ask(LARGE, 0.5), callers(endpoint)))
+def test_calls_whose_deadline_passes_end_their_searches(endpoints, server, callers, pool):
+    ended = Counter(pool.map(lambda each: each.ask(LARGE, 0.5), callers(endpoints)))
     assert ended == {"DEADLINE_EXCEEDED": CALLERS}
     wait_until(lambda: nothing_left(server))
     assert outcomes(server) == {"cancelled"}
 
 
 @ways_in
-def test_wrong_calls_leave_nothing(endpoint, server, callers, pool):
-    ended = Counter(pool.map(lambda each: each.ask({**SMALL, "beam_width": -1}), callers(endpoint)))
+def test_wrong_calls_leave_nothing(endpoints, server, callers, pool):
+    ended = Counter(pool.map(lambda each: each.ask({**SMALL, "beam_width": -1}), callers(endpoints)))
     assert ended == {"INVALID_ARGUMENT": CALLERS}
     wait_until(lambda: nothing_left(server))
 
 
 @ways_in
-def test_calls_that_are_too_many_are_refused_and_leave_nothing(endpoint, orchestrator, start, pool):
+def test_calls_that_are_too_many_are_refused_and_leave_nothing(endpoints, orchestrator, start, pool):
     server = start(lambda: orchestrator, max_searches=4, max_queue=4, http_port=0)
     server.wait_loaded()
     with ExitStack() as opened:
-        made = [endpoint(server) for _ in range(CALLERS)]
+        made = [endpoint(server) for endpoint in islice(cycle(endpoints), CALLERS)]
         for each in made:
             opened.callback(each.close)
         ended = Counter(pool.map(lambda each: each.ask({**LARGE, "temperature": 0.3, "beam_width": 16}), made))
@@ -491,8 +496,8 @@ def test_calls_that_are_too_many_are_refused_and_leave_nothing(endpoint, orchest
 
 
 @ways_in
-def test_searches_that_break_leave_nothing_and_the_others_go_on(endpoint, server, callers, pool):
-    made = callers(endpoint)
+def test_searches_that_break_leave_nothing_and_the_others_go_on(endpoints, server, callers, pool):
+    made = callers(endpoints)
     faults = [pool.submit(each.ask, {**SMALL, "problem": FAULT}) for each in made[::2]]
     others = [pool.submit(each.ask, SMALL) for each in made[1::2]]
     assert {each.result(LONG) for each in faults} == {"INTERNAL"}
@@ -501,8 +506,8 @@ def test_searches_that_break_leave_nothing_and_the_others_go_on(endpoint, server
 
 
 @ways_in
-def test_a_server_that_shuts_down_tells_every_call_and_leaves_nothing(endpoint, server, callers, pool, orchestrator):
-    together = [pool.submit(each.ask, LARGE) for each in callers(endpoint)]
+def test_a_server_that_shuts_down_tells_every_call_and_leaves_nothing(endpoints, server, callers, pool, orchestrator):
+    together = [pool.submit(each.ask, LARGE) for each in callers(endpoints)]
     wait_until(lambda: all_in(server))
     server.call(server.server.stop())
     assert {each.result(LONG) for each in together} == {"UNAVAILABLE"}
