@@ -468,7 +468,7 @@ SCORED = [name for name in ALL if name not in ("greedy", "chain")]
 def test_every_search_takes_the_scores_of_probes_alone_and_in_company(
     name: str, thinking_model, make_orchestrator: Callable[..., Orchestrator]
 ):
-    request = replace(ALL[name], thinking="16", max_tokens=220, max_steps=14, step_rule="tokens:4", vote=Vote.WEIGHTED)
+    request = replace(ALL[name], thinking="16", max_tokens=150, max_steps=7, step_rule="tokens:4", vote=Vote.WEIGHTED)
     request = replace(request, temperature=0.7)
 
     def probing(**options: object) -> Orchestrator:
@@ -480,7 +480,7 @@ def test_every_search_takes_the_scores_of_probes_alone_and_in_company(
     alone = run(probing(kv_memory_bytes=2**24), request).only
     assert alone.error == ""
     crowded = probing(kv_memory_bytes=2**23, reserved_share=0.05, max_batch_tokens=16)
-    among = run(crowded, request, *(replace(request, seed=seed) for seed in (8, 9))).results[0]
+    among = run(crowded, request, replace(request, seed=8)).results[0]
     crowded.engine.check_drained()
     assert outcome(among) == outcome(alone)
     assert replay(trace_of(alone)) == len(alone.rounds)
