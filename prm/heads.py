@@ -96,7 +96,7 @@ def load_scoring_model(
     else:
         linears = take_layers(checkpoint, layers, decoder, labels, bias)
     for name in unused:
-        checkpoint.ignore(name)
+        checkpoint.mark_used(name)
     checkpoint.require_all_taken()
     return Model(decoder, stacked_head(linears, output), tokenizer, (), checkpoint.digest())
 
@@ -185,7 +185,7 @@ def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: Sequenc
         head = decoder.layers.require_head(checkpoint.folder)
         return lambda hidden: head(hidden)[:, list(token_ids)]
     if decoder.config.tied:
-        checkpoint.ignore("lm_head.weight")
+        checkpoint.mark_used("lm_head.weight")
         weight = decoder.embedding
     else:
         weight = checkpoint.take("lm_head.weight", decoder.dtype, "cpu", decoder.embedding.shape)

@@ -73,7 +73,7 @@ def combination_of(folder: Checkpoint) -> Combination:
     Raises:
         CheckpointError: they are not there, or no numbers.
     """
-    weights: dict[str, Any] = folder.object("weights")
+    weights: dict[str, Any] = folder.files.object("weights")
     numbers = [weights.get(name) for name in FEATURES] + [folder.config.get("offset")]
     if set(weights) != set(FEATURES) or not all(type(number) in (int, float) for number in numbers):
         raise CheckpointError(

@@ -166,11 +166,11 @@ def load_decoder(
     backend = choose_backend_for(checkpoint, dtype, device)
     log.info("%s runs by native code", checkpoint.folder)
     quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
-    if kept := checkpoint.kept("decoder", backend, dtype):
+    if kept := checkpoint.cache.read("decoder", backend, dtype):
         outer = EmbeddingAndNorm(kept.tensors[_EMBEDDING], kept.tensors[_NORM])
         layers = backend.layers_of_kept(kept, config.num_layers, config.spec, outer)
         return Decoder(config, backend, layers, kept.facts[_BYTES])
-    taken = checkpoint.taken
+    used = checkpoint.used
     weight_bytes, rooms = 0, dict[torch.Size, torch.Tensor]()
     prefix = checkpoint.decoder_prefix
     if "language_model." in prefix:
@@ -241,7 +241,7 @@ def load_decoder(
     weight_bytes += embedding.nbytes + outer.norm.nbytes
     if kept := layers.kept():
         tensors = {**kept.tensors, _EMBEDDING: embedding, _NORM: outer.norm}
-        checkpoint.keep("decoder", backend, dtype, Kept(tensors, {**kept.facts, _BYTES: weight_bytes}), taken)
+        checkpoint.cache.write("decoder", backend, dtype, Kept(tensors, {**kept.facts, _BYTES: weight_bytes}), used)
     return Decoder(config, backend, layers, weight_bytes)
 
 
@@ -251,4 +251,4 @@ def _ignore_images(checkpoint: Checkpoint) -> None:
     some = ", ".join(sorted(others)[:3])
     log.info("%d tensors of %s are not its text half's: %s, …", len(others), checkpoint.folder, some)
     for name in others:
-        checkpoint.ignore(name)
+        checkpoint.mark_used(name)

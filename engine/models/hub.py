@@ -11,7 +11,7 @@ from os.path import lexists
 from pathlib import Path
 
 from espalier.engine.errors import CheckpointError, nearest, nearest_file
-from espalier.engine.models.adapter import adapter_files, base_of, is_adapter
+from espalier.engine.models.checkpoint.adapter import adapter_files, base_of, is_adapter
 from espalier.engine.models.options import GGUF, LoadFormat
 from espalier.engine.models.weights import SMALL_FILES, named_files, parts_of, weight_lists
 

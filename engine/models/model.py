@@ -152,7 +152,7 @@ def language_model_head(checkpoint: Checkpoint, decoder: Decoder, quantised: boo
         return decoder.layers.require_head(checkpoint.folder)
     if not decoder.config.tied:
         return _untied_head(checkpoint, decoder.backend, decoder.dtype, decoder.device, quantised)
-    checkpoint.ignore(_HEAD)
+    checkpoint.mark_used(_HEAD)
     return _head(checkpoint, decoder.backend, decoder.dtype, lambda: decoder.embedding, quantised)
 
 
@@ -170,12 +170,12 @@ def _head(
 ) -> Head:
     if not quantised or not backend.quantized_packer():
         return backend.prepare_linear(read())
-    if kept := checkpoint.kept("head", backend, dtype):
+    if kept := checkpoint.cache.read("head", backend, dtype):
         return backend.prepare_linear(backend.weight_of_kept(kept))
-    taken, weight = checkpoint.taken, read()
+    used, weight = checkpoint.used, read()
     weight = make_quantizer(Quantization.INT8, backend, weight.dtype, weight.device)(weight, 0)
     if kept := backend.keep_weight(weight):
-        checkpoint.keep("head", backend, dtype, kept, taken)
+        checkpoint.cache.write("head", backend, dtype, kept, used)
     return backend.prepare_linear(weight)
 
 

@@ -54,15 +54,15 @@ class TextTokenizer:
             CheckpointError: when `tokenizer.json` is missing, or one of them is unreadable or means nothing.
         """
         self._folder = checkpoint.folder
-        if (text := checkpoint.text("tokenizer.json")) is None:
+        if (text := checkpoint.files.text("tokenizer.json")) is None:
             raise CheckpointError(f"{self._folder} has no tokenizer.json; save the checkpoint with a fast tokenizer")
         written = parse_object(self._folder / "tokenizer.json", text)
         self._require_no_growth(written)
         with self._library("is not a tokenizer"):
             self._tokenizer = Tokenizer.from_str(text)
-        self._config = checkpoint.optional_json(_CONFIG)
+        self._config = checkpoint.files.optional_json(_CONFIG)
         if "added_tokens_decoder" not in self._config:  # older checkpoints have a file for these
-            listed = checkpoint.optional_json("special_tokens_map.json")
+            listed = checkpoint.files.optional_json("special_tokens_map.json")
             self._config |= {name: listed[name] for name in (*SPECIAL_TOKENS, *_LISTS) if name in listed}
         self._special = self._mark_special(self._named_tokens())
         self._require_ids(checkpoint, written)
@@ -176,9 +176,9 @@ class TextTokenizer:
         return self._template.render(messages, add_generation_prompt, special, **variables)
 
     def _chat_template(self, checkpoint: Checkpoint) -> ChatTemplate | None:
-        if (source := checkpoint.text(name := "chat_template.jinja")) is not None:
+        if (source := checkpoint.files.text(name := "chat_template.jinja")) is not None:
             return ChatTemplate(source, str(self._folder / name))
-        place = checkpoint.place(_CONFIG)
+        place = checkpoint.files.place(_CONFIG)
         source = self._config.get("chat_template")
         if isinstance(source, list):  # transformers 4 wrote several with names
             source = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}

@@ -158,7 +158,7 @@ def inspect_checkpoint(
         match, note = _choose(outline, family, other is not None)
     sampling: dict[str, Any] = {}
     if match is None:
-        configured = outline.optional_json("generation_config.json")
+        configured = outline.files.optional_json("generation_config.json")
         sampling = sampling_defaults(configured)
         if warning := not_applied(configured):
             outline.warn(warning)
@@ -174,7 +174,7 @@ def inspect_checkpoint(
     source = "the chat template" if tokenizer.has_chat_template else f"no chat template; {tokenizer.begin_source}"
     return Inspection(
         folder=outline.folder,
-        adapter=outline.adapter,
+        adapter=outline.adapter and outline.adapter.folder,
         architecture=outline.architecture,
         role=GENERATOR if match is None else VERIFIER,
         match=match,
@@ -183,7 +183,7 @@ def inspect_checkpoint(
         dtype=dtype,
         quantization=quantization,
         weight_bytes=_weight_bytes(model, quantization),
-        stored=str(outline.stored or ""),
+        stored=str(outline.files.stored or ""),
         has_weights=outline.load_format is not LoadFormat.DUMMY,
         kv_bytes_per_token=c.kv_bytes_per_token(dtype.itemsize),
         state_bytes=c.state_bytes,
@@ -218,7 +218,7 @@ def _usual_kind(outline: Outline) -> str:
 def _answering(outline: Outline, tokenizer: TextTokenizer) -> Mapping[str, float]:
     if not find_marks(tokenizer) or not has_thinking_switch(tokenizer, system_prompt_of(outline)):
         return {}
-    return sampling_for(outline.optional_json("generation_config.json"), thinks=False)
+    return sampling_for(outline.files.optional_json("generation_config.json"), thinks=False)
 
 
 def verifier_checkpoint(verifier: str, hub: HubSettings | None = None) -> str:

@@ -105,8 +105,10 @@ class LastLayers(nn.Module):
         from espalier.engine.models.zoo.description import model_class, text_config
 
         if checkpoint.adapter:
-            raise CheckpointError(f"--tune: the trunk has the adapter {checkpoint.adapter}; merge it, or leave it out")
-        place = checkpoint.place("config.json")
+            raise CheckpointError(
+                f"--tune: the trunk has the adapter {checkpoint.adapter.folder}; merge it, or leave it out"
+            )
+        place = checkpoint.files.place("config.json")
         config = text_config(checkpoint.config, place)
         kind = model_class(config, place, generates=False)
         total: int = config.num_hidden_layers

@@ -142,7 +142,7 @@ def _settings(checkpoint: Checkpoint) -> JudgeSettings:
     default = JudgeSettings()
     given = {"letters": default.letters, "criteria": default.criteria, "repeats": default.repeats}
     known = set(given)
-    given |= checkpoint.object("prm")
+    given |= checkpoint.files.object("prm")
     letters, criteria, repeats = given["letters"], given["criteria"], given["repeats"]
     texts = isinstance(criteria, Sequence) and not isinstance(criteria, str) and 1 <= len(criteria) <= 8
     wrong = set(given) != known or not texts or not all(isinstance(text, str) and text.strip() for text in criteria)

@@ -142,7 +142,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
 
 
 def _settings(checkpoint: Checkpoint) -> RationaleSettings:
-    given = _DEFAULTS | checkpoint.object("prm")
+    given = _DEFAULTS | checkpoint.files.object("prm")
     chains, temperature, tokens = given["chains"], given["temperature"], given["critique_tokens"]
     whole = all(type(value) is int and value >= 1 for value in (chains, tokens))
     if set(given) != set(_DEFAULTS) or not whole or not isinstance(temperature, int | float) or temperature < 0:

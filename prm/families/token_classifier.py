@@ -104,7 +104,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     Raises:
         CheckpointError: the number of labels is not 2, or its `prm` object has an unknown value.
     """
-    settings = _TRL | checkpoint.object("prm")
+    settings = _TRL | checkpoint.files.object("prm")
     if settings["prompt"] not in _PROMPTS or settings["score"] not in _SCORES:
         raise CheckpointError(f"{checkpoint.folder}: prm.prompt must be one of {_PROMPTS}, prm.score one of {_SCORES}")
     if not isinstance(settings["step_separator"], str):

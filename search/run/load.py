@@ -313,7 +313,7 @@ def _make_generator(
     system_prompt = settings.system_prompt
     if system_prompt is None:
         system_prompt = system_prompt_of(checkpoint)
-    defaults = checkpoint.optional_json("generation_config.json")
+    defaults = checkpoint.files.optional_json("generation_config.json")
     if warning := not_applied(defaults):
         checkpoint.warn(warning)
     # A bundled generator warns of problems that it was not made for.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.adapter import is_adapter
 from espalier.engine.models.chat.system_prompt import system_prompt_of
+from espalier.engine.models.checkpoint.adapter import is_adapter
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import GENERATOR
 from espalier.search.run.generator import sampling_defaults
@@ -81,7 +81,7 @@ def _differs(model: Model, generator: Generator, checkpoint: Checkpoint, own_sys
         return f"the tokens that end a generation, {model.eos_token_ids} for {old.eos_token_ids}"
     if own_system_prompt and system_prompt_of(checkpoint) != generator.system_prompt:
         return "its system prompt"
-    for name, value in sampling_defaults(checkpoint.optional_json("generation_config.json")).items():
+    for name, value in sampling_defaults(checkpoint.files.optional_json("generation_config.json")).items():
         if value != (before := getattr(generator.defaults, name)):
             return f"{name} of generation_config.json, {value:g} for {before:g}"
     return ""

@@ -23,7 +23,9 @@ def system_prompt_of(checkpoint: Checkpoint) -> str:
         CheckpointError: `system_prompt` in its config.json is no text.
     """
     found = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
-    return require(checkpoint.place("config.json"), "system_prompt", found, "text", lambda text: isinstance(text, str))
+    return require(
+        checkpoint.files.place("config.json"), "system_prompt", found, "text", lambda text: isinstance(text, str)
+    )
 
 
 def render_with_system(

@@ -98,7 +98,7 @@ def embedded_ends(checkpoint: Checkpoint, tokenizer: TextTokenizer, vocab_size: 
 
 def _by_id(checkpoint: Checkpoint) -> Iterator[tuple[int, str]]:
     for name in ("config.json", "generation_config.json"):
-        given = (checkpoint.config if name == "config.json" else checkpoint.optional_json(name)).get(_ID)
+        given = (checkpoint.config if name == "config.json" else checkpoint.files.optional_json(name)).get(_ID)
         for each in given if isinstance(given, list) else [] if given is None else [given]:
             yield (
                 require(f"{name} of {checkpoint.folder}", _ID, each, "an id from 0 on, or a list of them", _is_id),
@@ -118,7 +118,7 @@ def _by_field(
         named = [(tokenizer.special_token(name), f"tokenizer.ggml.{name}_id") for name in _END_FIELDS]
     else:
         named = [(tokenizer.special_token(name), f"tokenizer_config.json {name}") for name in _END_FIELDS]
-        listed = checkpoint.optional_json("special_tokens_map.json").get("eos_token")
+        listed = checkpoint.files.optional_json("special_tokens_map.json").get("eos_token")
         named.append(
             (listed.get("content") if isinstance(listed, dict) else listed, "special_tokens_map.json eos_token")
         )

@@ -45,7 +45,7 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
         prepare_step = backend.prepare_calls(config.calls, torch.device(device))
     except UnsupportedShapeError as error:
         raise CheckpointError(f"{checkpoint.folder} cannot be run on {device}: {error}; --device cpu can") from error
-    place = checkpoint.place("config.json")
+    place = checkpoint.files.place("config.json")
     text = text_config(checkpoint.config, place)
     generates = checkpoint.has_language_head
     kind = model_class(text, place, generates)
@@ -142,7 +142,9 @@ def _fill(model: Any, checkpoint: Checkpoint, products: Products | None) -> None
     from transformers.modeling_utils import LoadStateDictConfig
     from transformers.pytorch_utils import Conv1D
 
-    checkpoint.transpose(f"{name}.weight" for name, module in model.named_modules() if type(module) is Conv1D)
+    if checkpoint.adapter:
+        transposed = (f"{name}.weight" for name, module in model.named_modules() if type(module) is Conv1D)
+        checkpoint.adapter.transposed = frozenset(transposed)
     names = _names_of_text(model, checkpoint)
     embedding = _last_part(next(n for n, m in model.named_modules() if m is model.get_input_embeddings()))
     parts: dict[str, dict[str, _Lazy]] = {"": {}, embedding: {}}  # a head is unquantised while there is least beside it
@@ -177,7 +179,7 @@ def _fill(model: Any, checkpoint: Checkpoint, products: Products | None) -> None
         raise CheckpointError(f"{checkpoint.folder} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
     for name, stored in names.items():
         if name not in info.unexpected_keys:
-            checkpoint.ignore(stored)  # counts as used: transformers has read it
+            checkpoint.mark_used(stored)  # counts as used: transformers has read it
 
 
 def _last_part(name: str) -> str:
@@ -223,7 +225,7 @@ class _Lazy:
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
     """The dtype that most of a checkpoint's weights are read in."""
-    if checkpoint.stored:
+    if checkpoint.files.stored:
         return torch.float32
     kinds = [_DTYPES.get(info.kind.upper(), torch.float32) for info in checkpoint.tensors.values()]
     return max(set(kinds), key=kinds.count, default=torch.float32)
@@ -248,7 +250,7 @@ def _names_of_text(model: Any, checkpoint: Checkpoint) -> dict[str, str]:
     if left and of_text:
         log.info("%d tensors of %s are not its text half's: %s", len(left), checkpoint.folder, _some(left))
         for name in left:
-            checkpoint.ignore(name)
+            checkpoint.mark_used(name)
     return of_text or {name: name for name in names}
 
 

@@ -22,6 +22,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.chat.turns import turn_ends
 from espalier.engine.models.checkpoint import Checkpoint, Outline
+from espalier.engine.models.checkpoint.files import CheckpointFiles
 from espalier.engine.models.gguf.file import GgufFile
 from espalier.engine.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from espalier.engine.models.hub import locate
@@ -286,7 +287,9 @@ def test_a_mark_is_what_bars_a_template_or_an_id_make_one(
     texts = {"tokenizer.json": tokenizer_json(values), "tokenizer_config.json": tokenizer_config(values)}
     checkpoint = object.__new__(Checkpoint)
     checkpoint.folder, checkpoint.warnings = Path("some.gguf"), ()
-    monkeypatch.setattr(Checkpoint, "text", lambda self, name: json.dumps(texts[name]) if name in texts else None)
+    checkpoint.files = object.__new__(CheckpointFiles)
+    checkpoint.files.folder = checkpoint.folder
+    monkeypatch.setattr(CheckpointFiles, "text", lambda self, name: json.dumps(texts[name]) if name in texts else None)
     tokenizer = TextTokenizer(checkpoint)
     assert (tokenizer.encode(mark) == [5]) == whole
     assert tokenizer.is_special(5) == hidden

@@ -94,7 +94,7 @@ def test_an_entry_says_which_tensors_it_was_made_of_and_what_was_odd_about_them(
         if not given:
             checkpoint.warn("the embedding is odd")
         load_trunk(checkpoint, torch.float32, "cpu")
-        given.append((checkpoint.taken, checkpoint.warnings))
+        given.append((checkpoint.used, checkpoint.warnings))
     assert given[0] == given[1]
     assert given[0][0] == opened(folder, None).tensors.keys() - {"lm_head.weight"}
 

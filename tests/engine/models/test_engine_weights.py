@@ -15,8 +15,8 @@ from weight_formats import FORMATS, rewrite
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models import checkpoint as checkpoint_module
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.checkpoint import files as files_module
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat
 from espalier.engine.models.weights import open_weight_file
@@ -130,22 +130,22 @@ def test_no_more_than_two_shards_are_open_and_none_after_loading(
 
     def counting(path: Path):
         nonlocal most
-        most = max(most, len(checkpoint._open) + 1 if opened else 1)
+        most = max(most, len(checkpoint.files._open) + 1 if opened else 1)
         opened.append(path)
         return open_weight_file(path)
 
     folder = copy_of(form="sharded-safetensors")
     checkpoint = Checkpoint(folder)
-    monkeypatch.setattr(checkpoint_module, "open_weight_file", counting)
-    checkpoint._open.clear()
+    monkeypatch.setattr(files_module, "open_weight_file", counting)
+    checkpoint.files._open.clear()
     load_generator(checkpoint, torch.float32, "cpu")
     assert most == 2
-    assert not checkpoint._open
+    assert not checkpoint.files._open
 
 
 def test_a_single_file_is_opened_once(copy_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     opened = []
-    monkeypatch.setattr(checkpoint_module, "open_weight_file", lambda p: opened.append(p) or open_weight_file(p))
+    monkeypatch.setattr(files_module, "open_weight_file", lambda p: opened.append(p) or open_weight_file(p))
     load(copy_of())
     assert len(opened) == 1
 

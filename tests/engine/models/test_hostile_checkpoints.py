@@ -68,7 +68,7 @@ def texts(tiny_checkpoints: dict[str, Path]) -> Callable[[Path], str]:
         """What a generator's first greedy tokens say after its prompt, as ids."""
         checkpoint = Checkpoint(folder)
         engine = Engine({"generator": load_generator(checkpoint, torch.float32, "cpu")}, EngineSettings(2**21, 4))
-        settings = checkpoint.optional_json("generation_config.json")
+        settings = checkpoint.files.optional_json("generation_config.json")
         ids = Generator(engine, system_prompt_of(checkpoint), settings).prompt_ids("2+2?")
         sequence = engine.open("generator", ids)
         (done,) = generate(engine, sequence, Sampling(temperature=0.0), tokens=8, in_place=True, delimiter="")

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.checkpoint.files import CheckpointFiles
 from espalier.engine.models.text_files import parse_object, read_text, require, shown
 from espalier.engine.models.weights import TensorInfo, open_weight_file
 
@@ -41,6 +42,7 @@ _NOT_READ = (
 _NEW_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq")
 """Ways to begin that change the base's weights, too, so that the adapter does not fit the published ones."""
 _MAX_ALPHA = 1e30
+_TOKENIZER = "tokenizer.json"
 _HEADS = {"TOKEN_CLS": "ForTokenClassification", "SEQ_CLS": "ForSequenceClassification"}
 
 
@@ -223,6 +225,87 @@ class Adapter:
                 f"{place}: init_lora_weights {begun} changed the base's weights, too; merge it where it was trained, "
                 "and load the whole model"
             )
+
+
+class AdaptedFiles:
+    """The tensors of a checkpoint's files with an adapter merged into them, once `replace` has been called.
+
+    Attributes:
+        tensors: shape and place of every tensor, by name.
+        aliases: tensors that begin as another one, by which name that is stored.
+    """
+
+    def __init__(self, files: CheckpointFiles, adapter: Adapter) -> None:
+        self.tensors = files.tensors
+        self.aliases: dict[str, str] = {}
+        self._files = files
+        self._adapter = adapter
+
+    def tie(self, embedding: str, head: str) -> bool:
+        """Have a tied head follow what the adapter does to the embedding.
+
+        Returns:
+            True where it is a matrix of its own from now on.
+
+        Raises:
+            CheckpointError: see `Adapter.tie`.
+        """
+        if (self._adapter.changed | self._adapter.replaced.keys()).isdisjoint((embedding, head)):
+            return False
+        if not self._adapter.tie(embedding, head):
+            self.tensors = {name: info for name, info in self.tensors.items() if name != head}
+            return False
+        self.tensors = {**self.tensors, head: self.tensors[embedding]}
+        self.aliases[head] = embedding
+        return True
+
+    def require_fit(self) -> None:
+        """Raise CheckpointError where the adapter changes what is not there, or is of another shape."""
+        file, folder = self._adapter.file, self._files.folder
+        if unknown := sorted(self._adapter.changed - self.tensors.keys()):
+            raise CheckpointError(f"{file} changes {unknown[0]}, which {folder} does not have")
+        for name, info in self._adapter.replaced.items():
+            if name in self.tensors and (found := self.tensors[name].shape) != info.shape:
+                raise CheckpointError(
+                    f"{file}: {name} has shape {info.shape}, and that of {folder} {found}; was the base resized when "
+                    "it was trained? Merge it there, and load the whole model"
+                )
+
+    def unknown_tokens(self) -> str | None:
+        """A warning if the adapter's folder has a tokenizer with tokens that the base's does not have."""
+        place = self._adapter.folder / _TOKENIZER
+        if (text := read_text(place)) is None:
+            return None
+        its = _tokens(parse_object(place, text))
+        if not (more := sorted(its - _tokens(self._files.optional_json(_TOKENIZER)))):
+            return None
+        return (
+            f"{place} has tokens that {self._files.folder} has not: {shown(more)}; the base's tokenizer is used, which "
+            "reads them as text"
+        )
+
+    def replace(self) -> None:
+        """Take in the weights that the adapter stores whole."""
+        self.tensors = {**self.tensors, **self._adapter.replaced}
+
+    def read(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor:
+        """A tensor as it is to be used; see `WeightFile.read`."""
+        adapter = self._adapter
+        whole = name in adapter.replaced
+        weight = adapter.read(name) if whole else self._files.read(self.aliases.get(name, name), room)
+        return adapter.merge(name, weight) if name in adapter.changed else weight
+
+    def first_rows(self, name: str, count: int) -> torch.Tensor:
+        """The first rows of a tensor."""
+        return self.read(name)[:count]
+
+
+def _tokens(tokenizer: Mapping[str, Any]) -> set[str]:
+    """All tokens of a `tokenizer.json`, as far as they can be read."""
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    listed = [each.get("content") for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    return {text for text in (*listed, *(vocabulary if isinstance(vocabulary, dict) else ())) if isinstance(text, str)}
 
 
 def _by_pattern(place: Path, field: str, config: Mapping[str, Any], module: str, default: Any) -> Any:
