@@ -1,7 +1,8 @@
 """A configuration of transformers made small, so that a model of the same class takes a moment to make and to run."""
 
 import copy
-from dataclasses import dataclass, fields
+import re
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 MIN_LAYERS, MAX_LAYERS = 4, 8
@@ -12,6 +13,34 @@ _OTHERS = {"transformers_version", "dtype", "id2label", "label2id"}
 _STATE_SPACES = ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads")
 _STATE_SPACE_DIMS = ("mamba_d_head", "mamba_headdim", "mamba_head_dim")
 """Heads of a state space, and channels of each: together `mamba_d_ssm`, or so many times the hidden size."""
+_OF_HEAD = "(head_dim|kv_channels|head_size)"
+_LARGEST: tuple[tuple[re.Pattern[str], str | int], ...] = tuple(
+    (re.compile(pattern), size)
+    for pattern, size in (
+        ("vocab", "vocabulary"),
+        ("^attention_hidden_size$", "attention_hidden"),
+        ("key_value_heads|kv_heads|head_kv", "kv_heads"),
+        ("^(?!.*index).*(attention_heads|num_heads|n_head)", "heads"),
+        ("rotary_dim", "half_head"),
+        (f"^(?=.*rope).*{_OF_HEAD}", "half_head"),
+        (f"^(?=v_|.*_v_).*{_OF_HEAD}", "value_dim"),
+        (_OF_HEAD, "head_dim"),
+        ("^(hidden_size|embedding_size|word_embed_proj_dim|d_model)$", "hidden"),
+        ("^(?=.*group).*(experts_per_tok|top_?k|num_selected|num_experts_per)", 1),
+        ("experts_per_tok|top_?k|num_selected|num_experts_per", 2),
+        ("n_group|num_expert_group", 2),
+        ("intermediate|ffn_dim|ffn_hidden|n_inner|inner_dim|feed_forward", "inner"),
+        ("^(?!.*(layer|step|freq)).*expert", "experts"),
+        ("window|attention_chunk_size", "window"),
+        ("attn_layer_period", 2),
+        ("attn_layer_offset", 1),
+        ("d_state|state_size", "inner"),
+        ("rank", "rank"),
+        ("per_layer_input", 8),
+        ("^(max_position_embeddings|n_positions|n_ctx)$", "positions"),
+    )
+)
+"""Patterns of names, and the largest number that a field has whose name matches: a size by its name, or the number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +134,19 @@ class _Shrink:
         self._state_space |= dict.fromkeys(_STATE_SPACE_DIMS, inner // min(spaces, sizes.heads))
         if "num_heads" in raw and "num_attention_heads" not in raw:
             self._state_space["head_dim"] = inner // min(raw["num_heads"], sizes.heads)
-        self._kv_heads = sizes.kv_heads
+        fewer_kv_heads = sizes.kv_heads
         if not isinstance(kv_heads, int) or heads == kv_heads:
-            self._kv_heads = sizes.heads
+            fewer_kv_heads = sizes.heads
         elif kv_heads == 1:
-            self._kv_heads = 1
+            fewer_kv_heads = 1
+        times = max(raw["attention_hidden_size"] // hidden, 1) if raw.get("attention_hidden_size") and hidden else 1
+        self._named = asdict(sizes) | {
+            "attention_hidden": self._hidden * times,
+            "hidden": self._hidden,
+            "kv_heads": fewer_kv_heads,
+            "half_head": sizes.head_dim // 2,
+            "rank": sizes.head_dim,
+        }
 
     def __call__(self, name: str, value: Any) -> Any:
         """The value for `value` of the field that most configurations call `name`."""
@@ -147,45 +184,8 @@ class _Shrink:
         return value | cut
 
     def _largest(self, name: str) -> int | None:
-        sizes, raw = self._sizes, self._raw
-
-        def has(*parts: str) -> bool:
-            return any(part in name for part in parts)
-
-        if has("vocab"):
-            return sizes.vocabulary
-        if name == "attention_hidden_size":  # so many times the hidden size
-            return self._hidden * max(raw[name] // raw["hidden_size"], 1)
-        if has("key_value_heads", "kv_heads", "head_kv"):
-            return self._kv_heads
-        if has("attention_heads", "num_heads", "n_heads", "n_head") and not has("index"):
-            return sizes.heads
-        if has("rotary_dim"):
-            return sizes.head_dim // 2
-        if has("head_dim", "kv_channels", "head_size"):
-            if has("rope") or raw.get(name) == raw.get("qk_rope_head_dim"):
-                return sizes.head_dim // 2
-            return sizes.value_dim if name.startswith("v_") or "_v_" in name else sizes.head_dim
-        if name in ("hidden_size", "embedding_size", "word_embed_proj_dim", "d_model"):
-            return self._hidden
-        if has("experts_per_tok", "top_k", "topk", "num_selected", "num_experts_per"):
-            return 1 if has("group") else 2
-        if has("n_group", "num_expert_group"):
-            return 2
-        if has("intermediate", "ffn_dim", "ffn_hidden", "n_inner", "inner_dim", "feed_forward"):
-            return sizes.inner
-        if has("expert") and not has("layer", "step", "freq"):
-            return sizes.experts
-        if has("window", "attention_chunk_size"):
-            return sizes.window
-        if has("attn_layer_period", "attn_layer_offset"):
-            return 2 if has("period") else 1
-        if has("d_state", "state_size"):
-            return sizes.inner
-        if has("rank"):
-            return sizes.head_dim
-        if has("per_layer_input"):
-            return 8
-        if name in ("max_position_embeddings", "n_positions", "n_ctx"):
-            return sizes.positions
-        return None
+        """The largest number that a field of this name may have; None for one that says nothing of sizes."""
+        size = next((size for pattern, size in _LARGEST if pattern.search(name)), None)
+        if size in ("head_dim", "value_dim") and self._raw.get(name) == self._raw.get("qk_rope_head_dim"):
+            size = "half_head"
+        return self._named.get(size) if isinstance(size, str) else size
