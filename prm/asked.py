@@ -6,7 +6,9 @@ before the answer. From the end of the assistant's turn on, all tokens are probe
 path and not kept, so no later step sees a question. Of several questions each is asked on a fork of its own.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 
@@ -16,31 +18,97 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import PrmFamily, ScoreInput, StepPath, stripped_step
-from espalier.prm.heads import Output, load_scoring_model, require_one_token, stacked_head, take_token_rows
+from espalier.prm.heads import load_scoring_model, require_one_token, stacked_head, take_token_rows
 
 _SOLUTION = "the steps of the solution"  # a placeholder that locates the template's own text
 
 
-class AskedFamily(PrmFamily):
+class Asking(Protocol):
+    """Settings of a family that asks."""
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """The questions."""
+        ...
+
+    @property
+    def answers(self) -> Sequence[str]:
+        """The answers whose logits are read, a token each."""
+        ...
+
+
+Settings = TypeVar("Settings", bound=Asking)
+
+
+class AskedFamily(PrmFamily, Generic[Settings]):
     """A family that asks questions; see the module. `info` must be set before it is created.
 
     Attributes:
-        questions: the questions.
-        probes: the tokens of each, from the end of the assistant's turn on.
+        settings: what it asks.
+        probes: the tokens of each question, from the end of the assistant's turn on.
     """
 
+    settings: Settings
     costly = True
 
-    def __init__(self, model: Model, questions: Sequence[str]) -> None:
+    @classmethod
+    @abstractmethod
+    def settings_of(cls, checkpoint: Checkpoint) -> Settings:
+        """The settings that a checkpoint's configuration means.
+
+        Raises:
+            CheckpointError: they mean nothing.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def output(logits: torch.Tensor) -> torch.Tensor:
+        """The values that `evidence` takes, from the logits of the answers."""
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Load a causal language model with the rows of its head that answer.
+
+        Raises:
+            CheckpointError: it is no generator, has no chat template, or no single token for an answer.
+        """
+        if not checkpoint.architecture.endswith("ForCausalLM"):
+            raise CheckpointError(
+                f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}; {cls.info.name} "
+                "asks a language model and needs a *ForCausalLM"
+            )
+        settings, tokenizer = cls.settings_of(checkpoint), TextTokenizer(checkpoint)
+        ids = answer_ids(checkpoint, tokenizer, settings.answers)
+        return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, cls.output, token_ids=ids), settings)
+
+    @classmethod
+    def require_askable(cls, checkpoint: Checkpoint) -> None:
+        """Check, without reading weights, that a generator can be asked about its own steps; raises as `load`."""
+        answer_ids(checkpoint, TextTokenizer(checkpoint), cls.settings_of(checkpoint).answers)
+
+    @classmethod
+    def of_generator(cls, checkpoint: Checkpoint, generator: Model) -> Self:
+        """The family on the weights of a generator that is loaded already; raises as `load`.
+
+        Args:
+            checkpoint: the generator's.
+            generator: its model.
+        """
+        settings = cls.settings_of(checkpoint)
+        ids = answer_ids(checkpoint, generator.tokenizer, settings.answers)
+        head = stacked_head([take_token_rows(checkpoint, generator.decoder, ids)], cls.output)
+        return cls(Model(generator.decoder, head, generator.tokenizer, (), checkpoint.digest()), settings)
+
+    def __init__(self, model: Model, settings: Settings) -> None:
         """Find the text that the chat template puts before the steps and after them.
 
         Raises:
             CheckpointError: there is no chat template, or it does not render a chat of three turns.
         """
         self.model = model
-        self.questions = tuple(questions)
+        self.settings = settings
         probes: list[tuple[int, ...]] = []
-        for question in questions:
+        for question in settings.questions:
             before, after = self._around("2", question)
             if not before or question not in after:
                 raise CheckpointError(
@@ -54,7 +122,7 @@ class AskedFamily(PrmFamily):
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem's turn, and the opening of the assistant's."""
-        return self.model.tokenizer.encode(self._around(problem, self.questions[0])[0])
+        return self.model.tokenizer.encode(self._around(problem, self.settings.questions[0])[0])
 
     def read(self, path: StepPath) -> ScoreInput:
         """The step with its blank line, the first question as a probe, and the place of the answer."""
@@ -77,7 +145,7 @@ class AskedFamily(PrmFamily):
         problem = {"role": "user", "content": "2"}
         try:
             prompt = render_with_system(self.model.tokenizer, system_prompt, [problem], **switches)
-            for question in self.questions:
+            for question in self.settings.questions:
                 turns = {"role": "assistant", "content": _SOLUTION}, {"role": "user", "content": question}
                 chat = render_with_system(self.model.tokenizer, system_prompt, [problem, *turns], **switches)
                 if chat != f"{prompt}{_SOLUTION}{self._around('2', question)[1]}":
@@ -107,43 +175,3 @@ def answer_ids(checkpoint: Checkpoint, tokenizer: TextTokenizer, answers: Sequen
         )
     why = "which the model answers with; give --verifier a model of its own, or confidence"
     return [require_one_token(checkpoint, tokenizer, text, why) for text in answers]
-
-
-def load_asked(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    answers: Sequence[str],
-    output: Output,
-    name: str,
-) -> Model:
-    """Load a causal language model with the rows of its head that answer.
-
-    Raises:
-        CheckpointError: the checkpoint is no generator, or it has no chat template, or no single token for an answer.
-    """
-    if not checkpoint.architecture.endswith("ForCausalLM"):
-        raise CheckpointError(
-            f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}; {name} asks a "
-            "language model and needs a *ForCausalLM"
-        )
-    tokenizer = TextTokenizer(checkpoint)
-    token_ids = answer_ids(checkpoint, tokenizer, answers)
-    return load_scoring_model(checkpoint, tokenizer, dtype, device, output, token_ids=token_ids)
-
-
-def asked_generator(checkpoint: Checkpoint, generator: Model, answers: Sequence[str], output: Output) -> Model:
-    """The same on the weights of a generator that is loaded already.
-
-    Args:
-        checkpoint: the generator's.
-        generator: its model.
-        answers: what it may answer.
-        output: maps the logits of the answers to values.
-
-    Raises:
-        CheckpointError: it has no chat template, or no single token for an answer.
-    """
-    ids = answer_ids(checkpoint, generator.tokenizer, answers)
-    head = stacked_head([take_token_rows(checkpoint, generator.decoder, ids)], output)
-    return Model(generator.decoder, head, generator.tokenizer, (), checkpoint.digest())

@@ -16,31 +16,19 @@ from espalier.prm.limits import PathLimits
 
 @dataclass(frozen=True, slots=True)
 class FamilyInfo:
-    """Description of a family, available without loading one; the source of the table in `prm/README.md`.
+    """Description of a family, available without loading one; the table in `prm/README.md` has more.
 
     Attributes:
         name: value of `--verifier-family`.
-        models: names of published checkpoints.
         architectures: model classes in `config.json`; a leading `*` matches any prefix.
-        head: tensors that map a hidden state to a number.
-        layout: how a problem and its steps are rendered as text.
-        score_positions: the token at which a step's score is read.
         score: how the values read become a score in [0, 1].
-        source: where the format is documented.
-        incremental: whether a step only appends tokens to its parent's; else the path is computed again.
         whole_answers: whether only complete answers have a score; searches that use step scores are then refused.
         of_sampling: whether scores also depend on how the generator sampled the steps, so that given texts have none.
     """
 
     name: str
-    models: str
     architectures: tuple[str, ...]
-    head: str
-    layout: str
-    score_positions: str
     score: str
-    source: str
-    incremental: bool = True
     whole_answers: bool = False
     of_sampling: bool = False
 

@@ -4,8 +4,10 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
+from pydantic import ConfigDict, Field
 
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
@@ -27,9 +29,10 @@ class RationaleSettings:
         temperature: softmax temperature; 0 is greedy.
     """
 
-    tokens: int
-    chains: int
-    temperature: float
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    tokens: Annotated[int, Field(alias="critique_tokens", ge=1)] = 4096
+    chains: Annotated[int, Field(ge=1)] = 1
+    temperature: Annotated[float, Field(ge=0)] = 0.0
 
 
 class GenerativeFamily(PrmFamily):

@@ -140,6 +140,25 @@ def take_layers(
     return layers
 
 
+def learned_head(folder: Checkpoint, decoder: Decoder, kind: str) -> Head:
+    """The head of a folder that `learn-verifier` made, `score.0`, `score.1`, …: it gives the logit of "right".
+
+    Args:
+        folder: the folder, of which all tensors are taken.
+        decoder: the trunk's.
+        kind: what such a folder is called, for errors.
+
+    Raises:
+        CheckpointError: its tensors are not those of such a head, or the decoder does not give the states it reads.
+    """
+    names = tuple(f"score.{i}" for i in range(sum(name.endswith(".weight") for name in folder.tensors)))
+    if not names:
+        raise CheckpointError(f"{folder.folder} holds no layers score.0, score.1, …; is it a {kind}?")
+    layers = take_layers(folder, names, decoder, labels=1)
+    folder.require_all_taken()
+    return at_layer(stacked_head(layers, lambda logits: logits), decoder, layer_of(folder))
+
+
 def layer_of(folder: Checkpoint) -> int | None:
     """The layer whose states a learned head reads as they enter it, by `config.json`; None for those after the last.
 

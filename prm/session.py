@@ -37,7 +37,35 @@ class NodeState:
     waiting: list[StepNode] = field(default_factory=list)
 
 
-class VerifierSession(ScoreSession, Generic[Family]):
+class SequenceSession(ScoreSession, Generic[Family]):
+    """A session that feeds sequences, among them forks that are only read and then dropped."""
+
+    def __init__(self, family: Family, search: ScoredSearch, check: FullRescore | None = None) -> None:
+        super().__init__(check)
+        self._family = family
+        self._search = search
+        self._engine = search.engine
+        self._opened: set[KVSequence] = set()  # sequences that are only read
+
+    def close(self) -> None:
+        """See `ScoreSession`."""
+        super().close()
+        for sequence in dict.fromkeys((*self.sequences(), *self._opened)):
+            self._engine.release(sequence)
+        self._opened.clear()
+
+    def _forks(self, sequence: KVSequence, count: int) -> list[KVSequence]:
+        """Forks of a sequence that are only read."""
+        forks = self._engine.fork(sequence, count)
+        self._opened.update(forks)
+        return forks
+
+    def _release_opened(self, sequence: KVSequence) -> None:
+        self._opened.discard(sequence)
+        self._engine.release(sequence)
+
+
+class VerifierSession(SequenceSession[Family]):
     """Scores a tree's steps, each after its parent's.
 
     A step that is too long, or over its budget, has no score and is never cut; nor has a step after it. Where only the
@@ -46,14 +74,10 @@ class VerifierSession(ScoreSession, Generic[Family]):
 
     def __init__(self, family: Family, search: ScoredSearch, check: FullRescore | None = None) -> None:
         """Open a sequence with the problem."""
-        super().__init__(check)
+        super().__init__(family, search, check)
         self.prompt_tokens = len(search.prompt)
-        self._family = family
-        self._search = search
-        self._engine = search.engine
         self._root = self._engine.open(VERIFIER, list(search.prompt), search.salt, search.owner)
         self._states: dict[StepNode, NodeState] = {search.root: NodeState(wanted=False, sequence=self._root)}
-        self._opened: set[KVSequence] = set()  # sequences that are only read
 
     def prefill(self) -> None:
         """See `ScoreSession`; forks share what is computed."""
@@ -78,10 +102,7 @@ class VerifierSession(ScoreSession, Generic[Family]):
     def close(self) -> None:
         """See `ScoreSession`."""
         super().close()
-        for sequence in (*self.sequences(), *self._opened):
-            self._engine.release(sequence)
         self._states.clear()
-        self._opened.clear()
 
     def _add(self, node: StepNode, state: NodeState) -> Iterable[StepScore]:
         assert node.parent is not None
@@ -164,10 +185,6 @@ class VerifierSession(ScoreSession, Generic[Family]):
     def _continued(self, parent: KVSequence, state: NodeState) -> KVSequence:
         """The sequence that goes on from the parent's: a fork, or itself."""
         return parent if state.in_place else self._engine.fork(parent, 1)[0]
-
-    def _release_opened(self, sequence: KVSequence) -> None:
-        self._opened.discard(sequence)
-        self._engine.release(sequence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +287,7 @@ class StepSession(VerifierSession[PrmFamily]):
 
     def _feed(self, step: _Step) -> None:
         """Feed the probes of a step whose kept tokens are computed."""
-        forks = self._engine.fork(step.sequence, len(step.probes))
-        self._opened.update(forks)
+        forks = self._forks(step.sequence, len(step.probes))
         for place, (probe, fork) in enumerate(zip(step.probes, forks, strict=True)):
             self._engine.submit(replace(probe, sequence=fork, tag=replace(step, probes=(), place=place)))
 

@@ -7,6 +7,7 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.checkpoint.cache import keep, read_kept
 from espalier.engine.models.config import DecoderConfig, NativeConfig
 from espalier.engine.models.options import Quantization
 from espalier.engine.models.quantization import make_quantizer, refined_outputs, stored_bytes
@@ -166,7 +167,7 @@ def load_decoder(
     backend = choose_backend_for(checkpoint, dtype, device)
     log.info("%s runs by native code", checkpoint.folder)
     quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
-    if kept := checkpoint.cache.read("decoder", backend, dtype):
+    if kept := read_kept(checkpoint, "decoder", backend, dtype):
         outer = EmbeddingAndNorm(kept.tensors[_EMBEDDING], kept.tensors[_NORM])
         layers = backend.layers_of_kept(kept, config.num_layers, config.spec, outer)
         return Decoder(config, backend, layers, kept.facts[_BYTES])
@@ -241,7 +242,7 @@ def load_decoder(
     weight_bytes += embedding.nbytes + outer.norm.nbytes
     if kept := layers.kept():
         tensors = {**kept.tensors, _EMBEDDING: embedding, _NORM: outer.norm}
-        checkpoint.cache.write("decoder", backend, dtype, Kept(tensors, {**kept.facts, _BYTES: weight_bytes}), used)
+        keep(checkpoint, "decoder", backend, dtype, Kept(tensors, {**kept.facts, _BYTES: weight_bytes}), used)
     return Decoder(config, backend, layers, weight_bytes)
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from espalier.engine.errors import CheckpointError, MisuseError, NoEmbeddingError
 from espalier.engine.models.chat.turns import embedded_ends
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.checkpoint.cache import keep, read_kept
 from espalier.engine.models.config import DecoderConfig, NativeConfig
 from espalier.engine.models.decoder import Decoder, choose_backend_for, load_decoder
 from espalier.engine.models.families import GENERATOR_CLASSES
@@ -170,12 +171,12 @@ def _head(
 ) -> Head:
     if not quantised or not backend.quantized_packer():
         return backend.prepare_linear(read())
-    if kept := checkpoint.cache.read("head", backend, dtype):
+    if kept := read_kept(checkpoint, "head", backend, dtype):
         return backend.prepare_linear(backend.weight_of_kept(kept))
     used, weight = checkpoint.used, read()
     weight = make_quantizer(Quantization.INT8, backend, weight.dtype, weight.device)(weight, 0)
     if kept := backend.keep_weight(weight):
-        checkpoint.cache.write("head", backend, dtype, kept, used)
+        keep(checkpoint, "head", backend, dtype, kept, used)
     return backend.prepare_linear(weight)
 
 

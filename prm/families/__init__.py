@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,6 @@ from espalier.prm.asked import AskedFamily
 from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
 from espalier.prm.families import (
     eurus,
-    judge,
     likelihood,
     outcome,
     rlhflow,
@@ -31,10 +31,11 @@ from espalier.prm.families import (
     trunk_evidence,
     universal,
     value_guided,
-    yes_no,
 )
 from espalier.prm.families.from_spec import info_of, load_from_spec
+from espalier.prm.families.judge import Judge
 from espalier.prm.families.spec import DetectionTable, FamilySpec, read_spec
+from espalier.prm.families.yes_no import YesNo
 
 Load = Callable[[Checkpoint, torch.dtype, torch.device | str], PrmFamily]
 Detect = Callable[[Checkpoint], str | None]
@@ -49,15 +50,13 @@ class Entry:
         info: description of the family.
         load: loads a checkpoint; None for the family with a reference model, which `load_verifier` loads itself.
         detect: detects the family in checkpoints of its class; None where only `--verifier-family` chooses it.
-        of_generator: makes the family on the weights of a loaded generator; None where it needs a model of its own.
-        require_askable: raises CheckpointError, without reading weights, for a generator that cannot be asked.
+        asks: the family's class where it can also ask a generator about its own steps, on the same weights.
     """
 
     info: FamilyInfo
     load: Load | None
     detect: Detect | None = None
-    of_generator: Callable[[Checkpoint, Model], AskedFamily] | None = None
-    require_askable: Callable[[Checkpoint], None] | None = None
+    asks: type[AskedFamily[Any]] | None = None
 
     def fits(self, architecture: str) -> bool:
         """Return whether checkpoints of the family may have this class."""
@@ -97,8 +96,8 @@ def entries() -> tuple[Entry, ...]:
         Entry(universal.INFO, universal.load),
         Entry(eurus.INFO, None),
         Entry(thinkprm.INFO, thinkprm.load),
-        Entry(yes_no.INFO, yes_no.load, of_generator=yes_no.of_generator, require_askable=yes_no.require_askable),
-        Entry(judge.INFO, judge.load, of_generator=judge.of_generator, require_askable=judge.require_askable),
+        Entry(YesNo.info, YesNo.load, asks=YesNo),
+        Entry(Judge.info, Judge.load, asks=Judge),
         Entry(likelihood.INFO, likelihood.load),
         Entry(likelihood.RATIO_INFO, likelihood.load_ratio),
     )
@@ -176,12 +175,10 @@ def require_askable(checkpoint: Checkpoint, family: str | None = None) -> None:
     Raises:
         CheckpointError: it cannot, or the family asks nothing.
     """
-    check = _asking(family).require_askable
-    assert check
-    check(checkpoint)
+    _asking(family).require_askable(checkpoint)
 
 
-def verifier_of_generator(checkpoint: Checkpoint, generator: Model, family: str | None = None) -> AskedFamily:
+def verifier_of_generator(checkpoint: Checkpoint, generator: Model, family: str | None = None) -> AskedFamily[Any]:
     """A generator that is asked about its own steps, on the same weights, with a KV of its own.
 
     Args:
@@ -192,20 +189,17 @@ def verifier_of_generator(checkpoint: Checkpoint, generator: Model, family: str 
     Raises:
         CheckpointError: it cannot be asked, or the family asks nothing.
     """
-    make = _asking(family).of_generator
-    assert make
-    family_of_generator = make(checkpoint, generator)
+    family_of_generator = _asking(family).of_generator(checkpoint, generator)
     _require_layout_embedded(checkpoint, family_of_generator)
     return family_of_generator
 
 
-def _asking(name: str | None) -> Entry:
-    """A family that can ask a generator about its own steps."""
-    entry = _entry(name or yes_no.INFO.name)
-    if entry.of_generator is None:
-        known = ", ".join(entry.info.name for entry in entries() if entry.of_generator)
-        raise CheckpointError(f"--verifier-family {name} needs a model of its own; --verifier self takes {known}")
-    return entry
+def _asking(name: str | None) -> type[AskedFamily[Any]]:
+    """The class of a family that can ask a generator about its own steps."""
+    if asks := _entry(name or YesNo.info.name).asks:
+        return asks
+    known = ", ".join(entry.info.name for entry in entries() if entry.asks)
+    raise CheckpointError(f"--verifier-family {name} needs a model of its own; --verifier self takes {known}")
 
 
 def _require_layout_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:
@@ -270,7 +264,7 @@ def _unknown(checkpoint: Checkpoint) -> str:
         return (
             f"{checkpoint.folder} is a {name}, the class of generators and of the verifiers "
             f"{', '.join(families_of(name))}; nothing in it says which. Give a generator to --generator, a verifier "
-            f"with its --verifier-family ({yes_no.INFO.name} asks any instruction-tuned model) or a spec file"
+            f"with its --verifier-family ({YesNo.info.name} asks any instruction-tuned model) or a spec file"
         )
     named = ", ".join(entry.info.name for entry in entries() if not entry.detect)
     return (

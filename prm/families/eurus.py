@@ -29,7 +29,8 @@ from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Model, language_model_head, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
-from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath, stripped_step, without_label
+from espalier.prm.base import FamilyInfo, Sampled, StepPath, stripped_step, without_label
+from espalier.prm.families.likelihood import TokenReader
 from espalier.prm.policy_pair import PolicyPairDecoder, log_ratio_head
 
 COEFFICIENT = 1e-3
@@ -38,46 +39,22 @@ LIMIT = 36.0
 
 INFO = FamilyInfo(
     name="eurus-prm",
-    models="PRIME-RL/EurusPRM-Stage1, -Stage2, with Qwen/Qwen2.5-Math-7B-Instruct as the reference",
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),
-    head="`lm_head` of both models",
-    layout="chat template, `Step {number}: {step}` and a blank line after a step",
-    score_positions="every token from the header's last to the step's end, in both models",
     score="sigmoid of 0.001 · (log p − log p of the reference), summed",
-    source="arXiv:2412.01981 and the model card of PRIME-RL/EurusPRM-Stage2",
 )
 
 
-class EurusPrm(PrmFamily):
+class EurusPrm(TokenReader):
     """The EurusPRM family; see the module."""
 
     info = INFO
-    rounding = 1e-9  # a path's reward is summed step by step or at once
+    fed_again = 2  # the last token of the assistant's header counts as part of the first step
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.max_special_tokens = 1 + len(
             model.tokenizer.encode("Step 100: \n\n")
         )  # plus the header's last token in the first step
-
-    def prompt_ids(self, problem: str) -> list[int]:
-        """The problem's turn and the opening of the assistant's turn, without its last two tokens."""
-        return self._prompt(problem)[:-2]
-
-    def read(self, path: StepPath) -> ScoreInput:
-        """Feed the token before the step and the step without its last token; each is read for the token after it."""
-        number = len(path.steps)
-        step = self._step(path.steps[-1], number)
-        before = self._step(path.steps[-2], number - 1)[-1:] if number > 1 else self._prompt(path.problem)[-2:]
-        ids, targets = (*before, *step[:-1]), (*before[1:], *step)
-        return ScoreInput(ids, tuple(range(len(ids))), targets=targets)
-
-    def full_path(self, path: StepPath) -> ScoreInput:
-        """The whole path at once, whose sum needs no evidence of the steps before."""
-        prompt = self._prompt(path.problem)
-        steps = [i for number, step in enumerate(path.steps, start=1) for i in self._step(step, number)]
-        ids, targets = (*prompt, *steps[:-1]), (prompt[-1], *steps)
-        return ScoreInput(ids, tuple(range(len(prompt) - 2, len(ids))), full_path=True, targets=targets)
 
     def evidence(self, values: np.ndarray, before: float | None, sampled: Sampled) -> float:
         """The clipped reward: that of the previous step plus the log-ratios of this step's tokens."""
@@ -88,12 +65,14 @@ class EurusPrm(PrmFamily):
         """Sigmoid of the reward."""
         return 1.0 / (1.0 + math.exp(-evidence))
 
-    def _prompt(self, problem: str) -> list[int]:
+    def whole_prompt_ids(self, problem: str) -> list[int]:
+        """The problem's turn and the opening of the assistant's turn."""
         return self.model.tokenizer.encode(self.model.tokenizer.render_chat([{"role": "user", "content": problem}]))
 
-    def _step(self, step: str, number: int) -> list[int]:
-        text = without_label(stripped_step(step), f"Step {number}:")
-        return self.model.tokenizer.encode(f"Step {number}: {text}\n\n")
+    def step_ids(self, path: StepPath, index: int) -> list[int]:
+        """The step with its label and a blank line."""
+        label = f"Step {index + 1}:"
+        return self.model.tokenizer.encode(f"{label} {without_label(stripped_step(path.steps[index]), label)}\n\n")
 
 
 def load(

@@ -156,32 +156,11 @@ def load_from_spec(
 
 def info_of(spec: FamilySpec) -> FamilyInfo:
     """Describe a spec's family."""
-    chat = "chat template" + (" with a fixed system message" if spec.prompt.system else "")
-    prompt = chat if spec.prompt.kind == "chat" else f"`{_visible(spec.prompt.text)}`"
-    between = f", `{_visible(spec.step.between)}` between" if spec.step.between else ""
-    of = "each line" if spec.step.lines else "a step"
-    if spec.head.tokens:
-        head = "`lm_head` rows of " + ", ".join(f"`{token}`" for token in spec.head.tokens)
-    else:
-        head = " → ReLU → ".join(f"`{name}`" for name in spec.head.layers)
-    value = "sigmoid"
-    if spec.head.output == "softmax":
-        label = f"`{spec.head.tokens[spec.head.index]}`" if spec.head.tokens else f"label {spec.head.index}"
-        value = f"softmax, {label}"
-    return FamilyInfo(
-        name=spec.name,
-        models=spec.models,
-        architectures=tuple(spec.architectures),
-        head=head,
-        layout=f"{prompt}, `{_visible(spec.step.text)}`, `{_visible(spec.step.tag)}` after {of}{between}",
-        score_positions=f"`{_visible(spec.step.tag)}`",
-        score=value + (f", {spec.head.reduce} of the lines" if spec.step.lines else ""),
-        source=spec.source,
-    )
-
-
-def _visible(text: str) -> str:
-    return text.replace("\n", "\\n")
+    head, score = spec.head, "sigmoid"
+    if head.output == "softmax":
+        score = f"softmax, `{head.tokens[head.index]}`" if head.tokens else f"softmax, label {head.index}"
+    of_lines = f", {head.reduce} of the lines" if spec.step.lines else ""
+    return FamilyInfo(spec.name, tuple(spec.architectures), score + of_lines)
 
 
 def _single_id(spec: FamilySpec, tokenizer: TextTokenizer, token: str) -> int:

@@ -16,19 +16,19 @@ arXiv:2607.05391; G-Eval (arXiv:2303.16634) weighs scores by their probabilities
 wording and the second scale are Espalier's.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase, digits
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le, Len
+from pydantic import ConfigDict, StringConstraints
 
-from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.model import Model
-from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.asked import AskedFamily, answer_ids, asked_generator, load_asked
+from espalier.prm.asked import AskedFamily
 from espalier.prm.base import FamilyInfo, Sampled
+from espalier.prm.families.settings import read_settings
 
 _CRITERIA = (
     "It reads the problem right: every number and condition that it uses is the problem's.",
@@ -46,13 +46,8 @@ _WORDINGS = (
 
 INFO = FamilyInfo(
     name="judge",
-    models="any instruction-tuned *ForCausalLM with a chat template; the generator itself with `--verifier self`",
     architectures=("*ForCausalLM",),
-    head="`lm_head` rows of the letters `A` … `T` and the digits",
-    layout="that of `yes-no`; a question for each of three criteria, twice",
-    score_positions="last token of the header after each question, which is not kept",
     score="expectation over the letters or the digits, mean of the questions",
-    source="arXiv:2607.05391; the questions are Espalier's",
 )
 
 
@@ -66,15 +61,17 @@ class JudgeSettings:
         repeats: questions for each criterion.
     """
 
-    letters: int = 20
-    criteria: tuple[str, ...] = _CRITERIA
-    repeats: int = 2
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    letters: Annotated[int, Ge(2), Le(26)] = 20
+    criteria: Annotated[tuple[Annotated[str, StringConstraints(pattern=r"\S")], ...], Len(1, 8)] = _CRITERIA
+    repeats: Annotated[int, Ge(1), Le(6)] = 2
 
     @property
     def answers(self) -> str:
         """All grades: those of the scale of letters, the worst first, and of that of digits if it is asked for."""
         return ascii_uppercase[: self.letters] + (digits if self.repeats > 1 else "")
 
+    @property
     def questions(self) -> tuple[str, ...]:
         """All questions; those of a criterion stand together."""
         letters = {"kind": "letter", "worst": "A", "best": ascii_uppercase[self.letters - 1]}
@@ -91,65 +88,34 @@ class JudgeSettings:
         return tuple(both[repeat % 2] for _ in self.criteria for repeat in range(self.repeats))
 
 
-class Judge(AskedFamily):
+class Judge(AskedFamily[JudgeSettings]):
     """The judge family; see the module."""
 
     info = INFO
 
-    def __init__(self, model: Model, settings: JudgeSettings) -> None:
-        super().__init__(model, settings.questions())
-        self._settings = settings
-        self._scales = settings.scales()
-
     @property
     def identity(self) -> str:
         """The name, and the settings that are not the default."""
-        return self.name if self._settings == JudgeSettings() else f"{self.name} {self._settings}"
+        return self.name if self.settings == JudgeSettings() else f"{self.name} {self.settings}"
+
+    @classmethod
+    def settings_of(cls, checkpoint: Checkpoint) -> JudgeSettings:
+        """The default, with what the `prm` object of `config.json` sets."""
+        rule = "letters, from 2 to 26, repeats, from 1 to 6, and criteria, 1 to 8 texts"
+        return read_settings(checkpoint, JudgeSettings, rule)
+
+    @staticmethod
+    def output(logits: torch.Tensor) -> torch.Tensor:
+        """The logits of all grades."""
+        return logits
 
     def evidence(self, values: np.ndarray, before: float | None, sampled: Sampled) -> float:
         """The mean of the questions' expected grades, from the logits of all grades, `[questions, answers]`."""
-        return float(np.mean([_expected(row[scale]) for row, scale in zip(values, self._scales, strict=True)]))
-
-
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Judge:
-    """Load a chat model; raises as `load_asked`, or CheckpointError where its `prm` object is wrong."""
-    settings = _settings(checkpoint)
-    return Judge(load_asked(checkpoint, dtype, device, settings.answers, _logits, INFO.name), settings)
-
-
-def require_askable(checkpoint: Checkpoint) -> None:
-    """Check, without reading weights, that a generator can judge its own steps; raises as `load`."""
-    answer_ids(checkpoint, TextTokenizer(checkpoint), _settings(checkpoint).answers)
-
-
-def of_generator(checkpoint: Checkpoint, generator: Model) -> Judge:
-    """The family on the weights of a generator that is loaded already; raises as `asked_generator`."""
-    settings = _settings(checkpoint)
-    return Judge(asked_generator(checkpoint, generator, settings.answers, _logits), settings)
-
-
-def _logits(logits: torch.Tensor) -> torch.Tensor:
-    return logits
+        of_questions = zip(values, self.settings.scales(), strict=True)
+        return float(np.mean([_expected(row[scale]) for row, scale in of_questions]))
 
 
 def _expected(logits: np.ndarray) -> float:
     """The expected grade in [0, 1], given the logits of a scale's grades, the worst first."""
     weights = np.exp(logits - logits.max())
     return float(weights @ np.linspace(0.0, 1.0, len(weights)) / weights.sum())
-
-
-def _settings(checkpoint: Checkpoint) -> JudgeSettings:
-    default = JudgeSettings()
-    given = {"letters": default.letters, "criteria": default.criteria, "repeats": default.repeats}
-    known = set(given)
-    given |= checkpoint.files.object("prm")
-    letters, criteria, repeats = given["letters"], given["criteria"], given["repeats"]
-    texts = isinstance(criteria, Sequence) and not isinstance(criteria, str) and 1 <= len(criteria) <= 8
-    wrong = set(given) != known or not texts or not all(isinstance(text, str) and text.strip() for text in criteria)
-    counts = type(letters) is int and 2 <= letters <= 26 and type(repeats) is int and 1 <= repeats <= 6
-    if wrong or not counts:
-        raise CheckpointError(
-            f"{checkpoint.folder}: the prm object of config.json has letters, from 2 to 26, repeats, from 1 to 6, and "
-            "criteria, 1 to 8 texts"
-        )
-    return JudgeSettings(letters, tuple(criteria), repeats)

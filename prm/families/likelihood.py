@@ -17,6 +17,7 @@ expert and amateur of contrastive decoding (Li et al., arXiv:2210.15097), over w
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -31,19 +32,13 @@ from espalier.prm.heads import log_probability_head
 
 INFO = FamilyInfo(
     name="likelihood",
-    models="any generator",
     architectures=("*ForCausalLM",),
-    head="`lm_head`",
-    layout="the prompt of a generator, the steps as they are; a blank line after one that does not end its line",
-    score_positions="every token from the one before the step to its last but one",
     score="exp of the mean log-probability of the path's tokens",
-    source="the geometric mean probability of the text, Espalier's",
 )
 RATIO_INFO = replace(
     INFO,
     name="likelihood-ratio",
     score="r / (1 + r), r that of `likelihood` over that of the generator, from sampling",
-    source="arXiv:2210.15097, of whole paths",
     of_sampling=True,
 )
 
@@ -56,34 +51,55 @@ class Likelihoods(NamedTuple):
 
 
 class TokenReader(PrmFamily):
-    """The layout of families that read every token of a solution; see the module."""
+    """A family that reads every token of a solution; see the module.
+
+    Attributes:
+        fed_again: tokens at the end of the prompt that are fed with the first step; all of them but one are read.
+    """
 
     rounding = 1e-9  # a path's log-probabilities are summed step by step or at once
+    fed_again: int = 1
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        """The prompt without its last tokens."""
+        return self.whole_prompt_ids(problem)[: -self.fed_again]
+
+    def read(self, path: StepPath) -> ScoreInput:
+        """Feed the token before the step and the step without its last token; each is read for the token after it."""
+        step = self.step_ids(path, len(path.steps) - 1)
+        before = self.whole_prompt_ids(path.problem)[-self.fed_again :]
+        if len(path.steps) > 1:
+            before = self.step_ids(path, len(path.steps) - 2)[-1:]
+        ids, targets = (*before, *step[:-1]), (*before[1:], *step)
+        return ScoreInput(ids, tuple(range(len(ids))), targets=targets)
+
+    def full_path(self, path: StepPath) -> ScoreInput:
+        """The whole path at once, which needs no evidence of the steps before."""
+        prompt = self.whole_prompt_ids(path.problem)
+        ids = (*prompt, *(i for index in range(len(path.steps)) for i in self.step_ids(path, index)))
+        start = len(prompt) - self.fed_again
+        return ScoreInput(ids[:-1], tuple(range(start, len(ids) - 1)), full_path=True, targets=ids[start + 1 :])
+
+    @abstractmethod
+    def whole_prompt_ids(self, problem: str) -> list[int]:
+        """All token ids before the first step."""
+
+    @abstractmethod
+    def step_ids(self, path: StepPath, index: int) -> list[int]:
+        """Token ids of a path's step, which do not depend on what follows."""
+
+
+class SolutionReader(TokenReader):
+    """The layout of a generator; see the module."""
+
     max_special_tokens = 3  # a blank line, and the token before the step
 
     def __init__(self, model: Model, system_prompt: str) -> None:
         self.model = model
         self._system_prompt = system_prompt
 
-    def prompt_ids(self, problem: str) -> list[int]:
-        """The prompt without its last token."""
-        return self._prompt(problem)[:-1]
-
-    def read(self, path: StepPath) -> ScoreInput:
-        """Feed the token before the step and the step without its last token; each is read for the token after it."""
-        step = self.step_ids(path, len(path.steps) - 1)
-        before = self.step_ids(path, len(path.steps) - 2) if len(path.steps) > 1 else self._prompt(path.problem)
-        ids = (before[-1], *step[:-1])
-        return ScoreInput(ids, tuple(range(len(ids))), targets=tuple(step))
-
-    def full_path(self, path: StepPath) -> ScoreInput:
-        """The whole path at once, whose mean needs no evidence of the steps before."""
-        prompt = self._prompt(path.problem)
-        steps = [i for index in range(len(path.steps)) for i in self.step_ids(path, index)]
-        ids = (*prompt, *steps[:-1])
-        return ScoreInput(ids, tuple(range(len(prompt) - 1, len(ids))), full_path=True, targets=tuple(steps))
-
-    def _prompt(self, problem: str) -> list[int]:
+    def whole_prompt_ids(self, problem: str) -> list[int]:
+        """The prompt that the problem would be solved from."""
         tokenizer = self.model.tokenizer
         if tokenizer.has_chat_template:
             turn = {"role": "user", "content": problem}
@@ -100,7 +116,7 @@ class TokenReader(PrmFamily):
         return self.model.tokenizer.encode("\n\n" * begins + text)
 
 
-class Likelihood(TokenReader):
+class Likelihood(SolutionReader):
     """The likelihood family; see the module."""
 
     info = INFO

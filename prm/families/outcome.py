@@ -21,14 +21,8 @@ from espalier.prm.heads import load_value_model
 
 INFO = FamilyInfo(
     name="outcome",
-    models="Skywork/Skywork-Reward-*, Qwen/Qwen2.5-Math-RM-72B and others with one label",
     architectures=("*ForSequenceClassification", "Qwen2ForRewardModel"),
-    head="`score`, or `score.0` → ReLU → `score.2`",
-    layout="chat template: the problem, and the whole answer as the closed turn of the assistant",
-    score_positions="last token that is not `pad_token_id`",
     score="sigmoid of the logit, of whole answers only",
-    source="the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwen2.5-Math-RM-72B",
-    incremental=False,
     whole_answers=True,
 )
 

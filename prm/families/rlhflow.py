@@ -25,13 +25,8 @@ _PROBLEM, _STEP, _NEXT = "the problem", "a step", "the next"  # placeholders tha
 
 INFO = FamilyInfo(
     name="rlhflow",
-    models="RLHFlow/Llama3.1-8B-PRM-Deepseek-Data, -Mistral-Data",
     architectures=("LlamaForCausalLM",),
-    head="`lm_head` rows of `+`, `-`",
-    layout="chat template, the first turn is the problem, a space and the first step, then a turn a step; answers `+`",
-    score_positions="last token of the assistant's header, before the `+`",
     score="softmax, `+`",
-    source="github.com/RLHFlow/RLHF-Reward-Modeling",
 )
 
 

@@ -39,6 +39,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, StepPath
+from espalier.prm.families.settings import read_settings
 from espalier.prm.generative import GenerativeFamily, RationaleSettings
 from espalier.prm.heads import require_one_token
 
@@ -51,18 +52,11 @@ _OPENING = "\nLet's verify step by step:"
 _QUESTION = "Is the solution correct?"
 _END_OF_THOUGHT = "</think>"
 _LABEL = re.compile(r"(?:## )?Step \d+:")
-_DEFAULTS = {"chains": 1, "temperature": 0.0, "critique_tokens": 4096}
 
 INFO = FamilyInfo(
     name="thinkprm",
-    models="launch/ThinkPRM-1.5B, -7B, -14B",
     architectures=("Qwen2ForCausalLM",),
-    head="`lm_head`",
-    layout="chat template, the problem, `Step {number}: {step}` a line and the instruction, then a rationale",
-    score_positions="`Is the solution correct?` after the rationale",
     score="softmax, ` yes` against ` no`; mean over the rationales",
-    source="arXiv:2504.16828 and github.com/mukhal/ThinkPRM",
-    incremental=False,
 )
 
 
@@ -142,17 +136,11 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
 
 
 def _settings(checkpoint: Checkpoint) -> RationaleSettings:
-    given = _DEFAULTS | checkpoint.files.object("prm")
-    chains, temperature, tokens = given["chains"], given["temperature"], given["critique_tokens"]
-    whole = all(type(value) is int and value >= 1 for value in (chains, tokens))
-    if set(given) != set(_DEFAULTS) or not whole or not isinstance(temperature, int | float) or temperature < 0:
+    rule = "chains and critique_tokens, whole numbers from 1, and temperature, a number from 0"
+    settings = read_settings(checkpoint, RationaleSettings, rule)
+    if settings.chains > 1 and settings.temperature == 0:
         raise CheckpointError(
-            f"{checkpoint.folder}: the prm object of config.json has chains and critique_tokens, whole numbers from 1, "
-            "and temperature, a number from 0"
+            f"{checkpoint.folder}: {settings.chains} rationales at temperature 0 are all the same; set prm.temperature "
+            "in config.json, or prm.chains to 1"
         )
-    if chains > 1 and temperature == 0:
-        raise CheckpointError(
-            f"{checkpoint.folder}: {chains} rationales at temperature 0 are all the same; set prm.temperature in "
-            "config.json, or prm.chains to 1"
-        )
-    return RationaleSettings(tokens, chains, float(temperature))
+    return settings

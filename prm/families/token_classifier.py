@@ -17,60 +17,58 @@ model card of jinachris/PURE-PRM-7B, its evaluation, and the trainer of github.c
 blank line of each step of a sample and inserts the token of `prm_step_separator`, a newline.
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 
-from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
+from espalier.prm.families.settings import read_settings
 from espalier.prm.heads import load_scoring_model, probability_of
-
-_PROMPTS = ("raw", "chat")
-_SCORES = ("p1",)
-_TRL = {"prompt": "raw", "step_separator": "\n", "score": "p1"}
 
 INFO = FamilyInfo(
     name="token-classifier",
-    models="made by TRL's PRMTrainer; espalier's demo-verifier",
     architectures=("*ForTokenClassification",),
-    head="`score`",
-    layout="the problem as it is, a newline after a step; or as config.json's `prm` object says",
-    score_positions="last token of the separator",
     score="softmax, label 1",
-    source="TRL's documentation of PRMTrainer",
 )
 PURE_INFO = FamilyInfo(
     name="pure",
-    models="jinachris/PURE-PRM-7B",
     architectures=("*ForTokenClassification",),
-    head="`score`",
-    layout="the problem as it is, a newline after a step",
-    score_positions="last token of the separator",
     score="softmax, label 1: (1 + (p1 − p0)) / 2 of what PURE reads",
-    source="arXiv:2504.15275, github.com/CJReinforce/PURE and the model card of jinachris/PURE-PRM-7B",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a checkpoint was trained, TRL's default; see the module."""
+
+    prompt: Literal["raw", "chat"] = "raw"
+    step_separator: str = "\n"
+    score: Literal["p1"] = "p1"
 
 
 class TokenClassifier(PrmFamily):
     """The token-classifier family; see the module."""
 
-    def __init__(self, info: FamilyInfo, model: Model, separator: str, chat_prompt: bool) -> None:
-        self.info = info
+    info = INFO
+
+    def __init__(self, model: Model, layout: Layout) -> None:
         self.model = model
-        self._separator = separator
-        self._separator_ids = model.tokenizer.encode(separator)
-        self._chat_prompt = chat_prompt
+        self._layout = layout
+        self._separator_ids = model.tokenizer.encode(layout.step_separator)
 
     @property
     def identity(self) -> str:
         """The name and the layout, which config.json can change."""
-        return f"{self.name} {'chat' if self._chat_prompt else 'raw'} {self._separator!r}"
+        return f"{self.name} {self._layout.prompt} {self._layout.step_separator!r}"
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem, through the chat template, or after the tokenizer's bos token if it has one."""
         tokenizer = self.model.tokenizer
-        if self._chat_prompt:
+        if self._layout.prompt == "chat":
             return tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": problem}]))
         bos = tokenizer.special_token("bos_token")
         return tokenizer.encode((bos or "") + problem)
@@ -86,6 +84,8 @@ class TokenClassifier(PrmFamily):
 
 class Pure(TokenClassifier):
     """The PURE family; see the module."""
+
+    info = PURE_INFO
 
     def _text(self, step: str) -> str:
         return stripped_step(step).rstrip()
@@ -104,13 +104,9 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     Raises:
         CheckpointError: the number of labels is not 2, or its `prm` object has an unknown value.
     """
-    settings = _TRL | checkpoint.files.object("prm")
-    if settings["prompt"] not in _PROMPTS or settings["score"] not in _SCORES:
-        raise CheckpointError(f"{checkpoint.folder}: prm.prompt must be one of {_PROMPTS}, prm.score one of {_SCORES}")
-    if not isinstance(settings["step_separator"], str):
-        raise CheckpointError(f"{checkpoint.folder}: prm.step_separator in config.json must be text")
-    model = _load_model(checkpoint, dtype, device)
-    return TokenClassifier(INFO, model, settings["step_separator"], settings["prompt"] == "chat")
+    rule = "prompt, raw or chat, step_separator, a text, and score, p1"
+    layout = read_settings(checkpoint, Layout, rule)
+    return TokenClassifier(_load_model(checkpoint, dtype, device), layout)
 
 
 def load_pure(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> TokenClassifier:
@@ -119,7 +115,7 @@ def load_pure(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device |
     Raises:
         CheckpointError: the number of labels is not 2.
     """
-    return Pure(PURE_INFO, _load_model(checkpoint, dtype, device), _TRL["step_separator"], chat_prompt=False)
+    return Pure(_load_model(checkpoint, dtype, device), Layout())
 
 
 def _load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Model:

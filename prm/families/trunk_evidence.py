@@ -34,8 +34,8 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Head, Model, load_generator
 from espalier.prm.base import FamilyInfo, Sampled, StepPath
-from espalier.prm.families.likelihood import TokenReader
-from espalier.prm.heads import at_layer, layer_of, log_probability_head, stacked_head, take_layers
+from espalier.prm.families.likelihood import SolutionReader
+from espalier.prm.heads import learned_head, log_probability_head
 from espalier.prm.path_evidence import Combination, PathEvidence, combination_of, sigmoid
 from espalier.prm.scorers.trunk_head import trunk_of
 
@@ -43,18 +43,13 @@ ARCHITECTURE = "TrunkEvidenceForStepScores"
 NAME = "trunk-evidence"
 
 
-class TrunkEvidence(TokenReader):
+class TrunkEvidence(SolutionReader):
     """The family of one learned verifier; see the module. Values are a token's log-probability and the head's logit."""
 
     info = FamilyInfo(
         name=NAME,
-        models="made by learn-verifier --trunk",
         architectures=("*ForCausalLM",),
-        head="`lm_head`, and `score.0` → ReLU → `score.1` of the learned folder",
-        layout="that of `likelihood`",
-        score_positions="as `likelihood`; the head at a step's last",
         score="sigmoid of weighted evidence",
-        source="arXiv:2110.14168 and learn-verifier",
         of_sampling=True,
     )
 
@@ -112,13 +107,7 @@ def load(learned: Path, checkpoint: Checkpoint, dtype: torch.dtype, device: torc
             "--trunk"
         )
     model = load_generator(checkpoint, dtype, device)
-    names = tuple(f"score.{i}" for i in range(sum(name.endswith(".weight") for name in folder.tensors)))
-    if not names:
-        raise CheckpointError(f"{learned} holds no layers score.0, score.1, …; is it a {NAME}?")
-    layers = take_layers(folder, names, model.decoder, labels=1)
-    folder.require_all_taken()
-    scores = at_layer(stacked_head(layers, lambda logit: logit), model.decoder, layer_of(folder))
-    head = trunk_evidence_head(model.head, scores, model.decoder)
+    head = trunk_evidence_head(model.head, learned_head(folder, model.decoder, NAME), model.decoder)
     digest = hashlib.sha256((checkpoint.digest() + folder.digest()).encode()).hexdigest()
     model = replace(model, head=head, eos_token_ids=(), digest=digest, wide_heads=frozenset([""]))
     return TrunkEvidence(model, system_prompt_of(checkpoint), combination)

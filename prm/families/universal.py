@@ -25,13 +25,8 @@ _NO_REFERENCE = "\n\n###\n\nThe reference answer is: There is no reference answe
 
 INFO = FamilyInfo(
     name="universal-prm",
-    models="infly/Universal-PRM-7B",
     architectures=(),
-    head="`score`, or `score.0` → ReLU → `score.2`; one value",
-    layout="chat template with a fixed system message and `no reference answer`, a blank line after a step",
-    score_positions="an end token after the step, which is not kept",
     score="sigmoid",
-    source="arXiv:2502.11520 and the model card of infly/Universal-PRM-7B",
 )
 
 

@@ -23,13 +23,8 @@ _INSTRUCTION = " Please think step-by-step and put your final answer within \\bo
 
 INFO = FamilyInfo(
     name="value-guided",
-    models="VGS-AI/DeepSeek-VM-1.5B",
     architectures=("Qwen2ForClassifier",),
-    head="`score.0` → ReLU → `score.2`, without biases",
-    layout="R1's prompt with an open thought, `{step}` as it is",
-    score_positions="last token of the step",
     score="softmax, label 1 of 3; sigmoid of one label",
-    source="arXiv:2505.17373 and github.com/kaiwenw/value-guided-search",
 )
 
 

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from espalier.engine.errors import CheckpointError, EspalierError
-from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.own_code import file_digest, load_code
 from espalier.engine.roles import VERIFIER
-from espalier.engine.work import Done, Generated
+from espalier.engine.work import Done
 from espalier.prm.limits import PathLimits
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode, StepScore
 from espalier.prm.scorers.function import FunctionScorer, ScoreFunction, call
@@ -53,57 +52,52 @@ class GuardedScorer(Scorer):
         return _GuardedSession(self.name, session)
 
 
+def _guarded(method: str) -> Any:
+    """A method that calls the one of this name of the user's session."""
+
+    def call_it(session: "_GuardedSession", *given: Any) -> Any:
+        return call(session.name, getattr(session.its, method), *given)
+
+    return call_it
+
+
 class _GuardedSession(ScoreSession):
+    prefill = _guarded("prefill")
+    score_sampled = _guarded("score_sampled")
+    is_check = _guarded("is_check")
+    release = _guarded("release")
+    sequences = _guarded("sequences")
+    close = _guarded("close")
+
     def __init__(self, name: str, its: ScoreSession) -> None:
         super().__init__()
-        self._name = name
-        self._its = its
+        self.name = name
+        self.its = its
         self.head, self.prompt_tokens = its.head, its.prompt_tokens
 
     @property
     def pending(self) -> int:
-        return self._call(lambda: self._its.pending)
-
-    def prefill(self) -> None:
-        self._call(self._its.prefill)
-
-    def score_sampled(self, node: StepNode, done: Generated) -> float | None:
-        return self._call(self._its.score_sampled, node, done)
+        return call(self.name, getattr, self.its, "pending")
 
     def _want(self, node: StepNode, in_place: bool) -> Iterator[StepScore]:
-        return self._each(lambda: self._its.want(node, in_place))
+        return self._each(self.its.want, node, in_place)
 
     def _skip(self, node: StepNode) -> Iterator[StepScore]:
-        return self._each(lambda: self._its.skip(node))
+        return self._each(self.its.skip, node)
 
     def _take(self, done: Done) -> Iterator[StepScore]:
-        return self._each(lambda: self._its.take(done))
+        return self._each(self.its.take, done)
 
-    def is_check(self, done: Done) -> bool:
-        return self._call(self._its.is_check, done)
-
-    def release(self, node: StepNode) -> None:
-        self._call(self._its.release, node)
-
-    def sequences(self) -> list[KVSequence]:
-        return self._call(self._its.sequences)
-
-    def close(self) -> None:
-        self._call(self._its.close)
-
-    def _call(self, method: Callable[..., Any], *given: Any) -> Any:
-        return call(self._name, method, *given)
-
-    def _each(self, method: Callable[[], Iterable[StepScore]]) -> Iterator[StepScore]:
+    def _each(self, method: Callable[..., Iterable[StepScore]], *given: Any) -> Iterator[StepScore]:
         """The scores that a method returns, one at a time: a generator goes on once the last one is stored."""
-        scores = self._call(lambda: iter(method()))
-        while (score := self._call(next, scores, None)) is not None:
+        scores = call(self.name, iter, call(self.name, method, *given))
+        while (score := call(self.name, next, scores, None)) is not None:
             if not isinstance(score, StepScore):
-                raise EspalierError(f"--verifier {self._name}: must return StepScores, returned {shown(score)}")
+                raise EspalierError(f"--verifier {self.name}: must return StepScores, returned {shown(score)}")
             value = score.score
             if value is not None and not (isinstance(value, int | float) and 0 <= value <= 1):
                 raise EspalierError(
-                    f"--verifier {self._name}: a score is a number from 0 to 1 or None, not {shown(value)}"
+                    f"--verifier {self.name}: a score is a number from 0 to 1 or None, not {shown(value)}"
                 )
             yield score
 

@@ -20,6 +20,7 @@ from espalier.prm.asked import AskedFamily
 from espalier.prm.base import Sampled, ScoreInput
 from espalier.prm.full_rescore import FullRescore
 from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepNode, StepScore
+from espalier.prm.session import SequenceSession
 from espalier.prm.verifier import Verifier
 
 HEAD = "asked"
@@ -68,19 +69,15 @@ class _Question:
     values: dict[int, np.ndarray] = field(default_factory=dict)
 
 
-class OwnPathSession(ScoreSession):
+class OwnPathSession(SequenceSession[AskedFamily]):
     """Asks about the steps of one search as they are sampled; see the module."""
 
     def __init__(self, family: AskedFamily, search: ScoredSearch, check: FullRescore | None = None) -> None:
-        super().__init__(check)
-        self._family = family
-        self._search = search
-        self._engine = search.engine
+        super().__init__(family, search, check)
         self._common = tokens_in_common(family.probes) if len(family.probes) > 1 else ()
         self._rests = [probe[len(self._common) :] for probe in family.probes]
         self._tokens = 1 + len(self._common) + sum(map(len, self._rests))
         self._unasked: dict[StepNode, KVSequence] = {}
-        self._asking: set[KVSequence] = set()
 
     def score_sampled(self, node: StepNode, done: Generated) -> None:
         """See `ScoreSession`; keeps a fork of the path, without the token that ended it."""
@@ -100,7 +97,7 @@ class OwnPathSession(ScoreSession):
             self._engine.release(path)
             return (StepScore(node, status=ScoreStatus.OVER_BUDGET),)
         question = _Question(node, tuple(self._engine.token_ids(path)) if self._check else ())
-        self._asking.add(path)
+        self._opened.add(path)
         if len(self._rests) > 1:
             self._engine.submit(Score(self._search.owner, path, self._common, (), tag=question))
         else:
@@ -114,15 +111,12 @@ class OwnPathSession(ScoreSession):
 
     def sequences(self) -> list[KVSequence]:
         """See `ScoreSession`."""
-        return [*self._unasked.values(), *self._asking]
+        return [*self._unasked.values(), *self._opened]
 
     def close(self) -> None:
         """See `ScoreSession`."""
         super().close()
-        for sequence in self.sequences():
-            self._engine.release(sequence)
         self._unasked.clear()
-        self._asking.clear()
 
     def _ask(self, question: _Question, forks: list[KVSequence]) -> None:
         """Feed each question on a fork of its own, and read the answer at its last token."""
@@ -135,13 +129,12 @@ class OwnPathSession(ScoreSession):
         question: _Question = done.work.tag
         path = done.work.sequence
         if not question.forks:  # what the questions have in common is computed
-            forks = self._engine.fork(path, len(self._rests))
-            self._asking.update(forks)
-            self._release(path)
+            forks = self._forks(path, len(self._rests))
+            self._release_opened(path)
             self._ask(question, forks)
             return ()
         question.values[question.forks.index(path)] = done.values
-        self._release(path)
+        self._release_opened(path)
         if len(question.values) < len(self._rests):
             return ()
         score = self._score_of(np.concatenate([values for _, values in sorted(question.values.items())]))
@@ -153,10 +146,6 @@ class OwnPathSession(ScoreSession):
 
     def _score_of(self, values: np.ndarray) -> float:
         return self._family.score(self._family.evidence(values, None, Sampled()))
-
-    def _release(self, sequence: KVSequence) -> None:
-        self._asking.discard(sequence)
-        self._engine.release(sequence)
 
 
 def tokens_in_common(probes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

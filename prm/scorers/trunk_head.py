@@ -26,7 +26,7 @@ from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.work import Generated
 from espalier.prm.base import Sampled
-from espalier.prm.heads import at_layer, layer_of, stacked_head, take_layers
+from espalier.prm.heads import learned_head
 from espalier.prm.path_evidence import Combination, PathEvidence, combination_of, sigmoid
 from espalier.prm.scorer import ScoredSearch, ScorerNeeds, ScoreSession, StepNode
 from espalier.prm.scorers.tokens import TokenScorer, TokenSession
@@ -127,13 +127,7 @@ def add_trunk_head(checkpoint: Checkpoint, generator: Model, full_rescore: bool 
             "learn-verifier"
         )
     combination = combination_of(checkpoint) if "weights" in checkpoint.config else None
-    count = sum(name.endswith(".weight") for name in checkpoint.tensors)
-    if not count:
-        raise CheckpointError(f"{checkpoint.folder} holds no layers score.0, score.1, …; is it a {NAME}?")
-    names = tuple(f"score.{i}" for i in range(count))
-    layers = take_layers(checkpoint, names, generator.decoder, labels=1)
-    checkpoint.require_all_taken()
-    head = at_layer(stacked_head(layers, lambda logits: logits), generator.decoder, layer_of(checkpoint))
+    head = learned_head(checkpoint, generator.decoder, NAME)
     scorer = TrunkHead(checkpoint.digest(), full_rescore, combination)
     heads, wide = {**generator.other_heads, NAME: head}, generator.wide_heads | {NAME}
     return replace(generator, other_heads=heads, wide_heads=wide), scorer

@@ -18,7 +18,8 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.work import Generated, Scored
 from espalier.prm.base import PrmFamily
-from espalier.prm.families import load_verifier, yes_no
+from espalier.prm.families import load_verifier
+from espalier.prm.families.yes_no import YesNo
 from espalier.prm.scorer import Scorer
 from espalier.prm.scorers.trunk_head import TrunkHead, add_trunk_head
 from espalier.prm.verifier import Verifier
@@ -74,7 +75,7 @@ def test_a_hybrid_asked_about_each_step_forgets_the_question_again(
     own: bool, folder: Path, talker: Model, search_with: Callable[..., Orchestrator]
 ):
     checkpoint = Checkpoint(folder)
-    family = yes_no.of_generator(checkpoint, talker) if own else yes_no.load(checkpoint, torch.float32, "cpu")
+    family = YesNo.of_generator(checkpoint, talker) if own else YesNo.load(checkpoint, torch.float32, "cpu")
     check_paths(search_with(family), BEAM, lambda steps: plain_yes_no(folder, BEAM.problem, steps))
 
 

@@ -136,7 +136,7 @@ class ScriptedEngine:
 class ScriptedFamily(PrmFamily):
     """A verifier's family whose scores depend on the text alone."""
 
-    info = FamilyInfo("scripted", "", (), "", "", "", "", "")
+    info = FamilyInfo("scripted", (), "")
     model = cast(
         Any,
         SimpleNamespace(

@@ -17,7 +17,6 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint.adapter import AdaptedFiles, Adapter
-from espalier.engine.models.checkpoint.cache import KeptParts
 from espalier.engine.models.checkpoint.digest import digest_of
 from espalier.engine.models.checkpoint.files import CheckpointFiles, values_differ
 from espalier.engine.models.config import DecoderConfig
@@ -49,7 +48,7 @@ class Checkpoint:
         files: what it holds, without its adapter.
         config: `config.json` as it stands, or as a GGUF file's metadata mean it, with the class that an adapter names.
         adapter: the LoRA adapter that is merged into the weights as they are read; None without.
-        cache: parts of the model that are kept for the next load.
+        load_cache: keeps parts of the model for the next load; see `cache`.
         quantization: how the decoder's weights are to be kept.
         batch_invariant: whether a request must have the same bits in any batch.
         model_impl: which code is to run the decoder.
@@ -87,10 +86,10 @@ class Checkpoint:
         self.quantization = quantization
         self.batch_invariant = batch_invariant
         self.model_impl = model_impl
+        self.load_cache = load_cache
         self.warnings: tuple[str, ...] = ()
         self.files = CheckpointFiles(folder, load_format)
         self.config = self.files.config
-        self.cache = KeptParts(self, load_cache)
         self.adapter: Adapter | None = None
         self._tensors: CheckpointFiles | AdaptedFiles = self.files
         self._used: set[str] = set()
