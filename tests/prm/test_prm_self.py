@@ -335,7 +335,7 @@ def test_it_may_be_asked_as_a_judge(family_folders: dict[str, Path], paths: dict
     family = scorer.family
     grades = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(list("ABCDE0123456789"))
     for node, path in paths.items():
-        logits = np.array(asked_by_transformers(folder, path, family.questions))[:, grades]
+        logits = np.array(asked_by_transformers(folder, path, family.settings.questions))[:, grades]
         assert node.score == pytest.approx(family.evidence(logits, None, Sampled()), abs=1e-5)
     together = len(tokens_in_common(family.probes))
     assert together > 3

@@ -1,16 +1,27 @@
-"""A model's `config.json`, made of a GGUF file's metadata."""
+"""Files of Llama and its like: `config.json` from the metadata, names and order of the tensors."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch
 
 from espalier.engine.models.config import MAX_COUNTS
 from espalier.engine.models.families import FAMILIES
+from espalier.engine.models.gguf.mapped import LAYER_NAMES, OUTER_NAMES
 from espalier.engine.models.text_files import shown
 
 LIKE_LLAMA = frozenset(("llama", "mistral", "qwen2", "qwen3"))
 """Architectures whose tensors have Llama's names; those of others are mapped by transformers."""
+ROPE_FACTORS = "rope_freqs.weight"
+"""A part of the configuration that files have as a tensor."""
+_NAMES = OUTER_NAMES | LAYER_NAMES | {"cls.output": "score", "ffn_norm": "post_attention_layernorm"}
+"""Modules by llama.cpp's names of them; the names of layers have a prefix."""
+_NAME = re.compile(r"(blk\.(?P<layer>\d+)\.)?(?P<module>[a-z_.]+)\.(?P<kind>weight|bias)")
+_INTERLEAVED = {"attn_q": "head_count", "attn_k": "head_count_kv"}
+"""Projections whose heads llama.cpp reorders for models of the Llama architecture, and where their number stands."""
 _SAMPLING = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -20,6 +31,66 @@ _SAMPLING = {
     "xtc_probability": "xtc_probability",
     "mirostat": "mirostat",
 }
+
+
+class LlamaArchitecture:
+    """The model of a file of one of `LIKE_LLAMA`; as `MappedArchitecture`, without transformers.
+
+    Attributes:
+        parts: llama.cpp's name of each tensor, by that in the Hugging Face layout; a name of a module that no supported
+            model has stays as it is, so that a checkpoint finds it unused.
+        shapes: of tensors that files hold in other shapes: none.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+    def __init__(
+        self, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], rope_factors: np.ndarray | None
+    ) -> None:
+        """Find the tensors.
+
+        Args:
+            metadata: of the file.
+            shapes: of all tensors of all parts, by llama.cpp's names.
+            rope_factors: see `model_config`.
+
+        Raises:
+            ValueError: two of them mean the same.
+        """
+        self._metadata = metadata
+        self._stored_shapes = shapes
+        self._rope_factors = rope_factors
+        self.parts: dict[str, list[str]] = {}
+        for name in shapes:
+            if name != ROPE_FACTORS and (other := self.parts.setdefault(_layout_name(name), [name])) != [name]:
+                raise ValueError(f"it holds {other[0]} and {name}, which mean the same tensor")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The same model's `config.json`; see `model_config`."""
+        shapes = {name: self._stored_shapes[stored] for name, (stored,) in self.parts.items()}
+        return model_config(self._metadata, shapes, self._rope_factors)
+
+    def read(self, name: str, values: Callable[[str], np.ndarray]) -> torch.Tensor:
+        """See `MappedArchitecture`. Rows are reordered for the rotation of halves: Llama's neighbours are rotated."""
+        (stored,) = self.parts[name]
+        found, named = values(stored), _NAME.fullmatch(stored)
+        if not named or named["module"] not in _INTERLEAVED or self._metadata["general.architecture"] != "llama":
+            return torch.from_numpy(found)
+        heads = self._metadata.get("llama.attention.head_count")
+        heads = self._metadata.get(f"llama.attention.{_INTERLEAVED[named['module']]}", heads)
+        if not isinstance(heads, int) or heads < 1 or len(found) % (2 * heads):
+            raise ValueError(f"{stored} has {len(found)} rows, which are not those of {heads} heads")
+        pairs = found.reshape(heads, -1, 2, *found.shape[1:])
+        return torch.from_numpy(np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(found.shape))
+
+
+def _layout_name(name: str) -> str:
+    """The name in the Hugging Face layout of a tensor that llama.cpp calls `name`."""
+    if not (parts := _NAME.fullmatch(name)) or (module := _NAMES.get(parts["module"])) is None:
+        return name
+    layer = f"model.layers.{parts['layer']}." if parts["layer"] else ""
+    return f"{layer}{module}.{parts['kind']}"
 
 
 def model_config(
