@@ -1,6 +1,5 @@
 """A Python function of the user's as a scorer: it is called with the text of each path."""
 
-import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -22,17 +21,10 @@ class FunctionScorer(Scorer):
         """Create a scorer.
 
         Raises:
-            CheckpointError: it is no function, or takes other arguments; says why.
+            CheckpointError: it cannot be called.
         """
         if not callable(function):
             raise CheckpointError("it is neither a function nor a Scorer")
-        if inspect.iscoroutinefunction(function):
-            raise CheckpointError("it is a coroutine function; write it without async")
-        with suppress(ValueError):  # of a function that has no signature, as some in C
-            try:
-                inspect.signature(function).bind("", [])
-            except TypeError as error:
-                raise CheckpointError(f"it must take a problem and the steps of a path: {error}") from error
         self.name = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
         self.digests = {VERIFIER: digest} if (digest := file_digest(function)) else {}
         self._function = function

@@ -22,7 +22,7 @@ from espalier.engine.models.checkpoint.files import CheckpointFiles, values_diff
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.families import GENERATOR_CLASSES, family_of, impl_of, parse_decoder_config
 from espalier.engine.models.load_cache import LoadCache
-from espalier.engine.models.options import GGUF, LoadFormat, ModelImpl, Quantization
+from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.models.text_files import require
 from espalier.engine.models.weights import TensorInfo, small_files
 
@@ -177,12 +177,6 @@ class Checkpoint:
         """
         if shape is None:
             shape = self._require(name).shape
-        if name in self.tensors and self.folder.suffix == GGUF and not torch.empty(0, device=device).is_meta:
-            self._require(name, shape)
-            stored = self._tensors.read(name)
-            out = stored.to(device, dtype)  # values that were expanded are nobody else's: they need no copy
-            self._use(name, stored, out)
-            return out
         out = torch.empty(shape, dtype=dtype, device=device)
         self.take_into(name, out)
         return out

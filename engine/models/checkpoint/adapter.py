@@ -72,7 +72,7 @@ class Adapter:
     """One adapter: what it adds to weights, and the weights that it replaces.
 
     Attributes:
-        replaced: weights that it stores whole, by the name in the base checkpoint.
+        file: its weights.
         transposed: names of weights that are `[in, out]`.
     """
 
@@ -90,28 +90,25 @@ class Adapter:
             raise CheckpointError(f"{folder} has no {' and no '.join(_WEIGHTS)}; is the download complete?")
         self.file = found[0]
         self._tensors = open_weight_file(self.file)
-        self.replaced = dict[str, TensorInfo]()
         self._parts = dict[str, dict[str, str]]()
-        self._whole = dict[str, str]()
-        self._own = set[str]()
-        self._of_base = dict[str, tuple[TensorInfo, str]]()
+        own, self._of_base = dict[str, str](), dict[str, str]()  # names of what is stored whole, by the base's name
         self.transposed = frozenset[str]()
         to_save = tuple(self._to_save)
-        for name, info in self._tensors.tensors.items():
+        for name in self._tensors.tensors:
             plain = name.removeprefix(_PREFIX)
             if match := _PART.fullmatch(plain):
                 self._parts.setdefault(f"{match['module']}.weight", {})[match["part"]] = name
             else:
                 saved = _SAVED.sub("", plain)
                 owned = ".modules_to_save." in plain or saved.rpartition(".")[0].endswith(to_save)
-                if owned and ".original_module." not in plain:
-                    self._own.add(saved)
-                    self.replaced[saved], self._whole[saved] = info, name
-                else:
-                    self._of_base[saved] = info, name
-        for name, (info, stored) in self._of_base.items():
-            if name not in self._own:
-                self.replaced[name], self._whole[name] = info, stored
+                (own if owned and ".original_module." not in plain else self._of_base)[saved] = name
+        self._own = frozenset(own)
+        self._whole = self._of_base | own
+
+    @property
+    def replaced(self) -> dict[str, TensorInfo]:
+        """Weights that it stores whole, by the name in the base checkpoint."""
+        return {name: self._tensors.tensors[stored] for name, stored in self._whole.items()}
 
     @property
     def changed(self) -> frozenset[str]:
@@ -143,7 +140,7 @@ class Adapter:
         for stored in [self._of_base[name] for name in both if name in self._of_base]:
             for name in both:
                 if name not in self._own:
-                    self.replaced[name], self._whole[name] = stored
+                    self._whole[name] = stored
         alone = [name for name in both if name in self._parts or name in self._own]
         with_lengths = [name for name in alone if "lora_magnitude_vector" in self._parts.get(name, ())]
         if (alone and not self._config.get("ensure_weight_tying")) or with_lengths == list(both):
@@ -154,15 +151,15 @@ class Adapter:
                 f"other in PEFT with {'use_dora' if with_lengths else 'these names'}; merge it where it was trained, "
                 "and load the whole model"
             )
-        for of_names in cast("tuple[dict[str, Any], ...]", (self._parts, self.replaced, self._whole)):
+        for of_names in cast("tuple[dict[str, Any], ...]", (self._parts, self._whole)):
             of_head = of_names.pop(head, None)
             if alone == [head] and of_head is not None:  # which PEFT trains as the embedding's
                 of_names[embedding] = of_head
         return False
 
-    def read(self, name: str) -> torch.Tensor:
-        """A weight that it replaces."""
-        return self._tensors.read(self._whole[name])
+    def read(self, name: str) -> torch.Tensor | None:
+        """A weight that it replaces; None for another."""
+        return self._tensors.read(self._whole[name]) if name in self._whole else None
 
     def merge(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """A weight of the base, `[out, in]` or one of `transposed`, with what the adapter adds; float32.
@@ -291,8 +288,8 @@ class AdaptedFiles:
     def read(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor:
         """A tensor as it is to be used; see `WeightFile.read`."""
         adapter = self._adapter
-        whole = name in adapter.replaced
-        weight = adapter.read(name) if whole else self._files.read(self.aliases.get(name, name), room)
+        whole = adapter.read(name)
+        weight = self._files.read(self.aliases.get(name, name), room) if whole is None else whole
         return adapter.merge(name, weight) if name in adapter.changed else weight
 
     def first_rows(self, name: str, count: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ tokens at once, behind the last layer, are left aside.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,10 @@ def _side_by_side(parts: Sequence[np.ndarray], config: Mapping[str, Any]) -> np.
     return np.concatenate(parts, axis=-2)
 
 
+def _without_logarithm(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    return np.log(-values) if name.endswith("A_log") else values
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """Description of one architecture.
@@ -33,8 +37,9 @@ class Architecture:
     Attributes:
         model_type: of transformers.
         config: fields of `config.json` from the metadata and the tensors' shapes.
-        outer: names of modules outside the layers, by llama.cpp's.
-        inner: the same of those in layers, with the layer's prefix left out; of tensors that make up one, in order.
+        inner: names of modules in layers, by llama.cpp's without the layer's prefix; of tensors that make up one, in
+            order.
+        outer: the same of those outside the layers.
         layers: what comes before a layer's number.
         restore: gives a tensor's values as the class has them, from its name and llama.cpp's values.
         merge: the same of a tensor that several make up.
@@ -42,10 +47,10 @@ class Architecture:
 
     model_type: str
     config: Callable[[Get, Mapping[str, Any]], dict[str, Any]]
-    outer: Mapping[str, str]
     inner: Mapping[str, str]
-    layers: str
-    restore: Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray]
+    outer: Mapping[str, str] = field(default_factory=lambda: OUTER_NAMES)
+    layers: str = "model.layers."
+    restore: Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray] = _without_logarithm
     merge: Callable[[Sequence[np.ndarray], Mapping[str, Any]], np.ndarray] = _side_by_side
 
 
@@ -71,15 +76,11 @@ def _largest(value: Any) -> Any:
 
 def _qwen3_5(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
     heads, head_dim = get("ssm.time_step_rank"), get("attention.key_length")
-    return {
-        "hidden_size": get("embedding_length"),
+    return _attention(get) | {
         "intermediate_size": get("feed_forward_length", 1),  # of layers without experts
         "num_hidden_layers": _num_layers(get),
-        "num_attention_heads": get("attention.head_count"),
-        "num_key_value_heads": get("attention.head_count_kv"),
         "head_dim": head_dim,
         "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": get("context_length"),
         "layer_types": _kinds(get, shapes),
         "linear_conv_kernel_dim": get("ssm.conv_kernel"),
         "linear_key_head_dim": get("ssm.state_size"),
@@ -118,16 +119,12 @@ def _lfm2(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
     by_layer = get("attention.head_count_kv")  # none in layers of convolutions
     if not isinstance(by_layer, list) or not any(by_layer):
         raise ValueError(f"lfm2.attention.head_count_kv must be a list of heads by layer, is {shown(by_layer)}")
-    return {
-        "hidden_size": get("embedding_length"),
+    return _attention(get) | {
         "intermediate_size": get("feed_forward_length"),
         "block_auto_adjust_ff_dim": False,
         "num_hidden_layers": get("block_count"),
-        "num_attention_heads": get("attention.head_count"),
-        "num_key_value_heads": max(by_layer),
         "layer_types": ["full_attention" if heads else "conv" for heads in by_layer],
         "norm_eps": get("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": get("context_length"),
         "conv_L_cache": get("shortconv.l_cache"),
         "conv_bias": "blk.0.shortconv.in_proj.bias" in shapes,
         "rope_parameters": {"rope_type": "default", "rope_theta": get("rope.freq_base")},
@@ -161,7 +158,7 @@ def _mamba2(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attention(get: Get) -> dict[str, Any]:
-    """Fields that hybrids of Mamba-2 and attention share."""
+    """Fields that layers of attention have in all of them."""
     return {
         "hidden_size": get("embedding_length"),
         "num_attention_heads": get("attention.head_count"),
@@ -270,10 +267,6 @@ def _nemotron_h(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _without_logarithm(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
-    return np.log(-values) if name.endswith("A_log") else values
-
-
 def _of_qwen3_5(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
     """Value heads of each key head side by side, where llama.cpp has the first of every key head first."""
     values = _without_logarithm(name, values, config)
@@ -312,6 +305,11 @@ def _grouped(rows: np.ndarray, key_heads: int, per_head: int) -> np.ndarray:
     return by_head.swapaxes(0, 1).reshape(rows.shape)
 
 
+def _attention_names(module: str, out: str = "o_proj") -> dict[str, str]:
+    of = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": out}
+    return {name: f"{module}.{its}" for name, its in of.items()}
+
+
 def _mamba_names(module: str) -> dict[str, str]:
     return {
         "ssm_in": f"{module}.in_proj",
@@ -329,7 +327,6 @@ _OF_MAMBA: Callable[..., Architecture] = partial(
     Architecture,
     outer={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"},
     layers="backbone.layers.",
-    restore=_without_logarithm,
 )
 _QWEN = (
     LAYER_NAMES
@@ -347,38 +344,19 @@ _QWEN = (
         "ffn_down_exps.weight": "mlp.experts.down_proj",
     }
 )
-_OF_QWEN_3_5: Callable[..., Architecture] = partial(
-    Architecture,
-    outer=OUTER_NAMES,
-    inner=_QWEN
-    | {
-        "attn_qkv": "linear_attn.in_proj_qkv",
-        "attn_gate": "linear_attn.in_proj_z",
-        "ssm_alpha": "linear_attn.in_proj_a",
-        "ssm_beta": "linear_attn.in_proj_b",
-    },
-    layers="model.layers.",
-    restore=_of_qwen3_5,
-)
-_QWEN_3_NEXT = Architecture(
-    "qwen3_next",
-    _qwen3_next,
-    OUTER_NAMES,
-    _QWEN
-    | {
-        "ssm_in": "linear_attn.in_proj_qkvz",  # so older files, as the class has it
-        "attn_qkv": "linear_attn.in_proj_qkvz",
-        "attn_gate": "linear_attn.in_proj_qkvz",
-        "ssm_ba": "linear_attn.in_proj_ba",
-    },
-    "model.layers.",
-    _of_qwen3_next,
-    _merged_qwen3_next,
-)
-_FALCON_H1 = Architecture(
-    "falcon_h1",
-    _falcon_h1,
-    OUTER_NAMES | {"output_norm": "model.final_layernorm"},
+_QWEN_3_5 = _QWEN | {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+}
+_QWEN_3_NEXT = _QWEN | {
+    "ssm_in": "linear_attn.in_proj_qkvz",  # so older files, as the class has it
+    "attn_qkv": "linear_attn.in_proj_qkvz",
+    "attn_gate": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+}
+_FALCON_H1 = (
     LAYER_NAMES
     | _mamba_names("mamba")
     | {
@@ -387,14 +365,9 @@ _FALCON_H1 = Architecture(
         "ffn_gate": "feed_forward.gate_proj",
         "ffn_up": "feed_forward.up_proj",
         "ffn_down": "feed_forward.down_proj",
-    },
-    "model.layers.",
-    _without_logarithm,
+    }
 )
-_GRANITE_HYBRID = Architecture(
-    "granitemoehybrid",
-    _granite_hybrid,
-    OUTER_NAMES,
+_GRANITE_HYBRID = (
     LAYER_NAMES
     | _mamba_names("mamba")
     | {
@@ -409,21 +382,15 @@ _GRANITE_HYBRID = Architecture(
         "ffn_gate": "shared_mlp.input_linear",  # without experts
         "ffn_up": "shared_mlp.input_linear",
         "ffn_down": "shared_mlp.output_linear",
-    },
-    "model.layers.",
-    _without_logarithm,
+    }
 )
 _NEMOTRON_H = Architecture(
     "nemotron_h",
     _nemotron_h,
-    {"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"},
     {
         "attn_norm": "norm",
         **_mamba_names("mixer"),
-        "attn_q": "mixer.q_proj",
-        "attn_k": "mixer.k_proj",
-        "attn_v": "mixer.v_proj",
-        "attn_output": "mixer.o_proj",
+        **_attention_names("mixer"),
         "ffn_up": "mixer.up_proj",
         "ffn_down": "mixer.down_proj",
         "ffn_gate_inp": "mixer.gate",
@@ -435,42 +402,35 @@ _NEMOTRON_H = Architecture(
         "ffn_latent_down": "mixer.fc1_latent_proj",
         "ffn_latent_up": "mixer.fc2_latent_proj",
     },
-    "model.layers.",
-    _without_logarithm,
+    {"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"},
 )
-_LFM_2 = Architecture(
-    "lfm2",
-    _lfm2,
-    {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
-    {
-        "attn_norm": "operator_norm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.out_proj",
-        "attn_q_norm": "self_attn.q_layernorm",
-        "attn_k_norm": "self_attn.k_layernorm",
-        "shortconv.conv": "conv.conv",
-        "shortconv.in_proj": "conv.in_proj",
-        "shortconv.out_proj": "conv.out_proj",
-        "ffn_norm": "ffn_norm",
-        "ffn_gate": "feed_forward.w1",
-        "ffn_up": "feed_forward.w3",
-        "ffn_down": "feed_forward.w2",
-    },
-    "model.layers.",
-    lambda name, values, config: values,
-)
+_LFM_2 = {
+    "attn_norm": "operator_norm",
+    **_attention_names("self_attn", out="out_proj"),
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+_OUTER_LFM_2 = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
+_OUTER_FALCON_H1 = OUTER_NAMES | {"output_norm": "model.final_layernorm"}
 RECURRENT = {
-    "qwen35": _OF_QWEN_3_5(model_type="qwen3_5_text", config=_qwen3_5),
-    "qwen35moe": _OF_QWEN_3_5(model_type="qwen3_5_moe_text", config=_qwen3_5_moe),
-    "qwen3next": _QWEN_3_NEXT,
-    "lfm2": _LFM_2,
-    "falcon-h1": _FALCON_H1,
-    "granitehybrid": _GRANITE_HYBRID,
+    "qwen35": Architecture("qwen3_5_text", _qwen3_5, _QWEN_3_5, restore=_of_qwen3_5),
+    "qwen35moe": Architecture("qwen3_5_moe_text", _qwen3_5_moe, _QWEN_3_5, restore=_of_qwen3_5),
+    "qwen3next": Architecture(
+        "qwen3_next", _qwen3_next, _QWEN_3_NEXT, restore=_of_qwen3_next, merge=_merged_qwen3_next
+    ),
+    "lfm2": Architecture("lfm2", _lfm2, _LFM_2, _OUTER_LFM_2),
+    "falcon-h1": Architecture("falcon_h1", _falcon_h1, _FALCON_H1, _OUTER_FALCON_H1),
+    "granitehybrid": Architecture("granitemoehybrid", _granite_hybrid, _GRANITE_HYBRID),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
-    "mamba": _OF_MAMBA(model_type="mamba", config=_mamba, inner=_MAMBA | {"ssm_dt.bias": "mixer.dt_proj.bias"}),
-    "mamba2": _OF_MAMBA(model_type="mamba2", config=_mamba2, inner=_MAMBA),
+    "mamba": _OF_MAMBA("mamba", _mamba, _MAMBA | {"ssm_dt.bias": "mixer.dt_proj.bias"}),
+    "mamba2": _OF_MAMBA("mamba2", _mamba2, _MAMBA),
 }
 """By `general.architecture`."""
