@@ -43,7 +43,7 @@ PURE_INFO = FamilyInfo(
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a checkpoint was trained, TRL's default; see the module."""
+    """The layout that a checkpoint was trained with, by default TRL's; see the module."""
 
     prompt: Literal["raw", "chat"] = "raw"
     step_separator: str = "\n"

@@ -23,7 +23,7 @@ INFO = FamilyInfo(
 
 
 class Question(NamedTuple):
-    """What is asked."""
+    """The question, and its two answers."""
 
     questions: tuple[str, ...] = (
         "Is this solution right so far, its last step included? Answer with one word: Yes or No.",

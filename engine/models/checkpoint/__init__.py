@@ -18,7 +18,7 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint.adapter import AdaptedFiles, Adapter
 from espalier.engine.models.checkpoint.digest import digest_of
-from espalier.engine.models.checkpoint.files import CheckpointFiles, values_differ
+from espalier.engine.models.checkpoint.files import CheckpointFiles
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.families import GENERATOR_CLASSES, family_of, impl_of, parse_decoder_config
 from espalier.engine.models.load_cache import LoadCache
@@ -34,6 +34,8 @@ _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _EMBEDDINGS = [f"{before}{_EMBEDDING}" for before in ("model.", "", "model.language_model.", "language_model.model.")]
 """The last two are of checkpoints with images."""
 _HOST = torch.device("cpu")
+_ROWS = 4096
+"""Rows that are compared at a time."""
 
 
 class Checkpoint:
@@ -259,7 +261,7 @@ class Checkpoint:
         """True if the files hold a head with other values than the embedding's."""
         embedding = self.decoder_prefix + _EMBEDDING
         both = embedding in self.tensors and _HEAD in self.tensors
-        return both and values_differ(self._tensors, embedding, _HEAD)
+        return both and _values_differ(self._tensors, embedding, _HEAD)
 
     def _adapt(self, adapter: Adapter) -> None:
         """Merge an adapter into the tensors, and name the class that its head makes of the model."""
@@ -318,6 +320,17 @@ class Checkpoint:
 
 def _is_list_of_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _values_differ(tensors: CheckpointFiles | AdaptedFiles, one: str, other: str) -> bool:
+    """Return whether two tensors have different values; most that do differ in their first rows."""
+    if tensors.tensors[one].shape != tensors.tensors[other].shape:
+        return True
+    first, second = (tensors.first_rows(name, _ROWS).float() for name in (one, other))
+    if not torch.equal(first, second):
+        return True
+    parts = (tensors.read(name).split(_ROWS) for name in (one, other))
+    return not all(torch.equal(a.float(), b.float()) for a, b in zip(*parts, strict=True))
 
 
 def _fill_with_noise(name: str, out: torch.Tensor) -> None:

@@ -16,13 +16,10 @@ from espalier.engine.models.text_files import parse_object, read_text, require
 from espalier.engine.models.weights import TensorInfo, WeightFile, open_weight_file, parts_of, weight_files
 
 if TYPE_CHECKING:
-    from espalier.engine.models.checkpoint.adapter import AdaptedFiles
     from espalier.engine.models.gguf.file import GgufFile
 
 _OPEN_FILES = 2
 """Shards that are open at once: a layer may lie across two. Closing one frees its memory."""
-_ROWS = 4096
-"""Rows that are compared at a time."""
 
 
 class CheckpointFiles:
@@ -135,14 +132,3 @@ def _open_gguf(path: Path) -> "GgufFile":
     from espalier.engine.models.gguf.file import GgufFile
 
     return GgufFile(path)
-
-
-def values_differ(tensors: "CheckpointFiles | AdaptedFiles", one: str, other: str) -> bool:
-    """Return whether two tensors have different values; most that do differ in their first rows."""
-    if tensors.tensors[one].shape != tensors.tensors[other].shape:
-        return True
-    first, second = (tensors.first_rows(name, _ROWS).float() for name in (one, other))
-    if not torch.equal(first, second):
-        return True
-    parts = (tensors.read(name).split(_ROWS) for name in (one, other))
-    return not all(torch.equal(a.float(), b.float()) for a, b in zip(*parts, strict=True))
