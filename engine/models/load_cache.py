@@ -1,24 +1,19 @@
 """Weights as they are once they are loaded, kept in files: what took seconds to quantise is mapped at the next load.
 
-    entry: MAGIC | length of the header, 8 bytes | its sha256, 32 bytes | header, JSON | tensors, each from a multiple
-           of 4096 on, with a checksum in the header
-
-An entry's name is a hash of all that its tensors depend on, with the code that made them. Entries are written beside
-their place and then renamed, so that processes may write and read at once; a file that is not whole, or is something
-else, counts as missing and is written anew. Tensors are mapped privately: nothing that happens to an entry reaches the
+An entry is a file of `torch.save`, in which tensors begin at multiples of 64 bytes, with a digest of all that it holds.
+Its name is a hash of all that its tensors depend on, with the code that made them. Entries are written beside their
+place and then renamed, so that processes may write and read at once; a file that is not whole, or is something else,
+counts as missing and is written anew. Tensors are mapped privately: nothing that happens to an entry reaches the
 process that reads it, or the other way round.
 """
 
 import hashlib
 import json
 import logging
-import math
-import mmap
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -37,14 +32,10 @@ _LEAST_BYTES = 2**26
 """Of an entry: less is loaded as fast without."""
 _SPARE = 2**31
 """Bytes of the disk that are left free."""
-_MAGIC = b"espalier kept weights 2\n"
 _SUFFIX, _UNFINISHED = ".weights", ".unfinished"
 _ABANDONED_SECONDS = 24 * 3600
-_PAGE = 4096
-_DIGEST = 32
 _SUMMED = 2**17
 """Words of 8 bytes that have one sum."""
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.uint8, torch.int8)}
 
 
 def default_folder() -> Path | None:
@@ -91,11 +82,10 @@ class LoadCache:
         """The entry of this name; None where there is none that is whole."""
         path = self._path(name)
         try:
-            with path.open("rb") as file:
-                kept = _read(file, name)
+            kept = _read(path, name)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # bytes that are no entry raise whatever they happen to mean
             log.info("%s is no entry of kept weights and is made anew: %s", path, error)
             return None
         log.info("weights are mapped from %s", path)
@@ -151,62 +141,34 @@ def _remove(path: Path) -> None:
         log.info("%s is removed", path)
 
 
-def _places(kept: Kept) -> Iterator[tuple[str, torch.Tensor, int]]:
-    """Tensors and where they begin, counted from the first."""
-    at = 0
-    for name, tensor in kept.tensors.items():
-        yield name, tensor, at
-        at += -(-tensor.nbytes // _PAGE) * _PAGE
-
-
 def _write(file: IO[bytes], name: str, kept: Kept) -> None:
-    tensors = {
-        each: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), at, _checksum(tensor)]
-        for each, tensor, at in _places(kept)
-    }
-    header = json.dumps({"name": name, "facts": kept.facts, "tensors": tensors}).encode()
-    file.write(_MAGIC + len(header).to_bytes(8, "little") + hashlib.sha256(header).digest() + header)
-    start = _data_start(len(header))
-    for _, tensor, at in _places(kept):
-        file.seek(start + at)
-        if tensor.numel():
-            tensor.contiguous().numpy().tofile(file)
-    file.truncate(max(file.tell(), start))
+    tensors = {each: tensor.contiguous() for each, tensor in kept.tensors.items()}
+    entry = {"facts": kept.facts, "tensors": tensors, "digest": _digest(name, kept)}
+    computed = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)  # the digest says more, and torch looks at none as it maps a file
+    try:
+        torch.save(entry, file)
+    finally:
+        torch.serialization.set_crc32_options(computed)
 
 
-def _read(file: IO[bytes], name: str) -> Kept:
-    """The entry in `file`.
+def _read(path: Path, name: str) -> Kept:
+    """The entry in a file.
 
     Raises:
         ValueError: it is not whole, or not the entry of this name.
     """
-    if file.read(len(_MAGIC)) != _MAGIC:
-        raise ValueError("it begins otherwise")
-    length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
-    if length > size:
-        raise ValueError("its header is cut short")
-    digest, text = file.read(_DIGEST), file.read(length)
-    if hashlib.sha256(text).digest() != digest:
-        raise ValueError("its header is damaged")
-    header = json.loads(text)
-    if header["name"] != name:
-        raise ValueError(f"it is the entry {header['name']}")
-    whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    start = _data_start(length)
-    tensors = {each: _tensor(whole, start, *entry) for each, entry in header["tensors"].items()}
-    return Kept(tensors, header["facts"])
+    entry = torch.load(path, "cpu", weights_only=True, mmap=True)
+    kept = Kept(entry["tensors"], entry["facts"])
+    if _digest(name, kept) != entry["digest"]:
+        raise ValueError("it is damaged, or another entry")
+    return kept
 
 
-def _tensor(whole: mmap.mmap, start: int, kind: str, shape: list[int], at: int, checksum: str) -> torch.Tensor:
-    dtype, count = _DTYPES[kind], math.prod(shape)
-    if min(shape, default=0) < 0 or at < 0 or start + at + count * dtype.itemsize > len(whole):
-        raise ValueError("it is cut short")
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    tensor = torch.frombuffer(whole, dtype=dtype, count=count, offset=start + at).view(shape)
-    if _checksum(tensor) != checksum:
-        raise ValueError("its values are damaged")
-    return tensor
+def _digest(name: str, kept: Kept) -> str:
+    """A hash of an entry: of its name, of its facts, and of the type, shape and values of each tensor, in order."""
+    tensors = [(each, str(it.dtype), list(it.shape), _checksum(it)) for each, it in kept.tensors.items()]
+    return hashlib.sha256(json.dumps([name, kept.facts, tensors]).encode()).hexdigest()
 
 
 def _checksum(tensor: torch.Tensor) -> str:
@@ -216,10 +178,6 @@ def _checksum(tensor: torch.Tensor) -> str:
     whole = len(words) // _SUMMED * _SUMMED
     sums = np.add.reduce(words[:whole].reshape(-1, _SUMMED), axis=1)
     return hashlib.sha256(sums.tobytes() + words[whole:].tobytes() + values[len(words) * 8 :].tobytes()).hexdigest()
-
-
-def _data_start(header: int) -> int:
-    return -(-(len(_MAGIC) + 8 + _DIGEST + header) // _PAGE) * _PAGE
 
 
 def open_cache(folder: str) -> LoadCache | None:
