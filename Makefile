@@ -41,8 +41,10 @@ WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1
 # A test that hangs prints the stacks of its threads, then ends its process and fails by name.
 HANGS := -o faulthandler_timeout=240 --timeout 300 --timeout-method thread
 
+MARKERS := not slow and not browser and not tools
+
 test: $(VENV)/.tests  ## the suite but the markers slow, browser and tools, on up to four cores; ROOM=search/voting for one room
-	$(BIN)/python -m pytest $(ROOM:%=tests/%) -m "not slow and not browser and not tools" $(HANGS) --numprocesses $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest $(ROOM:%=tests/%) -m "$(MARKERS)" $(HANGS) --numprocesses $(WORKERS) --dist worksteal $(OPTIONS)
 
 test-slow: $(VENV)/.tests  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow
@@ -51,8 +53,11 @@ test-slow: $(VENV)/.tests  ## the minutes-long checks
 test-gpu:  ## what needs a GPU: tests and figures, with the machine's own Python
 	tests/gpu/all.sh
 
-test-browser: $(VENV)/.tests  ## the page, in a headless Chromium (Debian: chromium, chromium-driver)
+$(VENV)/.browser: tests/search/service/page/requirements.txt $(VENV)/.tests
 	$(PIP_INSTALL) -r tests/search/service/page/requirements.txt
+	touch $@
+
+test-browser: $(VENV)/.browser  ## the page, in a headless Chromium (Debian: chromium, chromium-driver)
 	$(BIN)/python -m pytest -m browser $(HANGS)
 
 # Environments of their own, which also see the packages of $(VENV), so that torch is there once.
