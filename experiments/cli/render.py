@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -100,7 +100,6 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
         asked: number of problems requested by the command, if it may be lower.
         folder: folder of the run; None if nothing was stored.
     """
-    table = Table(show_header=False, box=None, padding=(0, 2))
     unit, units = ("search", "searches") if summary.epochs > 1 else ("problem", "problems")
     more = summary.problems - (summary.problems if asked is None else asked)
     rows = {
@@ -127,10 +126,7 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
         else "",
         "grader": summary.grader,
     }
-    for name, value in rows.items():
-        if value:
-            table.add_row(Text(name, style="bold"), Text(value))
-    console.print(table)
+    console.print(grid_of(rows.items(), (0, 2)))
 
 
 def _shares(summary: Summary, accuracy_by: Mapping[str, float]) -> str:
@@ -158,30 +154,40 @@ def print_whole(console: Console, table: Table) -> None:
     console.width = width
 
 
+def table_of(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = (), **options: Any
+) -> Table:
+    """A table of texts, none of them broken; columns stand on the right, but the first and those named in `left`.
+
+    `options` are those of `rich.table.Table`.
+    """
+    table = Table(**options)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place and name not in left else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def grid_of(rows: Iterable[tuple[str, str]], padding: tuple[int, ...] = (0, 1)) -> Table:
+    """Names and their values beside them, without a border; values that are empty are left out."""
+    table = Table(show_header=False, box=None, padding=padding)
+    for name, value in rows:
+        if value:
+            table.add_row(Text(name), Text(value))
+    return table
+
+
 def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
     """Print the table of a sweep whose run folders are in `folder`."""
-    names = list(cells[0].settings) if cells else []
     short = {"beam_width": "N", "expansion": "M"}
-    table = Table(pad_edge=len(names) == len(short), padding=(0, 1 if len(names) == len(short) else 0))
-    for name in names:
-        table.add_column(short.get(name, name.replace("_", "\n")), no_wrap=True)
-    table.add_column("problems")
-    table.add_column("accuracy\n%")
-    table.add_column("95%\ninterval", no_wrap=True)
-    for name in ("tokens\ngenerated", "verifier\ntokens", "problems\n/min"):
-        table.add_column(name)
-    for cell in cells:
-        s = cell.summary
-        table.add_row(
-            *("" if value is None else str(value) for value in cell.settings.values()),
-            f"{s.problems}" + (f", {s.refused} refused" if s.refused else ""),
-            "" if cell.refused or not s.is_graded else _percent(s.accuracy),
-            "refused" if cell.refused else f"[{_percent(s.low)}, {_percent(s.high)}]" if s.is_graded else "not graded",
-            f"{s.generated_tokens:.0f}",
-            f"{s.verifier_tokens:.0f}",
-            "" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",
-        )
-    print_whole(console, table)
+    names = [short.get(name, name.replace("_", "\n")) for name in (cells[0].settings if cells else ())]
+    columns = (
+        *names, "problems", "accuracy\n%", "95%\ninterval", "tokens\ngenerated", "verifier\ntokens", "problems\n/min",
+    )  # fmt: skip
+    narrow = len(names) > len(short)
+    rows = map(_cell_row, cells)
+    print_whole(console, table_of(columns, rows, columns, pad_edge=not narrow, padding=(0, 0 if narrow else 1)))
     unanswered = unanswered_in(
         [(settings_text(cell.settings), cell.summary.unanswered, cell.summary.searches) for cell in cells]
     )
@@ -193,26 +199,33 @@ def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
                 console.print(f"{settings_text(cell.settings)}: {why}", highlight=False, markup=False)
 
 
+def _cell_row(cell: Cell) -> list[str]:
+    s = cell.summary
+    return [
+        *("" if value is None else str(value) for value in cell.settings.values()),
+        f"{s.problems}" + (f", {s.refused} refused" if s.refused else ""),
+        "" if cell.refused or not s.is_graded else _percent(s.accuracy),
+        "refused" if cell.refused else f"[{_percent(s.low)}, {_percent(s.high)}]" if s.is_graded else "not graded",
+        f"{s.generated_tokens:.0f}",
+        f"{s.verifier_tokens:.0f}",
+        "" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",
+    ]
+
+
 def show_estimates(console: Console, estimates: list[Estimate]) -> None:
     """Print what the cells of a sweep are expected to cost."""
     from espalier.experiments.planning.sweep_cost import LONGEST
 
-    table = Table()
-    table.add_column("cell", no_wrap=True)
-    for name in ("to\nsearch", "generated\ntokens", "verifier\ntokens", "min", "peak\nMiB"):
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("estimated from")
-    for each in estimates:
-        table.add_row(
-            each.name,
-            str(each.searches),
-            _short(each.generated_tokens),
-            _short(each.verifier_tokens),
-            "?" if each.minutes is None else f"{each.minutes:.1f}",
-            f"{each.peak_kv_bytes / 2**20:.1f}",
-            each.basis,
+    basis = "estimated from"
+    columns = "cell", "to\nsearch", "generated\ntokens", "verifier\ntokens", "min", "peak\nMiB", basis
+    rows = [
+        (
+            each.name, str(each.searches), _short(each.generated_tokens), _short(each.verifier_tokens),
+            "?" if each.minutes is None else f"{each.minutes:.1f}", f"{each.peak_kv_bytes / 2**20:.1f}", each.basis,
         )
-    print_whole(console, table)
+        for each in estimates
+    ]  # fmt: skip
+    print_whole(console, table_of(columns, rows, (basis,)))
     known = [each.minutes for each in estimates if each.minutes is not None]
     minutes = f"{sum(known):.1f} minutes" if len(known) == len(estimates) else "minutes unknown without samples"
     console.print(

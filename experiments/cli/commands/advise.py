@@ -112,9 +112,8 @@ def _step_seconds(executor: "Executor") -> dict[str, float]:
 
 def _show(report: "Report", file: Path) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    from espalier.experiments.cli.render import print_whole
+    from espalier.experiments.cli.render import print_whole, table_of
 
     console, found = Console(), report.findings
     for line in (
@@ -124,20 +123,17 @@ def _show(report: "Report", file: Path) -> None:
         *_verifier_lines(report),
     ):
         console.print(line, highlight=False, markup=False)
-    table = Table()
-    for name in ("search", "N", "M"):
-        table.add_column(name, no_wrap=True)
-    for name in ("accuracy\n%", "95%\ninterval", "generator\ntokens", "verifier\ntokens", "seconds"):
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("", no_wrap=True)
+    left = "search", "N", "M", ""
+    figures = "accuracy\n%", "95%\ninterval", "generator\ntokens", "verifier\ntokens", "seconds"
+    rows: list[list[str]] = []
     for each in report.searches:
-        algorithm, n, m = (each.settings.get(name) for name in ("algorithm", "beam_width", "expansion"))
-        table.add_row(
-            str(algorithm), *("" if value is None else str(value) for value in (n, m)), f"{100 * each.accuracy:.1f}",
+        settings = (each.settings.get(name) for name in ("algorithm", "beam_width", "expansion"))
+        rows.append([
+            *("" if value is None else str(value) for value in settings), f"{100 * each.accuracy:.1f}",
             f"[{100 * each.low:.1f}, {100 * each.high:.1f}]", f"{each.generator_tokens:.0f}",
             f"{each.verifier_tokens:.0f}", f"{each.seconds:.3g}", str(each.basis),
-        )  # fmt: skip
-    print_whole(console, table)
+        ])  # fmt: skip
+    print_whole(console, table_of((*left[:3], *figures, ""), rows, left))
     chosen = report.advice.search
     name = _name(chosen.settings) if chosen else "withheld" if report.advice.withheld else "none"
     lines = [f"advice  {name}", *(f"  {reason}" for reason in report.advice.reasons)]

@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,8 @@ from espalier.search.rollout import RolloutSettings
 from espalier.search.run.settings import RuntimeSettings
 
 if TYPE_CHECKING:
+    from torch.nn import Linear
+
     from espalier.engine.engine import Engine
     from espalier.experiments.runs.cut_paths import CutPaths
     from espalier.experiments.verifier_training.combining import LearnedEvidence
@@ -107,17 +109,14 @@ def learn_verifier_command(
         )
         seconds = {"rollouts": round(time.perf_counter() - started, 1)}
         record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels), "seconds": seconds}
+        learning = _Learning(trees, tests, out, record, rollouts)
         if not trunk:
-            of_generator = {"name": runtime.generator, "digest": generator.model.digest}
-            _learn_from_own_states(engine, of_generator, trees, out, record, rollouts)
+            learning.from_own_states(engine, {"name": runtime.generator, "digest": generator.model.digest})
         else:
             engine.close()
             del engine, generator  # whose weights would stay in memory beside the trunk's
             of_trunk = replace(of_trunk, max_running=in_flight)
-            if tune:
-                _learn_from_tuned_trunk(trees, tests, out, of_trunk, tune, record, rollouts)
-            else:
-                _learn_from_trunk(trees, tests, out, of_trunk, record, rollouts)
+            learning.from_tuned_trunk(of_trunk, tune) if tune else learning.from_trunk(of_trunk)
     typer.echo(f"{time.perf_counter() - started:.0f} s in all")
 
 
@@ -135,140 +134,140 @@ def _recorded(run: Path, offline: bool) -> "list[TreeRecord]":
         return trees_of_run(recorded.folder, problems, grader)
 
 
-def _learn_from_own_states(
-    engine: "Engine",
-    of_generator: dict[str, str],
-    trees: "list[TreeRecord]",
-    out: Path,
-    record: dict[str, Any],
-    rollouts: RolloutSettings,
-) -> None:
-    """Teach a head on the states of the generator that sampled the trees, and write it into `out`."""
-    from espalier.engine.roles import GENERATOR
-    from espalier.experiments.cli.progress import count_progress
-    from espalier.experiments.verifier_training.combining import train_own_evidence
-    from espalier.experiments.verifier_training.features import take_features, tap_candidates
-    from espalier.experiments.verifier_training.rollouts import cut_solutions
+@dataclass(frozen=True, slots=True)
+class _Learning:
+    """What a verifier is learned from, and where it is written to.
 
-    started = time.perf_counter()
-    tap_candidates(engine.model(GENERATOR).decoder)
-    with count_progress("problems", len(trees)) as advance:
-        features = take_features(engine, trees, out / "features", advance)
-    record["seconds"]["features"] = round(time.perf_counter() - started, 1)
-    typer.echo(f"{len(features.values):,} steps with hidden states of {features.hidden} values")
-    summary = train_own_evidence(features, out / "verifier", of_generator, record, rollouts.seed)
-    measured = summary["measured"]
-    where = f"the states that enter layer {summary['layer']}" if "layer" in summary else "the last states"
-    score = "evidence of the whole path" if "weights" in summary else "the newest step's probability"
-    typer.echo(f"the score is {score}")
-    typer.echo(
-        f"head on {where}; on {measured['problems']} other problems: AUC {_figure(measured['auc'])}, "
-        f"within a problem {_figure(measured['auc_within_a_problem'])}, "
-        f"calibration error {measured['expected_calibration_error']:.3f}"
-    )
-    _judge(measured, cut_solutions(trees, rollouts))
-    typer.echo(f"verifier  {out / 'verifier'}")
-
-
-def _learn_from_trunk(
-    trees: "list[TreeRecord]",
-    tests: "list[TreeRecord]",
-    out: Path,
-    runtime: RuntimeSettings,
-    record: dict[str, Any],
-    rollouts: RolloutSettings,
-) -> None:
-    """Have a trunk, the generator of `runtime`, read the trees, and write what is learned into `out`.
-
-    It reads those of `tests`, too, on which the verifier is only measured.
+    Attributes:
+        trees: the sampled solutions.
+        tests: recorded trees on which a verifier from a trunk is only measured.
+        out: the folder that gets it.
+        record: what `training.json` is to say.
+        rollouts: how the trees were sampled.
     """
-    from espalier.experiments.verifier_training.combining import train_trunk_evidence
-    from espalier.experiments.verifier_training.rollouts import cut_solutions
 
-    readings, trunk, _ = _read(trees, out / "readings", runtime)
-    learned = train_trunk_evidence(readings, out / "verifier", trunk, record, rollouts.seed)
-    _show(learned.summary["measured"], cut_solutions(trees, rollouts))
-    _test(learned, tests, out, runtime)
-    typer.echo(f"verifier  {out / 'verifier'}, with --verifier {runtime.generator} and --verifier-family")
+    trees: "list[TreeRecord]"
+    tests: "list[TreeRecord]"
+    out: Path
+    record: dict[str, Any]
+    rollouts: RolloutSettings
 
+    def from_own_states(self, engine: "Engine", of_generator: dict[str, str]) -> None:
+        """Teach a head on the states of the generator that sampled the trees."""
+        from espalier.engine.roles import GENERATOR
+        from espalier.experiments.cli.progress import count_progress
+        from espalier.experiments.verifier_training.combining import train_own_evidence
+        from espalier.experiments.verifier_training.features import take_features, tap_candidates
 
-def _learn_from_tuned_trunk(
-    trees: "list[TreeRecord]",
-    tests: "list[TreeRecord]",
-    out: Path,
-    runtime: RuntimeSettings,
-    tune: int,
-    record: dict[str, Any],
-    rollouts: RolloutSettings,
-) -> None:
-    """The same, with the trunk's last layers tuned: writes the adapter, and what is learned with and without it."""
-    from espalier.experiments.cli.progress import count_progress
-    from espalier.experiments.verifier_training.combining import split_for_tuning, train_trunk_evidence
-    from espalier.experiments.verifier_training.entering import KeptStates
-    from espalier.experiments.verifier_training.rollouts import cut_solutions
-    from espalier.experiments.verifier_training.tuning import Tuner, identity_of
+        started = time.perf_counter()
+        tap_candidates(engine.model(GENERATOR).decoder)
+        with count_progress("problems", len(self.trees)) as advance:
+            features = take_features(engine, self.trees, self.out / "features", advance)
+        self.record["seconds"]["features"] = round(time.perf_counter() - started, 1)
+        typer.echo(f"{len(features.values):,} steps with hidden states of {features.hidden} values")
+        verifier = self.out / "verifier"
+        summary = train_own_evidence(features, verifier, of_generator, self.record, self.rollouts.seed)
+        measured = summary["measured"]
+        where = f"the states that enter layer {summary['layer']}" if "layer" in summary else "the last states"
+        score = "evidence of the whole path" if "weights" in summary else "the newest step's probability"
+        typer.echo(f"the score is {score}")
+        typer.echo(
+            f"head on {where}; on {measured['problems']} other problems: AUC {_figure(measured['auc'])}, "
+            f"within a problem {_figure(measured['auc_within_a_problem'])}, "
+            f"calibration error {measured['expected_calibration_error']:.3f}"
+        )
+        _judge(measured, self._cut())
+        typer.echo(f"verifier  {verifier}")
 
-    cut = cut_solutions(trees, rollouts)
-    layers = _open_last_layers(runtime, tune)
-    readings, trunk, files = _read(trees, out / "readings", runtime, layers.first)
-    typer.echo("the trunk as it is:")
-    _show(train_trunk_evidence(readings, out / "untuned", trunk, record, rollouts.seed).summary["measured"], cut)
-    teach, choose = split_for_tuning(readings, rollouts.seed)
-    identity = identity_of(trunk["digest"], layers.first, files)
-    kept = KeptStates(files, readings)
-    tuner = Tuner(layers, readings, kept, (teach.tolist(), choose.tolist()), out / "tuning.pt", identity, rollouts.seed)
-    for epoch in tuner.epochs:
-        typer.echo(f"{epoch}, from before")
-    while not tuner.done:
-        with count_progress("problems", tuner.epoch_problems) as advance:
-            epoch = tuner.run_epoch(advance)
-        typer.echo(str(epoch))
-    head = tuner.finish()
-    if not tuner.best.number:
-        typer.echo(_TUNED_IN_VAIN, err=True)
-    name = Path(runtime.generator).expanduser()
-    layers.write(out / "adapter", str(name.resolve()) if name.exists() else runtime.generator)
-    record |= {"tuned_layers": tune, "tuned_on": tuner.problems, "epochs": [asdict(epoch) for epoch in tuner.epochs]}
-    del layers, tuner, kept  # whose memory the tuned trunk may need
-    of_adapted = replace(runtime, generator=str(out / "adapter"))
-    tuned, adapted, _ = _read(trees, out / "readings", of_adapted)
-    typer.echo("the tuned trunk:")
-    learned = train_trunk_evidence(tuned, out / "verifier", adapted, record, rollouts.seed, head)
-    _show(learned.summary["measured"], cut)
-    _test(learned, tests, out, of_adapted)
-    typer.echo(f"verifier  --verifier {out / 'adapter'} --verifier-family {out / 'verifier'}")
-    typer.echo(f"untuned   --verifier {runtime.generator} --verifier-family {out / 'untuned'}")
+    def from_trunk(self, runtime: RuntimeSettings) -> None:
+        """Have a trunk, the generator of `runtime`, read the trees."""
+        readings, trunk, _ = _read(self.trees, self.out / "readings", runtime)
+        self._test(self._learned(readings, "verifier", trunk), runtime)
+        typer.echo(f"verifier  {self.out / 'verifier'}, with --verifier {runtime.generator} and --verifier-family")
 
+    def from_tuned_trunk(self, runtime: RuntimeSettings, tune: int) -> None:
+        """The same, with the trunk's last layers tuned: writes the adapter, and what is learned with and without it."""
+        from espalier.experiments.cli.progress import count_progress
+        from espalier.experiments.verifier_training.combining import split_for_tuning
+        from espalier.experiments.verifier_training.entering import KeptStates
+        from espalier.experiments.verifier_training.tuning import Tuner, identity_of
 
-def _test(learned: "LearnedEvidence", trees: "list[TreeRecord]", out: Path, runtime: RuntimeSettings) -> None:
-    """Measure what was learned on the trees of --test, if there are any, as the trunk of `runtime` reads them."""
-    if not trees:
-        return
-    from rich.console import Console
-    from rich.table import Table
+        layers, seed, adapter = _open_last_layers(runtime, tune), self.rollouts.seed, self.out / "adapter"
+        readings, trunk, files = _read(self.trees, self.out / "readings", runtime, layers.first)
+        typer.echo("the trunk as it is:")
+        self._learned(readings, "untuned", trunk)
+        teach, choose = split_for_tuning(readings, seed)
+        identity = identity_of(trunk["digest"], layers.first, files)
+        kept, parts = KeptStates(files, readings), (teach.tolist(), choose.tolist())
+        tuner = Tuner(layers, readings, kept, parts, self.out / "tuning.pt", identity, seed)
+        for epoch in tuner.epochs:
+            typer.echo(f"{epoch}, from before")
+        while not tuner.done:
+            with count_progress("problems", tuner.epoch_problems) as advance:
+                epoch = tuner.run_epoch(advance)
+            typer.echo(str(epoch))
+        head = tuner.finish()
+        if not tuner.best.number:
+            typer.echo(_TUNED_IN_VAIN, err=True)
+        name = Path(runtime.generator).expanduser()
+        layers.write(adapter, str(name.resolve()) if name.exists() else runtime.generator)
+        epochs = [asdict(epoch) for epoch in tuner.epochs]
+        self.record.update(tuned_layers=tune, tuned_on=tuner.problems, epochs=epochs)
+        del layers, tuner, kept  # whose memory the tuned trunk may need
+        of_adapted = replace(runtime, generator=str(adapter))
+        tuned, adapted, _ = _read(self.trees, self.out / "readings", of_adapted)
+        typer.echo("the tuned trunk:")
+        self._test(self._learned(tuned, "verifier", adapted, head), of_adapted)
+        typer.echo(f"verifier  --verifier {adapter} --verifier-family {self.out / 'verifier'}")
+        typer.echo(f"untuned   --verifier {runtime.generator} --verifier-family {self.out / 'untuned'}")
 
-    from espalier.experiments.runs.folder import write_whole
-    from espalier.experiments.verifier_training.testing import measure_on_run
+    def _cut(self) -> "CutPaths":
+        from espalier.experiments.verifier_training.rollouts import cut_solutions
 
-    readings, _, _ = _read(trees, out / "test-readings", runtime)
-    found = measure_on_run(learned, trees, readings)
-    write_whole(out / "verifier" / "test.json", found)
-    most = found["votes"][-1]
-    table = Table(title=f"{found['problems']} problems, {most['paths']} paths each")
-    names = "weighed by", "AUC, paths", "siblings", "vote", "minus majority, points"
-    for place, name in enumerate(names):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
-    table.add_row("majority", "", "", f"{most['majority']:.1%}", "")
-    for kind, solutions in found["auc_solutions"].items():
-        vote, siblings = most[kind], found["auc_siblings"][kind]
-        low, high = (100 * end for end in vote["interval"] or (math.nan, math.nan))
-        ahead = f"{100 * vote['ahead']:+.1f} ({low:+.1f} to {high:+.1f})"
-        table.add_row(kind, _figure(solutions), _figure(siblings), f"{vote['accuracy']:.1%}", ahead)
-    table.add_row("right in any", "", "", f"{most['any']:.1%}", "")
-    Console().print(table)
-    ends = [step for tree in trees for step in tree.steps if step.end]
-    if cut := sum(step.samples for step in ends if step.end in ("length", "budget")):
-        typer.echo(f"{cut:,} of these {sum(step.samples for step in ends):,} paths were cut, and count as wrong")
+        return cut_solutions(self.trees, self.rollouts)
+
+    def _learned(
+        self, readings: "Readings", name: str, trunk: dict[str, str], head: "Linear | None" = None
+    ) -> "LearnedEvidence":
+        """Learn from what a trunk read, into the folder called `name`, and print how well it ranks."""
+        from espalier.experiments.verifier_training.combining import train_trunk_evidence
+
+        seed = self.rollouts.seed
+        learned = train_trunk_evidence(readings, self.out / name, trunk, self.record, seed, head)
+        measured = learned.summary["measured"]
+        for kind in ("solutions", "siblings"):
+            figures = ", ".join(f"{name} {_figure(value)}" for name, value in measured[f"auc_{kind}"].items())
+            typer.echo(f"AUC within a problem, {kind} of {measured['problems']} other problems: {figures}")
+        _judge(measured, self._cut())
+        return learned
+
+    def _test(self, learned: "LearnedEvidence", runtime: RuntimeSettings) -> None:
+        """Measure what was learned on the trees of --test, if there are any, as the trunk of `runtime` reads them."""
+        if not self.tests:
+            return
+        from rich.console import Console
+
+        from espalier.experiments.cli.render import table_of
+        from espalier.experiments.runs.folder import write_whole
+        from espalier.experiments.verifier_training.testing import measure_on_run
+
+        readings, _, _ = _read(self.tests, self.out / "test-readings", runtime)
+        found = measure_on_run(learned, self.tests, readings)
+        write_whole(self.out / "verifier" / "test.json", found)
+        most = found["votes"][-1]
+        rows = [["majority", "", "", f"{most['majority']:.1%}", ""]]
+        for kind, solutions in found["auc_solutions"].items():
+            vote, siblings = most[kind], found["auc_siblings"][kind]
+            low, high = (100 * end for end in vote["interval"] or (math.nan, math.nan))
+            ahead = f"{100 * vote['ahead']:+.1f} ({low:+.1f} to {high:+.1f})"
+            rows.append([kind, _figure(solutions), _figure(siblings), f"{vote['accuracy']:.1%}", ahead])
+        rows.append(["right in any", "", "", f"{most['any']:.1%}", ""])
+        names = "weighed by", "AUC, paths", "siblings", "vote", "minus majority, points"
+        title = f"{found['problems']} problems, {most['paths']} paths each"
+        Console().print(table_of(names, rows, title=title))
+        ends = [step for tree in self.tests for step in tree.steps if step.end]
+        if cut := sum(step.samples for step in ends if step.end in ("length", "budget")):
+            typer.echo(f"{cut:,} of these {sum(step.samples for step in ends):,} paths were cut, and count as wrong")
 
 
 def _open_last_layers(runtime: RuntimeSettings, count: int) -> "LastLayers":
@@ -314,14 +313,6 @@ def _read(
     named = {"name": runtime.generator, "digest": reader.model.digest}
     engine.close()
     return readings, named, tree_reader.entering_files
-
-
-def _show(measured: dict[str, Any], cut: "CutPaths") -> None:
-    """Print how well a verifier from a trunk ranks."""
-    for kind in ("solutions", "siblings"):
-        figures = ", ".join(f"{name} {_figure(value)}" for name, value in measured[f"auc_{kind}"].items())
-        typer.echo(f"AUC within a problem, {kind} of {measured['problems']} other problems: {figures}")
-    _judge(measured, cut)
 
 
 def _judge(measured: dict[str, Any], cut: "CutPaths") -> None:

@@ -83,16 +83,13 @@ def _show(
     path_tokens: int,
 ) -> None:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+
+    from espalier.experiments.cli.render import grid_of
 
     console = Console()
     for name, inspection in zip(names, found, strict=True):
         console.print(f"[bold]{name}[/]  {inspection.architecture}")
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
-        for row, value in _rows(inspection):
-            table.add_row(row, Text(value))
-        console.print(table)
+        console.print(grid_of(_rows(inspection), (0, 2, 0, 2)))
     if fit is None or available is None:
         return
     left, paths = fit

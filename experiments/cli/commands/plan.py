@@ -64,7 +64,8 @@ def plan_command(
 
 def _show(plan: dict[str, Any], title: str, card: str | None) -> None:
     from rich.console import Console
-    from rich.table import Table
+
+    from espalier.experiments.cli.render import grid_of, table_of
 
     console, search, fit = Console(), plan["search"], plan["searches_that_fit"]
     console.print(title, style="bold", highlight=False)
@@ -85,37 +86,35 @@ def _show(plan: dict[str, Any], title: str, card: str | None) -> None:
         ("searches that fit", f"{fit['on_average']:,} spread over their rounds, {fit['at_their_peaks']:,} all at their "
                               f"peaks, {fit['admitted']:,} by what is reserved when they start"),
     ]  # fmt: skip
-    table = Table(show_header=False, box=None)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    console.print(grid_of(rows))
     if not plan["speed"]:
         console.print("speed: give --card, or --bandwidth and --matrix-rate")
         return
-    speeds = Table("searches at once", "seconds per search", "rounds/s", "searches/min", "generator %")
-    for row in plan["speed"]:
-        per_minute = 60 * row["searches"] / row["seconds"]
-        values = f"{row['seconds']:.3g}", f"{row['rounds_per_second']:.3g}", f"{per_minute:.3g}"
-        speeds.add_row(f"{row['searches']:,}", *values, f"{100 * row['generator_share']:.0f}")
+    columns = "searches at once", "seconds per search", "rounds/s", "searches/min", "generator %"
+    speeds = [
+        (f"{row['searches']:,}", f"{row['seconds']:.3g}", f"{row['rounds_per_second']:.3g}",
+         f"{60 * row['searches'] / row['seconds']:.3g}", f"{100 * row['generator_share']:.0f}")
+        for row in plan["speed"]
+    ]  # fmt: skip
     console.print(f"the floor on {card or 'this device'}; software adds to it", highlight=False)
-    console.print(speeds)
+    console.print(table_of(columns, speeds, columns))
     if plan["drafts"]:
         _show_drafts(console, plan["drafts"])
 
 
 def _show_drafts(console: Any, drafts: dict[str, Any]) -> None:
-    from rich.table import Table
+    from espalier.experiments.cli.render import table_of
 
     batches, pays = drafts["batches"], drafts["pays_up_to"]
     where = "at every size" if pays is None else f"up to {pays:,} paths" if pays else "at no size"
     console.print(f"drafts, {100 * drafts['acceptance']:.0f}% of them accepted, pay {where}", highlight=False)
-    table = Table("paths in a step", "draft", "tokens of each", "ms", "ms without", "gain")
-    for row in batches:
-        times = f"{row['milliseconds']:.3g}", f"{row['milliseconds_without']:.3g}"
-        table.add_row(
-            f"{row['rows']:,}", str(row["draft_tokens"]), f"{row['tokens_of_a_pass']:.2f}", *times, f"{row['gain']:.2f}"
-        )
-    console.print(table)
+    columns = "paths in a step", "draft", "tokens of each", "ms", "ms without", "gain"
+    rows = [
+        (f"{row['rows']:,}", str(row["draft_tokens"]), f"{row['tokens_of_a_pass']:.2f}", f"{row['milliseconds']:.3g}",
+         f"{row['milliseconds_without']:.3g}", f"{row['gain']:.2f}")
+        for row in batches
+    ]  # fmt: skip
+    console.print(table_of(columns, rows, columns))
 
 
 def _precision(model: dict[str, Any], dtype: str) -> str:
