@@ -169,12 +169,12 @@ def table_of(
     return table
 
 
-def grid_of(rows: Iterable[tuple[str, str]], padding: tuple[int, ...] = (0, 1)) -> Table:
+def grid_of(rows: Iterable[tuple[str, str]], padding: tuple[int, int] | tuple[int, int, int, int] = (0, 1)) -> Table:
     """Names and their values beside them, without a border; values that are empty are left out."""
     table = Table(show_header=False, box=None, padding=padding)
     for name, value in rows:
         if value:
-            table.add_row(Text(name), Text(value))
+            table.add_row(Text(name, style="bold"), Text(value))
     return table
 
 

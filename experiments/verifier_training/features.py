@@ -3,7 +3,8 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -222,30 +223,52 @@ def _states(engine: Engine, tree: TreeRecord) -> Iterator[tuple[int, np.ndarray]
     """Each step's index and the state that its last token was drawn from; every token of the tree is computed once."""
     if not tree.steps:
         return
-    owner = tree.problem_id
-    root = engine.open(GENERATOR, tree.prompt_token_ids[:-1], owner=owner)
-    engine.submit(Score(owner, root, (tree.prompt_token_ids[-1],), (0,), head=HIDDEN))
-    children: dict[int | None, list[int]] = {}
+    *before, token = tree.prompt_token_ids
+    root = engine.open(GENERATOR, before, owner=tree.problem_id)
+    children: dict[int | None, list[int]] = defaultdict(list)
     for index, step in enumerate(tree.steps):
-        children.setdefault(step.parent, []).append(index)
-    places: dict[KVSequence, int | None] = {root: None}
+        children[step.parent].append(index)
+
+    def work(sequence: KVSequence, index: int | None) -> Score:
+        ids = (token,) if index is None else tuple(tree.steps[index].token_ids)
+        return Score(tree.problem_id, sequence, ids, tuple(range(len(ids))[-2:]), head=HIDDEN)
+
     last: dict[int | None, np.ndarray] = {}  # the state at the end of each step that is computed
+    for index, values in read_tree(engine, root, children, work):
+        last[index] = values[-1]
+        if index is not None:
+            yield index, values[0] if len(values) > 1 else last[tree.steps[index].parent]
+
+
+def read_tree(
+    engine: Engine,
+    root: KVSequence,
+    children: Mapping[int | None, Sequence[int]],
+    work: Callable[[KVSequence, int | None], Score],
+) -> Iterator[tuple[int | None, np.ndarray]]:
+    """Compute a tree's steps, what paths share once; yields each one's index and values, after its parent's.
+
+    Args:
+        engine: has no other work.
+        root: the sequence of the prompt, of index None.
+        children: indices of the steps behind each step; None for first steps.
+        work: what is computed of the prompt or a step, given its sequence.
+    """
+    places: dict[KVSequence, int | None] = {root: None}
+    first = work(root, None)
+    engine.submit(first)
     try:
         while engine.busy:
             for done in engine.step():
                 assert isinstance(done, Scored)
                 sequence = done.work.sequence
                 index = places.pop(sequence)
-                last[index] = done.values[-1]
-                if index is not None:
-                    yield index, done.values[0] if len(done.values) > 1 else last[tree.steps[index].parent]
+                yield index, done.values
                 for child in children.get(index, ()):
                     (fork,) = engine.fork(sequence, 1)
                     places[fork] = child
-                    ids = tuple(tree.steps[child].token_ids)
-                    read = (len(ids) - 2, len(ids) - 1) if len(ids) > 1 else (0,)
-                    engine.submit(Score(owner, fork, ids, read, head=HIDDEN))
+                    engine.submit(work(fork, child))
                 engine.release(sequence)
     except GeneratorExit:
-        engine.abandon(owner)
+        engine.abandon(first.owner)
         raise

@@ -14,9 +14,16 @@ from espalier.engine.errors import EspalierError
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Head, Model
 from espalier.engine.roles import GENERATOR
-from espalier.engine.work import Score, Scored
+from espalier.engine.work import Score
 from espalier.experiments.verifier_training.entering import BYTES_PER_VALUE, EnteringStates
-from espalier.experiments.verifier_training.features import LAST, Readings, part_files, read_parts, readings_of
+from espalier.experiments.verifier_training.features import (
+    LAST,
+    Readings,
+    part_files,
+    read_parts,
+    read_tree,
+    readings_of,
+)
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.prm.base import ScoreInput
 from espalier.prm.families.likelihood import Likelihood
@@ -145,34 +152,23 @@ class TreeReader:
 
         If the states that enter a layer are kept, first those of the prompt, of index None.
         """
-        engine, owner, children = self._engine, tree.problem_id, _children(tree)
+        children = _children(tree)
         if not children:
             return
-        prompt = self._prompt(tree)
-        root = engine.open(GENERATOR, [] if self._keeps else prompt, owner=owner)
-        if self._keeps:
-            engine.submit(Score(owner, root, tuple(prompt), tuple(range(len(prompt))), head=ENTERING))
-        else:
-            engine.submit(Score(owner, root, (), ()))
-        places: dict[KVSequence, int | None] = {root: None}
-        try:
-            while engine.busy:
-                for done in engine.step():
-                    assert isinstance(done, Scored)
-                    sequence = done.work.sequence
-                    index = places.pop(sequence)
-                    if index is not None or self._keeps:
-                        yield index, done.values
-                    for child in children.get(index, ()):
-                        reading = self._reading(tree, child)
-                        (fork,) = engine.fork(sequence, 1)
-                        places[fork] = child
-                        how = {"targets": reading.targets, "head": TOKENS_AND_STATES}
-                        engine.submit(Score(owner, fork, reading.token_ids, reading.score_positions, **how))
-                    engine.release(sequence)
-        except GeneratorExit:
-            engine.abandon(owner)
-            raise
+        prompt, owner, keeps = self._prompt(tree), tree.problem_id, self._keeps
+        root = self._engine.open(GENERATOR, [] if keeps else prompt, owner=owner)
+
+        def work(sequence: KVSequence, index: int | None) -> Score:
+            if index is not None:
+                read = self._reading(tree, index)
+                how = {"targets": read.targets, "head": TOKENS_AND_STATES}
+                return Score(owner, sequence, read.token_ids, read.score_positions, **how)
+            ids = tuple(prompt) if keeps else ()
+            return Score(owner, sequence, ids, tuple(range(len(ids))), head=ENTERING if keeps else "")
+
+        for index, values in read_tree(self._engine, root, children, work):
+            if index is not None or keeps:
+                yield index, values
 
 
 def read_trees(

@@ -120,10 +120,9 @@ def _read_rules(texts: list[str]) -> "list[StopRule]":
 def _show(console: "Console", title: str, table: "Table") -> None:
     """Print the table; columns that are the same for all runs go into the line above it."""
     from rich.box import SIMPLE_HEAD
-    from rich.table import Table as ShownTable
     from rich.text import Text
 
-    from espalier.experiments.cli.render import print_whole
+    from espalier.experiments.cli.render import print_whole, table_of
 
     columns = list(zip(table.columns, zip(*table.rows, strict=True), strict=True))
     columns = [column for column in columns if column[0] != _NUMBER]
@@ -136,11 +135,6 @@ def _show(console: "Console", title: str, table: "Table") -> None:
         title,
         *(f"{values[0]} {name}" if name == "problems" else values[0] for name, values in columns if name in common),
     ]
-    shown = ShownTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(", ".join(above)), title_justify="left")
-    kept = [(name, values) for name, values in columns if name not in common]
-    for name, _ in kept:
-        left = name in ("run", "algorithm", "rule")
-        shown.add_column(Text(name.replace(" ", "\n")), justify="left" if left else "right", no_wrap=True)
-    for row in zip(*(values for _, values in kept), strict=True):
-        shown.add_row(*map(Text, row))
-    print_whole(console, shown)
+    kept = {name.replace(" ", "\n"): values for name, values in columns if name not in common}
+    look = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "title": Text(", ".join(above)), "title_justify": "left"}
+    print_whole(console, table_of(list(kept), zip(*kept.values(), strict=True), ("run", "algorithm", "rule"), **look))

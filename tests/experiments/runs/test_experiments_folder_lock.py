@@ -113,11 +113,7 @@ def test_an_evaluation_does_not_touch_the_samples_of_another_one(hold, make_orch
     assert after == before
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["eval", "sweep", "eval-prm", "learn-verifier", "study memory-and-time", "rollouts", "report"],
-    ids=str.split,
-)
+@pytest.mark.parametrize("command", ["eval", "sweep", "eval-prm", "learn-verifier", "rollouts", "report"])
 def test_every_command_that_writes_refuses_before_it_loads_a_model(hold, espalier, tmp_path, monkeypatch, command):
     for name in ("run.load.load_verifier_alone", "run.load.load_generator_alone"):
         monkeypatch.setattr(f"espalier.search.{name}", lambda *_, **__: pytest.fail("loaded a model"))
@@ -125,7 +121,7 @@ def test_every_command_that_writes_refuses_before_it_loads_a_model(hold, espalie
     out = tmp_path / "trees.jsonl" if command == "rollouts" else tmp_path / "run"
     process = hold(tmp_path / ".trees.jsonl.lock" if command == "rollouts" else out / ".lock")
     runs = [run_of(tmp_path / "old", [True])] if command == "report" else []
-    ran = espalier(*command.split(), *runs, "--out", out)
+    ran = espalier(command, *runs, "--out", out)
     assert ran.code == 2
     assert f"error: {out} is in use by process {process.pid} (espalier eval --limit 9)" in ran.err
     assert "name another --out" in ran.err

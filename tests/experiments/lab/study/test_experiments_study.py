@@ -1,6 +1,7 @@
 """`python -m espalier.experiments.lab study memory-and-time`."""
 
 import csv
+import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -104,3 +105,11 @@ def test_independent_paths_and_preemptions_are_measured_too(study: Study, tmp_pa
     done = study("-a", "majority,beam", "-N", "2", "-M", "2", "--reserved-share", "0", "--out", str(tmp_path))
     assert done.exit_code == 0, (done.output, done.exception)
     assert {file.name for file in (tmp_path / "cells").iterdir()} == {"majority-N2-M2.json", "beam-N2-M2.json"}
+
+
+def test_a_folder_that_another_process_writes_to_is_refused_before_a_model_is_loaded(study, tmp_path, monkeypatch):
+    monkeypatch.setattr("espalier.experiments.cli.loading.load_orchestrator", lambda *_: pytest.fail("loaded a model"))
+    with (tmp_path / ".lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        refused = study("--out", str(tmp_path))
+    assert f"{tmp_path} is in use by another process" in str(refused.exception)
