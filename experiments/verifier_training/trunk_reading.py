@@ -171,13 +171,6 @@ class TreeReader:
                 yield index, values
 
 
-def read_trees(
-    engine: Engine, system_prompt: str, trees: Sequence[TreeRecord], folder: Path, on_problem: Callable[[], None]
-) -> Readings:
-    """Readings of all trees; see `TreeReader`."""
-    return TreeReader(engine, system_prompt, trees, folder).read(on_problem)
-
-
 def _entering_file(file: Path) -> Path:
     """The file of states that enter a layer, beside one of readings."""
     return file.with_suffix(".safetensors")

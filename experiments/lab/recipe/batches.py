@@ -20,9 +20,9 @@ from espalier.experiments.demo.problems import (
     Problem,
     equation,
     make_problem,
-    training_difficulty,
 )
 from espalier.experiments.lab.recipe.corruptions import draw_equation, slip_result
+from espalier.experiments.lab.recipe.problems import training_difficulty
 from espalier.experiments.lab.recipe.tokenizer import END, PAD, chat_prompt, delimiter_id, special_id
 
 IGNORED = -100

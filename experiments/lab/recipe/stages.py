@@ -24,8 +24,8 @@ def _with_steps(plan: Any, steps: int | None) -> Any:
 
 def problems(seed: Seed = 0) -> None:
     """Write the benchmark, 500 held-out problems, and solutions of others with planted errors."""
-    from espalier.experiments.demo.problems import write_benchmark
     from espalier.experiments.lab.recipe.planted_errors import write_planted_errors
+    from espalier.experiments.lab.recipe.problems import write_benchmark
 
     typer.echo(f"{write_benchmark(benchmark_path(), seed)} problems in {benchmark_path()}")
     write_planted_errors(planted_errors_path())

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-from espalier.experiments.demo.problems import DELIMITER, training_problems
+from espalier.experiments.demo.problems import DELIMITER
+from espalier.experiments.lab.recipe.problems import training_problems
 
 VOCAB_SIZE = 1024
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"

@@ -18,9 +18,9 @@ from espalier.experiments.demo.problems import (
     boxed,
     make_problem,
 )
-from espalier.experiments.demo.problems import training_difficulty as difficulty_of
 from espalier.experiments.lab.recipe.batches import IGNORED, Batch, Row, RowMaker, collate
 from espalier.experiments.lab.recipe.networks import export_generator, load_exported_generator, load_exported_tokenizer
+from espalier.experiments.lab.recipe.problems import training_difficulty as difficulty_of
 from espalier.experiments.lab.recipe.thoughts import (
     CLOSE,
     DOUBTS,

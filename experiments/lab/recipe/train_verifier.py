@@ -11,18 +11,11 @@ from pathlib import Path
 
 from transformers import Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-from espalier.experiments.demo.problems import (
-    MAX_OPERATIONS,
-    MIN_OPERATIONS,
-    TRAINING_OPERANDS,
-    boxed,
-    make_problem,
-    training_difficulty,
-    training_problems,
-)
+from espalier.experiments.demo.problems import MAX_OPERATIONS, MIN_OPERATIONS, TRAINING_OPERANDS, boxed, make_problem
 from espalier.experiments.lab.recipe.batches import Batch, Row, RowMaker, collate
 from espalier.experiments.lab.recipe.corruptions import judged_solution
 from espalier.experiments.lab.recipe.networks import TRUNK_LAYERS
+from espalier.experiments.lab.recipe.problems import training_difficulty, training_problems
 from espalier.experiments.lab.recipe.samples import LabelledSample, read_samples, samples_path
 from espalier.experiments.lab.recipe.train_generator import load_language_model, load_tokenizer
 from espalier.experiments.lab.recipe.training import Progress, Schedule, fit, load_weights

@@ -9,16 +9,11 @@ from itertools import islice
 import pytest
 
 from espalier.experiments.demo import benchmark_path, generator_path, thinking_generator_path, verifier_path
-from espalier.experiments.demo.problems import (
-    DELIMITER,
-    MAX_OPERATIONS,
-    MIN_OPERATIONS,
-    make_benchmark,
-    training_problems,
-)
+from espalier.experiments.demo.problems import DELIMITER, MAX_OPERATIONS, MIN_OPERATIONS
 from espalier.experiments.demo.taught import not_taught
 from espalier.experiments.lab.recipe.corruptions import judged_solution, slipped_steps
 from espalier.experiments.lab.recipe.oracle import label_steps, numbers_of
+from espalier.experiments.lab.recipe.problems import make_benchmark, training_problems
 from espalier.experiments.runs.benchmarks import load_benchmark
 
 

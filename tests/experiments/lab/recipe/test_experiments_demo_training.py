@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from espalier.experiments.demo import generator_path
-from espalier.experiments.demo.problems import Problem, make_problem, training_difficulty
+from espalier.experiments.demo.problems import Problem, make_problem
 from espalier.experiments.lab.recipe import samples
 from espalier.experiments.lab.recipe.batches import IGNORED, Batch, RowMaker, collate
 from espalier.experiments.lab.recipe.judge import figures, judged_steps
 from espalier.experiments.lab.recipe.networks import load_exported_generator, load_exported_tokenizer
 from espalier.experiments.lab.recipe.oracle import beam_search, label_steps, make_engine
+from espalier.experiments.lab.recipe.problems import training_difficulty
 from espalier.experiments.lab.recipe.train_verifier import common_tokens, judged_batch, untaught_verifier
 from espalier.experiments.lab.recipe.training import Schedule, fit
 from espalier.experiments.lab.recipe.verifier_network import COMMON, train_trunk
