@@ -14,7 +14,7 @@ from espalier.experiments.cli.main import run_app
 GROUPS = {
     "bench": "Benchmarks; all contestants take turns in one run, and results are medians.",
     "recipe": "Make the demo pair: each stage is seeded and resumes where it stopped.",
-    "study": "Measure how searches behave.",
+    "study": "Measure how searches behave, and what tuning a verifier's trunk is worth.",
 }
 COMMANDS: dict[str, dict[str, str]] = {
     "bench": {
@@ -57,7 +57,10 @@ COMMANDS: dict[str, dict[str, str]] = {
         "evaluate": "recipe.stages:evaluate",
         "all": "recipe.stages:everything",
     },
-    "study": {"memory-and-time": "study.command:command"},
+    "study": {
+        "memory-and-time": "study.command:command",
+        "tune-verifier": "tuning.command:command",
+    },
 }
 """The function of each command, by its group and name."""
 

@@ -28,7 +28,6 @@ from espalier.experiments.verifier_training.training import (
     measure_steps,
     minimise,
     place_of,
-    rescale,
     save_head,
     scores_of,
     split,
@@ -38,17 +37,25 @@ from espalier.prm.families import trunk_evidence
 from espalier.prm.path_evidence import FEATURES, Combination, PathEvidence
 from espalier.prm.scorers import trunk_head
 
-_CHOOSE = 0.2
-"""Share of the problems that choose an epoch of tuning, and calibrate: tuned layers trust what they were taught."""
 _DECAY = 1e-3
 _WORTH_COMBINING = 0.01
 
 
-def split_for_tuning(readings: Readings, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split the problems that teach, see `split`, into those that tune layers, and those that choose the epoch."""
-    teach, _ = split(readings, seed)
-    chooses = max(1, round(_CHOOSE * len(teach)))
-    return teach[chooses:], teach[:chooses]
+@dataclass(frozen=True, slots=True)
+class TaughtHead:
+    """A head that was taught elsewhere, and is only combined with other evidence.
+
+    Attributes:
+        head: maps states to the logit of a step's value.
+        scores: its scores of the readings' steps, `[S]`.
+        problems: numbers of those that were not taught to it, on which it is combined.
+        summary: what `training.json` is to say of it.
+    """
+
+    head: nn.Linear
+    scores: np.ndarray
+    problems: np.ndarray
+    summary: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ def train_trunk_evidence(
     trunk: dict[str, str],
     record: dict[str, Any],
     seed: int,
-    tuned: nn.Linear | None = None,
+    taught: TaughtHead | None = None,
 ) -> LearnedEvidence:
     """Teach heads on the trunk's states and combine them with other evidence; write what `--verifier-family` takes.
 
@@ -88,8 +95,7 @@ def train_trunk_evidence(
         trunk: name and digest of the trunk.
         record: what else `training.json` is to say.
         seed: of the split.
-        tuned: a head that was trained with the trunk's last layers. It is only calibrated, and combined, on the
-            problems that chose the epoch; see `split_for_tuning`.
+        taught: a head to take; None teaches one.
 
     Returns:
         What was learned; `measured` of its summary has the AUC within a problem of whole solutions and of siblings, for
@@ -99,15 +105,10 @@ def train_trunk_evidence(
         EspalierError: there are too few problems, or all steps have one label.
     """
     teach, measure = split(readings, seed)
-    if tuned is None:
-        head, scores, chosen = best_head(readings, teach, seed)
+    if taught:
+        head, scores, teach, chosen = taught.head, taught.scores, taught.problems, taught.summary
     else:
-        tune, teach = split_for_tuning(readings, seed)
-        head, chosen = tuned, {"tuned_problems": len(tune)}
-        with torch.no_grad():
-            logits = head(torch.from_numpy(np.ascontiguousarray(readings.states_of(0))))[:, 0].numpy()
-        rescale(head, *fit_line(logits, readings, np.isin(readings.problems, teach)))
-        scores = scores_of(head, readings.states_of(0))
+        head, scores, chosen = best_head(readings, teach, seed)
     combination = _fitted(path_features(readings, scores), readings, teach)
     summary = {
         "trunk": trunk,

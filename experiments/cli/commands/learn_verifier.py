@@ -2,7 +2,9 @@
 
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,14 +20,14 @@ from espalier.search.rollout import RolloutSettings
 from espalier.search.run.settings import RuntimeSettings
 
 if TYPE_CHECKING:
-    from torch.nn import Linear
-
     from espalier.engine.engine import Engine
+    from espalier.engine.models.model import Head
     from espalier.experiments.runs.cut_paths import CutPaths
-    from espalier.experiments.verifier_training.combining import LearnedEvidence
+    from espalier.experiments.verifier_training.combining import LearnedEvidence, TaughtHead
     from espalier.experiments.verifier_training.features import Readings
     from espalier.experiments.verifier_training.tree_file import TreeRecord
-    from espalier.experiments.verifier_training.tuning import LastLayers
+    from espalier.experiments.verifier_training.trunk_reading import StatesHead, TreeReader
+    from espalier.search.run.generator import Generator
 
 _RANKS = 0.55
 """AUC within a problem from which a verifier is worth a search."""
@@ -36,10 +38,18 @@ _RANKS_BADLY = (
     "be better than a majority vote; more problems may help, or a larger generator"
 )
 
-_TUNED_IN_VAIN = (
-    "warning: no epoch ranked the choosing problems better than the trunk as it is, so the adapter adds nothing; more "
-    "problems may help, or take the verifier without it"
-)
+
+TrunkQuantization = Annotated[
+    Quantization, typer.Option(help="Quantization of the trunk's weights; run it with the same.")
+]
+TestRun = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --trunk: folder of a run on other problems, `espalier eval --algorithm best-of-n --early-stop "
+        "off --trees`, whose paths are read, ranked and voted on, too; written to verifier/test.json.",
+        show_default=False,
+    ),
+]
 
 
 @with_schema
@@ -63,27 +73,8 @@ def learn_verifier_command(
             show_default=False,
         ),
     ] = "",
-    trunk_quantization: Annotated[
-        Quantization, typer.Option(help="Quantization of the trunk's weights; run it with the same.")
-    ] = Quantization.AUTO,
-    tune: Annotated[
-        int,
-        typer.Option(
-            metavar="K",
-            min=0,
-            help="With --trunk: tune its last K layers to rank solutions, too, as a LoRA adapter, OUT/adapter, and "
-            "learn the verifier on what the tuned trunk reads: --verifier OUT/adapter --verifier-family OUT/verifier. "
-            "The states of all tokens that enter these layers are kept in OUT/readings. 0 tunes nothing.",
-        ),
-    ] = 0,
-    test: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --trunk: folder of a run on other problems, `espalier eval --algorithm best-of-n --early-stop "
-            "off --trees`, whose paths are read, ranked and voted on, too; written to verifier/test.json.",
-            show_default=False,
-        ),
-    ] = None,
+    trunk_quantization: TrunkQuantization = Quantization.AUTO,
+    test: TestRun = None,
     *,
     selection: opt.Selection,
     rollouts: RolloutSettings,
@@ -92,15 +83,11 @@ def learn_verifier_command(
     """Learn a verifier for a generator: sample solutions, value their steps, and train a head on its hidden states."""
     from espalier.experiments.verifier_training.features import HIDDEN
 
-    if tune and not trunk:
-        raise EspalierError("--tune K tunes a trunk; name it by --trunk, which may be the generator's model")
     if test and not trunk:
         raise EspalierError("--test needs --trunk; a head on the generator's states scores as it samples: run eval")
     problems = selection.of(load_problems(benchmark, field_map, runtime.offline))
-    tests = _recorded(test, runtime.offline) if test else []
+    tests = recorded_trees(test, runtime.offline) if test else []
     of_trunk = replace(runtime, generator=trunk, generator_quantization=trunk_quantization, system_prompt=None)
-    if tune:
-        _open_last_layers(of_trunk, tune)  # whose faults are found before hours of sampling
     started = time.perf_counter()
     with writing_to(out):
         file, runtime = out / "rollouts.jsonl", replace(runtime, max_running=in_flight)
@@ -109,18 +96,17 @@ def learn_verifier_command(
         )
         seconds = {"rollouts": round(time.perf_counter() - started, 1)}
         record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels), "seconds": seconds}
-        learning = _Learning(trees, tests, out, record, rollouts)
+        learning = Learning(trees, tests, out, record, rollouts)
         if not trunk:
             learning.from_own_states(engine, {"name": runtime.generator, "digest": generator.model.digest})
         else:
             engine.close()
             del engine, generator  # whose weights would stay in memory beside the trunk's
-            of_trunk = replace(of_trunk, max_running=in_flight)
-            learning.from_tuned_trunk(of_trunk, tune) if tune else learning.from_trunk(of_trunk)
+            learning.from_trunk(replace(of_trunk, max_running=in_flight))
     typer.echo(f"{time.perf_counter() - started:.0f} s in all")
 
 
-def _recorded(run: Path, offline: bool) -> "list[TreeRecord]":
+def recorded_trees(run: Path, offline: bool) -> "list[TreeRecord]":
     """The recorded trees of a run, graded."""
     from espalier.experiments.report.runs import load_recorded_paths
     from espalier.experiments.runs.benchmarks import load_benchmark
@@ -135,7 +121,7 @@ def _recorded(run: Path, offline: bool) -> "list[TreeRecord]":
 
 
 @dataclass(frozen=True, slots=True)
-class _Learning:
+class Learning:
     """What a verifier is learned from, and where it is written to.
 
     Attributes:
@@ -181,45 +167,9 @@ class _Learning:
 
     def from_trunk(self, runtime: RuntimeSettings) -> None:
         """Have a trunk, the generator of `runtime`, read the trees."""
-        readings, trunk, _ = _read(self.trees, self.out / "readings", runtime)
+        readings, trunk = read_by_trunk(self.trees, self.out / "readings", runtime)
         self._test(self._learned(readings, "verifier", trunk), runtime)
         typer.echo(f"verifier  {self.out / 'verifier'}, with --verifier {runtime.generator} and --verifier-family")
-
-    def from_tuned_trunk(self, runtime: RuntimeSettings, tune: int) -> None:
-        """The same, with the trunk's last layers tuned: writes the adapter, and what is learned with and without it."""
-        from espalier.experiments.cli.progress import count_progress
-        from espalier.experiments.verifier_training.combining import split_for_tuning
-        from espalier.experiments.verifier_training.entering import KeptStates
-        from espalier.experiments.verifier_training.tuning import Tuner, identity_of
-
-        layers, seed, adapter = _open_last_layers(runtime, tune), self.rollouts.seed, self.out / "adapter"
-        readings, trunk, files = _read(self.trees, self.out / "readings", runtime, layers.first)
-        typer.echo("the trunk as it is:")
-        self._learned(readings, "untuned", trunk)
-        teach, choose = split_for_tuning(readings, seed)
-        identity = identity_of(trunk["digest"], layers.first, files)
-        kept, parts = KeptStates(files, readings), (teach.tolist(), choose.tolist())
-        tuner = Tuner(layers, readings, kept, parts, self.out / "tuning.pt", identity, seed)
-        for epoch in tuner.epochs:
-            typer.echo(f"{epoch}, from before")
-        while not tuner.done:
-            with count_progress("problems", tuner.epoch_problems) as advance:
-                epoch = tuner.run_epoch(advance)
-            typer.echo(str(epoch))
-        head = tuner.finish()
-        if not tuner.best.number:
-            typer.echo(_TUNED_IN_VAIN, err=True)
-        name = Path(runtime.generator).expanduser()
-        layers.write(adapter, str(name.resolve()) if name.exists() else runtime.generator)
-        epochs = [asdict(epoch) for epoch in tuner.epochs]
-        self.record.update(tuned_layers=tune, tuned_on=tuner.problems, epochs=epochs)
-        del layers, tuner, kept  # whose memory the tuned trunk may need
-        of_adapted = replace(runtime, generator=str(adapter))
-        tuned, adapted, _ = _read(self.trees, self.out / "readings", of_adapted)
-        typer.echo("the tuned trunk:")
-        self._test(self._learned(tuned, "verifier", adapted, head), of_adapted)
-        typer.echo(f"verifier  --verifier {adapter} --verifier-family {self.out / 'verifier'}")
-        typer.echo(f"untuned   --verifier {runtime.generator} --verifier-family {self.out / 'untuned'}")
 
     def _cut(self) -> "CutPaths":
         from espalier.experiments.verifier_training.rollouts import cut_solutions
@@ -227,13 +177,13 @@ class _Learning:
         return cut_solutions(self.trees, self.rollouts)
 
     def _learned(
-        self, readings: "Readings", name: str, trunk: dict[str, str], head: "Linear | None" = None
+        self, readings: "Readings", name: str, trunk: dict[str, str], taught: "TaughtHead | None" = None
     ) -> "LearnedEvidence":
         """Learn from what a trunk read, into the folder called `name`, and print how well it ranks."""
         from espalier.experiments.verifier_training.combining import train_trunk_evidence
 
         seed = self.rollouts.seed
-        learned = train_trunk_evidence(readings, self.out / name, trunk, self.record, seed, head)
+        learned = train_trunk_evidence(readings, self.out / name, trunk, self.record, seed, taught)
         measured = learned.summary["measured"]
         for kind in ("solutions", "siblings"):
             figures = ", ".join(f"{name} {_figure(value)}" for name, value in measured[f"auc_{kind}"].items())
@@ -251,7 +201,7 @@ class _Learning:
         from espalier.experiments.runs.folder import write_whole
         from espalier.experiments.verifier_training.testing import measure_on_run
 
-        readings, _, _ = _read(self.tests, self.out / "test-readings", runtime)
+        readings, _ = read_by_trunk(self.tests, self.out / "test-readings", runtime)
         found = measure_on_run(learned, self.tests, readings)
         write_whole(self.out / "verifier" / "test.json", found)
         most = found["votes"][-1]
@@ -270,49 +220,46 @@ class _Learning:
             typer.echo(f"{cut:,} of these {sum(step.samples for step in ends):,} paths were cut, and count as wrong")
 
 
-def _open_last_layers(runtime: RuntimeSettings, count: int) -> "LastLayers":
-    from espalier.experiments.verifier_training.tuning import LastLayers
-    from espalier.search.run.load import open_generator
-
-    return LastLayers(open_generator(runtime), count)
-
-
-def _read(
-    trees: "list[TreeRecord]", folder: Path, runtime: RuntimeSettings, entering: int | None = None
-) -> "tuple[Readings, dict[str, str], list[Path]]":
-    """Readings of a trunk, the generator of `runtime`; its name and digest; and the files of entering states.
-
-    Args:
-        trees: what is read.
-        folder: for the readings.
-        runtime: names the trunk.
-        entering: the layer whose entering states are kept, too; None keeps none.
-    """
+@contextmanager
+def open_trunk(
+    runtime: RuntimeSettings, heads_of: "Callable[[StatesHead], dict[str, Head]] | None" = None
+) -> "Iterator[tuple[Engine, Generator]]":
+    """Load a trunk, the generator of `runtime`, with the heads by which trees are read; see `heads_for`."""
     from rich.console import Console
 
     from espalier.experiments.cli.loading import bytes_progress
-    from espalier.experiments.cli.progress import count_progress
     from espalier.experiments.verifier_training.features import tap_candidates
-    from espalier.experiments.verifier_training.trunk_reading import StatesHead, TreeReader, heads_for
+    from espalier.experiments.verifier_training.trunk_reading import StatesHead, heads_for
     from espalier.search.run.load import load_generator_alone
 
     trunk = StatesHead()
     with bytes_progress(Console(stderr=True)) as on_bytes:
-        engine, reader = load_generator_alone(runtime, on_bytes, heads_for(trunk))
-    trunk.model = reader.model
-    tap_candidates(reader.model.decoder)
-    if entering is not None:
-        reader.model.decoder.tap_raw(entering)
-    tree_reader = TreeReader(engine, reader.system_prompt, trees, folder)
-    if entering is not None:
-        tokens, needed = tree_reader.require_room()
-        typer.echo(f"states of {tokens:,} tokens that enter layer {entering}: {needed / 2**30:.2f} GiB in {folder}")
-    with count_progress("problems", len(trees)) as advance:
-        readings = tree_reader.read(advance)
-    typer.echo(f"{len(readings.values):,} steps, each read once")
-    named = {"name": runtime.generator, "digest": reader.model.digest}
+        engine, generator = load_generator_alone(runtime, on_bytes, (heads_of or heads_for)(trunk))
+    trunk.model = generator.model
+    tap_candidates(generator.model.decoder)
+    yield engine, generator
     engine.close()
-    return readings, named, tree_reader.entering_files
+
+
+def read_shown(reader: "TreeReader") -> "Readings":
+    """Read all trees of a reader, and show progress."""
+    from espalier.experiments.cli.progress import count_progress
+
+    with count_progress("problems", len(reader.trees)) as advance:
+        readings = reader.read(advance)
+    typer.echo(f"{len(readings.values):,} steps, each read once")
+    return readings
+
+
+def read_by_trunk(
+    trees: "list[TreeRecord]", folder: Path, runtime: RuntimeSettings
+) -> "tuple[Readings, dict[str, str]]":
+    """Readings of a trunk, the generator of `runtime`, kept in `folder`; and its name and digest."""
+    from espalier.experiments.verifier_training.trunk_reading import TreeReader
+
+    with open_trunk(runtime) as (engine, generator):
+        readings = read_shown(TreeReader(engine, generator.system_prompt, trees, folder))
+    return readings, {"name": runtime.generator, "digest": generator.model.digest}
 
 
 def _judge(measured: dict[str, Any], cut: "CutPaths") -> None:

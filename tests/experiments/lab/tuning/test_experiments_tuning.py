@@ -1,10 +1,11 @@
-"""`learn-verifier --tune`: states that enter a layer are kept, the layers above are tuned on them, and merged again."""
+"""`lab study tune-verifier`: states that enter a layer are kept, the layers above are tuned on them, and merged."""
 
 import json
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,20 +15,24 @@ from gguf_files import write_gguf
 from hybrids import write_hybrid_talker
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, EspalierError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import ModelImpl
+from espalier.experiments.lab.__main__ import app
+from espalier.experiments.lab.tuning import reader as readers
+from espalier.experiments.lab.tuning import tuning
+from espalier.experiments.lab.tuning.entering import KeptStates
+from espalier.experiments.lab.tuning.reader import EnteringReader, heads_for
+from espalier.experiments.lab.tuning.tuning import LastLayers, Tuner
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.verifier_training import trunk_reading, tuning
-from espalier.experiments.verifier_training.entering import KeptStates
 from espalier.experiments.verifier_training.features import Readings
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.tree_file import TreeRecord
-from espalier.experiments.verifier_training.trunk_reading import StatesHead, TreeReader, heads_for
-from espalier.experiments.verifier_training.tuning import LastLayers, Tuner
+from espalier.experiments.verifier_training.trunk_reading import StatesHead, TreeReader
 from espalier.search.grading.math_verify import Grader
 from espalier.search.rollout import RolloutSettings
 from espalier.search.run.generator import Generator
@@ -61,9 +66,8 @@ def read(trees: list[TreeRecord], make_engine: Callable[..., Engine], tmp_path: 
         trunk, loaded = StatesHead(), load_generator(checkpoint, torch.float32, "cpu")
         heads = heads_for(trunk)
         trunk.model = replace(loaded, other_heads=heads, wide_heads=frozenset(heads))
-        if entering is not None:
-            loaded.decoder.tap_raw(entering)
-        reader = TreeReader(make_engine(trunk.model, kv_memory_bytes=2**23), "Use steps.", trees, tmp_path / "readings")
+        given = make_engine(trunk.model, kv_memory_bytes=2**23), "Use steps.", trees, tmp_path / "readings"
+        reader = TreeReader(*given) if entering is None else EnteringReader(*given, entering)
         return reader.read(lambda: None), reader
 
     return of
@@ -133,7 +137,7 @@ def _ids_of(reader: TreeReader, tree: TreeRecord, rows: np.ndarray, readings: Re
     while at >= 0:
         its_rows.insert(0, at - int(rows[0]))
         at = int(readings.parents[at])
-    order = [index for index, _ in reader._steps(tree) if index is not None]
+    order = [index for index, _ in reader._steps(tree)]
     family = reader._family
     ids = family.prompt_ids(tree.problem)
     for row in its_rows:
@@ -203,6 +207,10 @@ def test_an_interrupted_tuning_goes_on_where_it_was(make_tuner: Callable[..., Tu
     assert make_tuner(seed=1).epochs == fresh[0].epochs == []
     assert all(map(torch.equal, fresh[0]._snapshot(), fresh[1]._snapshot()))
     assert not torch.equal(fresh[0]._snapshot()[0], fresh[2]._snapshot()[0])
+
+
+def tune(*flags: object) -> Any:
+    return CliRunner().invoke(app, ["study", "tune-verifier", *map(str, flags)], env={"COLUMNS": "200"})
 
 
 def _interrupt() -> None:
@@ -288,7 +296,7 @@ def test_states_that_do_not_fit_are_refused_before_any_is_read(
     assert tokens == sum(kept.tokens(number) for number in range(8))
     assert needed == tokens * 48 * 2
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(trunk_reading.shutil, "disk_usage", lambda folder: usage(needed - 1))
+    monkeypatch.setattr(readers.shutil, "disk_usage", lambda folder: usage(needed - 1))
     assert reader.require_room()[0] == tokens, "they are there already"
     reader.entering_files[0].unlink()
     with pytest.raises(EspalierError, match=r"the states of [\d,]+ tokens take .*--limit.*-N"):
@@ -297,17 +305,17 @@ def test_states_that_do_not_fit_are_refused_before_any_is_read(
 
 def test_from_a_generator_to_a_search_with_a_tuned_trunk_by_two_commands(espalier, tmp_path: Path):
     out = tmp_path / "mine"
-    flags = ("learn-verifier", "--out", out, "--limit", 20, "-N", 4, "--trunk", "demo-generator", "--tune", 1)
-    ran = espalier(*flags)
-    assert ran.code == 0, ran.err
-    assert "epoch 0: before tuning" in ran.out
-    assert ran.out.count("AUC within a problem, solutions of 2 other problems: score") == 2
+    flags = ("--out", out, "--limit", 20, "-N", 4, "--trunk", "demo-generator", "--tune", 1)
+    ran = tune(*flags)
+    assert ran.exit_code == 0, ran.output
+    assert "epoch 0: before tuning" in ran.output
+    assert ran.output.count("AUC within a problem, solutions of 2 other problems: score") == 2
     summary, untuned = (json.loads((out / name / "training.json").read_text()) for name in ("verifier", "untuned"))
     assert summary["tuned_layers"] == 1
     assert len(summary["epochs"]) > 1
     assert summary["trunk"]["digest"] != untuned["trunk"]["digest"]
-    again = espalier(*flags)
-    assert "from before" in again.out
+    again = tune(*flags)
+    assert "from before" in again.output
     assert json.loads((out / "verifier" / "training.json").read_text())["measured"] == summary["measured"]
     asked = "Tom has 38 coins. (a) He finds 47 more. How many?"
     verifier = ("--verifier", out / "adapter", "--verifier-family", out / "verifier")
@@ -318,11 +326,9 @@ def test_from_a_generator_to_a_search_with_a_tuned_trunk_by_two_commands(espalie
     assert all(0 <= candidate["score"] <= 1 for candidate in result["candidates"])
 
 
-def test_tuning_needs_a_trunk(espalier, tmp_path: Path):
-    ran = espalier("learn-verifier", "--out", tmp_path / "mine", "--tune", 2)
-    assert ran.code
-    assert "name it by --trunk" in ran.err
-    ran = espalier("learn-verifier", "--out", tmp_path / "mine", "--trunk", "demo-generator", "--tune", 99)
-    assert ran.code
-    assert "--tune 99" in ran.err
+def test_tuning_needs_a_trunk(tmp_path: Path):
+    assert "Missing option '--trunk'" in tune("--out", tmp_path / "mine").output
+    ran = tune("--out", tmp_path / "mine", "--trunk", "demo-generator", "--tune", 99)
+    assert isinstance(ran.exception, CheckpointError)
+    assert "--tune 99" in str(ran.exception)
     assert not (tmp_path / "mine").exists(), "before anything is sampled"

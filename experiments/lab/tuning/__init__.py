@@ -1,0 +1,1 @@
+"""A trunk's last layers, tuned to rank solutions."""
