@@ -86,7 +86,7 @@ class TreeReader:
         return hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16]
 
     def _states_read(self) -> list[int | str]:
-        """What is read of a step's states."""
+        """The states that are read of a step: numbers of layers, or words."""
         return list(self._layers)
 
     def _part(self, file: Path, trees: Sequence[TreeRecord], first: int) -> Readings:
@@ -118,7 +118,7 @@ class TreeReader:
         return self._engine.open(GENERATOR, self._prompt(tree), owner=tree.problem_id)
 
     def _work(self, tree: TreeRecord, sequence: KVSequence, index: int | None) -> Score:
-        """What is computed of a step of a tree, or of its prompt, of index None."""
+        """The work on a step of a tree, or on its prompt, of index None."""
         if index is None:
             return Score(tree.problem_id, sequence, (), ())
         read = self._reading(tree, index)

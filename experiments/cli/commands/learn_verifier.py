@@ -122,7 +122,7 @@ def recorded_trees(run: Path, offline: bool) -> "list[TreeRecord]":
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """What a verifier is learned from, and where it is written to.
+    """The solutions that a verifier is learned from, and the folder it is written to.
 
     Attributes:
         trees: the sampled solutions.
