@@ -22,27 +22,19 @@ from espalier.prm.limits import UNLIMITED, PathLimits
 
 
 class StepNode(Protocol):
-    """A node of a search tree, as scorers see it: one step of a path; nodes are compared by identity."""
+    """A node of a search tree, as scorers see it: one step of a path; nodes are compared by identity.
 
-    @property
-    def text(self) -> str:
-        """The step's text, with its delimiter."""
-        ...
+    Attributes:
+        text: the step's text, with its delimiter.
+        score: the step's score; None without one.
+        log_probability: sum of the log-probabilities of its tokens under the generator; 0 for a given text.
+        num_tokens: tokens that were sampled for it; 0 for a given text.
+    """
 
-    @property
-    def score(self) -> float | None:
-        """The step's score."""
-        ...
-
-    @property
-    def log_probability(self) -> float:
-        """Sum of the log-probabilities of its tokens under the generator; 0 for a given text."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that were sampled for it; 0 for a given text."""
-        ...
+    text: str
+    score: float | None
+    log_probability: float
+    num_tokens: int
 
     @property
     def parent(self) -> "StepNode | None":
