@@ -19,7 +19,7 @@ from espalier.search.trace import TraceError, read_trace, replay, trace_of, writ
 Make = Callable[..., Orchestrator]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("request_", ALL.values(), ids=ALL.keys())
 def test_an_algorithm_fed_its_own_trace_makes_the_same_choices(
     request_: SearchRequest, seed: int, make_orchestrator: Make, tmp_path: Path

@@ -10,7 +10,7 @@ from espalier.search.run.load import load_orchestrator
 
 @pytest.fixture(scope="session")
 def problems() -> list[Problem]:
-    return load_benchmark("demo", 40)
+    return load_benchmark("demo", 24)
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ def same_as(whole: Path):
 
 @pytest.mark.parametrize(
     ("command", "moments"),
-    [((*EVAL, 3), (TREE_WITHOUT_SAMPLE, HALF_A_SAMPLE)), ((*SHARING, 3), (HALF_A_FILE, TREE_WITHOUT_SAMPLE))],
+    [((*EVAL, 3), (TREE_WITHOUT_SAMPLE, HALF_A_SAMPLE)), ((*SHARING, 3), (HALF_A_FILE,))],
     ids=["eval", "sweep"],
 )
 def test_what_is_killed_while_it_writes_goes_on_to_the_same_results(command, moments, espalier, tmp_path):

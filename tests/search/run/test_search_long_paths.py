@@ -95,15 +95,23 @@ def test_many_long_paths_finish_in_a_tenth_of_the_memory_that_they_need_together
     scarce.engine.check_drained()
 
 
+BY_TOKENS = {"step_rule": "tokens:32", "merge_duplicates": False}
+
+
 @pytest.mark.parametrize(
-    ("request_", "verifier", "share"),
+    ("request_", "verifier", "share", "launch_ahead"),
     [
-        (replace(MAJORITY, beam_width=16), None, 6),
-        (replace(MAJORITY, beam_width=16, step_rule="tokens:32", merge_duplicates=False), None, 6),
-        (replace(MAJORITY, algorithm=AlgorithmName.BEST_OF_N, beam_width=8), "classifier", 1.7),
+        pytest.param(*case, launch_ahead, marks=() if launch_ahead == (i % 2 == 0) else pytest.mark.slow)
+        for i, case in enumerate(
+            [
+                (replace(MAJORITY, beam_width=16), None, 6),
+                (replace(MAJORITY, beam_width=16, **BY_TOKENS), None, 6),
+                (replace(MAJORITY, algorithm=AlgorithmName.BEST_OF_N, beam_width=8), "classifier", 1.7),
+            ]
+        )
+        for launch_ahead in (False, True)
     ],
 )
-@pytest.mark.parametrize("launch_ahead", [False, True])
 def test_a_search_whose_paths_do_not_fit_the_pool_together_finds_the_same(
     request_: SearchRequest,
     verifier: str | None,
