@@ -7,6 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.text_files import shown
 
 Settings = TypeVar("Settings")
 
@@ -17,12 +18,16 @@ def read_settings(checkpoint: Checkpoint, kind: type[Settings], rule: str) -> Se
     Args:
         checkpoint: whose `config.json` is read.
         kind: a dataclass whose annotations say which values are right.
-        rule: the same in words, for errors.
+        rule: the same in words, for errors, which also name the key and its value.
 
     Raises:
         CheckpointError: a value is not as `rule` says.
     """
     try:
         return TypeAdapter(kind).validate_json(json.dumps(checkpoint.files.object("prm")), strict=True)
-    except ValidationError:
-        raise CheckpointError(f"{checkpoint.folder}: the prm object of config.json has {rule}") from None
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key, value = ".".join(map(str, ("prm", *wrong["loc"]))), shown(wrong["input"])
+        raise CheckpointError(
+            f"{checkpoint.folder}: {key} in config.json is {value}; the prm object there has {rule}"
+        ) from None
