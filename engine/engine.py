@@ -3,43 +3,31 @@
 import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 import numpy as np
-import torch
 
-from espalier.engine.errors import (
-    FatalError,
-    MisuseError,
-    PartialFailureError,
-    PoolExhaustedError,
-    PoolTooSmallError,
-    StepError,
-    name_tokens,
-)
-from espalier.engine.execution.runner import ModelRunner, WaitForResults
+from espalier.engine.batches import Batches
+from espalier.engine.errors import MisuseError, name_tokens
+from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.interrupts import interrupts_held
-from espalier.engine.memory.blocks import BlockPool
-from espalier.engine.memory.pool import KVPool
+from espalier.engine.memory.model_memory import make_kv_pool, make_table
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.model import Model
-from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
+from espalier.engine.roles import DRAFT, GENERATOR
 from espalier.engine.scheduling.admission import Admission
 from espalier.engine.scheduling.fair_sharing import FairSharing
 from espalier.engine.scheduling.launch_ahead import LaunchAheadScheduler
-from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.preemption import Preemption
-from espalier.engine.scheduling.role_policy import GeneratorFirst, RoleLoad, RolePolicy
+from espalier.engine.scheduling.role_policy import GeneratorFirst, RolePolicy
 from espalier.engine.scheduling.scheduler import Scheduler
 from espalier.engine.speculation.draft_model import ModelDrafter
 from espalier.engine.speculation.lengths import MeasuredLength
 from espalier.engine.speculation.speculation import Speculation
 from espalier.engine.speculation.suffixes import SuffixDrafter
-from espalier.engine.stats import RoleCounters, RoleStats
-from espalier.engine.step_record import StepRecord, Times, record_of
+from espalier.engine.stats import RoleStats
+from espalier.engine.step_record import StepRecord
 from espalier.engine.work import Done, Generated, Work
-from espalier.kernels.layout import Layout, StateLayout, kv_groups
 
 log = logging.getLogger("espalier.engine")
 _WITHOUT_EMBEDDING = (
@@ -109,8 +97,11 @@ class Engine:
     """Runs the work of many owners on a generator and, where there is one, a verifier.
 
     Attributes:
-        on_step: called after each batch with its `StepRecord`; None for nobody. An exception that it raises leaves
-            `step`, so it must not raise.
+        settings: sizes and options.
+        kv_pool: the memory that all models share.
+        schedulers: the waiting and running work of each model, by role.
+        admission: what is reserved of the pool.
+        sharing: whose work goes before others'.
     """
 
     def __init__(
@@ -121,54 +112,61 @@ class Engine:
     ) -> None:
         """Make an engine for `models`, by role: `generator`, `verifier`, or both; with a generator also `draft`."""
         self.settings = settings or EngineSettings()
-        self._role_policy = role_policy or GeneratorFirst()
-        device = next(iter(models.values())).decoder.device
-        self.kv_pool = _make_kv_pool(models, self.settings, device)
-        self.schedulers: dict[str, Scheduler] = {}
-        self._runners: dict[str, ModelRunner] = {}
-        self._launch_ahead = self.settings.launch_ahead
-        if self._launch_ahead and (recurrent := [role for role, its in models.items() if its.config.state_shapes]):
-            log.info(
-                "no step is launched ahead: the recurrent state of the %s cannot go back", " and the ".join(recurrent)
-            )
-            self._launch_ahead = False
-        for role, model in models.items():
-            drafts = role == DRAFT
-            kind = LaunchAheadScheduler if self._launch_ahead and not drafts else Scheduler
-            layouts = _layouts(model, self.settings.block_size, self.kv_pool.slab_bytes)
-            windows = [shape.window for shape in kv_groups(model.config.kv_layers)]
-            if drafts:  # it goes back by what is not accepted
-                windows = [window and window + self.settings.draft_tokens for window in windows]
-            counters = RoleCounters()
-            pools = [
-                BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache, window, name, counters)
-                for layout, window, name in zip(layouts, [*windows, None], pool_names(role, model.config), strict=False)
-            ]
-            table = SequenceTable(pools, cache_seed=model.digest.encode())
-            self.schedulers[role] = kind(role, model, table) if drafts else kind(role, model, table, self._make_room)
-            self._runners[role] = ModelRunner(role, model, layouts, self.kv_pool)
-            if beyond := model.without_embedding:
-                log.warning(_WITHOUT_EMBEDDING, role, model.config.vocab_size, name_tokens(beyond))
+        self.kv_pool = make_kv_pool(
+            models.values(), self.settings.kv_memory_bytes, self.settings.block_size, self.settings.slab_bytes
+        )
+        self._launch_ahead = self.settings.launch_ahead and _can_launch_ahead(models)
+        self.schedulers = {role: self._make_scheduler(role, model) for role, model in models.items()}
+        self._runners = {role: self._make_runner(role, model) for role, model in models.items()}
         # KV of drafts is never reserved: it is given up before anybody waits.
         others = [scheduler for role, scheduler in self.schedulers.items() if role != DRAFT]
         pools = {pool.name: pool for scheduler in others for pool in scheduler.pools}
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
-        self.sharing = FairSharing({role: model.weight_bytes for role, model in models.items()}, device.type)
+        device_type = next(iter(models.values())).decoder.device.type
+        self.sharing = FairSharing({role: model.weight_bytes for role, model in models.items()}, device_type)
         self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
+        self._batches = Batches(
+            self.schedulers,
+            self._runners,
+            role_policy or GeneratorFirst(),
+            self.sharing,
+            self._preemption,
+            self.settings.max_batch_tokens,
+        )
         self._draft_model: ModelDrafter | None = None
         if self.settings.draft_tokens and GENERATOR in models:
             self._begin_speculation(self.schedulers[GENERATOR], models[GENERATOR].config)
-        self._in_flight: list[tuple[str, StepPlan, WaitForResults, Times]] = []  # the oldest first
-        self._last_update_end = 0.0
-        self.on_step: Callable[[StepRecord], None] | None = None
-        self._collected: list[Done] = []
-        self._failures: list[PartialFailureError] = []  # of batches, for `step` to raise
+
+    def _make_scheduler(self, role: str, model: Model) -> Scheduler:
+        settings, drafts = self.settings, role == DRAFT
+        further = settings.draft_tokens if drafts else 0  # it goes back by what is not accepted
+        table = make_table(role, model, self.kv_pool, settings.block_size, settings.prefix_cache, further)
+        if beyond := model.without_embedding:
+            log.warning(_WITHOUT_EMBEDDING, role, model.config.vocab_size, name_tokens(beyond))
+        if drafts:
+            return Scheduler(role, model, table)
+        return (LaunchAheadScheduler if self._launch_ahead else Scheduler)(role, model, table, self._make_room)
+
+    def _make_runner(self, role: str, model: Model) -> ModelRunner:
+        return ModelRunner(role, model, [pool.layout for pool in self.schedulers[role].pools], self.kv_pool)
+
+    @property
+    def on_step(self) -> Callable[[StepRecord], None] | None:
+        """What is called after each batch with its `StepRecord`; None for nobody.
+
+        An exception that it raises leaves `step`, so it must not raise.
+        """
+        return self._batches.on_step
+
+    @on_step.setter
+    def on_step(self, on_step: Callable[[StepRecord], None] | None) -> None:
+        self._batches.on_step = on_step
 
     @property
     def busy(self) -> bool:
         """True if any work waits or runs, or has results that `step` has not returned yet."""
         working = any(scheduler.busy for scheduler in self.schedulers.values())
-        return working or bool(self._collected or self._failures)
+        return working or bool(self._batches.collected or self._batches.failures)
 
     @property
     def models(self) -> dict[str, Model]:
@@ -264,16 +262,12 @@ class Engine:
 
     def cancel(self, owner: Hashable) -> None:
         """Drop all work of `owner`; the sequences it holds stay, for it to release."""
-        self._settle()
-        for done in self._collected:
-            if done.work.owner == owner and isinstance(done, Generated) and not done.work.in_place:
+        self._batches.settle()
+        for done in self._batches.forget(owner):
+            if isinstance(done, Generated) and not done.work.in_place:
                 self.release(done.sequence)
-        self._collected = [done for done in self._collected if done.work.owner != owner]
         for scheduler in self.schedulers.values():
             scheduler.cancel(owner)
-        for failure in self._failures:
-            failure.owners -= {owner}
-        self._failures = [failure for failure in self._failures if failure.owners]
         self._preemption.forget(owner)
 
     def abandon(self, owner: Hashable) -> None:
@@ -298,145 +292,14 @@ class Engine:
             DeviceError: when a model cannot be run; what the device's memory holds is not certain any more.
             KeyboardInterrupt: after the batch, whose finished work the next step returns.
         """
-        if not self._failures:
+        batches = self._batches
+        if not batches.failures:
             with interrupts_held():
-                self._run_batch()
-        if self._failures:
-            raise self._failures.pop(0)
-        collected, self._collected = self._collected, []
+                batches.run(self._launch_ahead)
+        if batches.failures:
+            raise batches.failures.pop(0)
+        collected, batches.collected = batches.collected, []
         return collected
-
-    def _run_batch(self) -> None:
-        if self._preemption.preempted:
-            self._preemption.resume()
-        before = len(self._in_flight)
-        try:
-            self._launch()
-        except PoolExhaustedError:
-            if not before:
-                raise  # else the batch in flight may free blocks
-        left = 1 if self._launch_ahead and before < len(self._in_flight) else 0
-        while len(self._in_flight) > left:
-            self._collect()
-
-    def _launch(self) -> None:
-        """Launch a batch of the role whose turn it is; of the other one if the first cannot go on yet."""
-        loads, fair = self._share_out()
-        if self._launch_of(loads, fair):
-            return
-        if any(scheduler.planner.throttled for scheduler in self.schedulers.values()):
-            self._throttle(frozenset())
-            self._launch_of(self._loads(), fair=False)
-
-    def _launch_of(self, loads: Mapping[str, RoleLoad], fair: bool) -> bool:
-        """Launch a batch of `loads`, which accounts pay for if it is `fair`; returns whether there was one.
-
-        Raises:
-            PoolExhaustedError: when blocks run out for every role with work, and no owner can give any up.
-        """
-        roles = [role for role, load in loads.items() if load.busy]
-        if len(roles) > 1 and self._role_policy.choose(loads[GENERATOR], loads[VERIFIER]) != roles[0]:
-            roles.reverse()
-        exhausted: PoolExhaustedError | None = None
-        for role in roles:
-            scheduler, schedule_start = self.schedulers[role], perf_counter()
-            most = self.settings.max_batch_tokens
-            if self.sharing.contended:
-                most = min(most, self.sharing.most_tokens(role))
-            try:
-                step = scheduler.schedule(most)
-            except PoolExhaustedError as error:
-                exhausted = exhausted or error
-                continue
-            except BaseException as error:
-                self._fail(role, scheduler.owners(), error)
-                return True
-            if step is None:
-                continue
-            launch_start = perf_counter()
-            try:
-                wait = self._runners[role].launch(scheduler.table, step)
-            except BaseException as error:  # an interrupt too: the prefix cache lists blocks before they are written
-                self._fail(role, step.owners, error)
-                return True
-            self._in_flight.append((role, step, wait, (schedule_start, launch_start, perf_counter())))
-            scheduler.launched(step)
-            if fair:
-                self.sharing.charge(role, step)
-            return True
-        if exhausted is None:
-            return False
-        if not self._in_flight and (self._preemption.compact() or self._preemption.take_turns()):
-            return self._launch_of(loads, fair)
-        raise exhausted
-
-    def _share_out(self) -> tuple[dict[str, RoleLoad], bool]:
-        """Throttle owners over their share; returns the work left by role, and whether the step is charged for."""
-        self._throttle(frozenset())
-        loads = self._loads()
-        if not self.sharing.contended:
-            return loads, False
-        schedulers = self.schedulers.values()
-        working = {owner for scheduler in schedulers for owner in scheduler.owners() - scheduler.planner.paused}
-        if not (over_share := self.sharing.over_share(working)):
-            return loads, True
-        self._throttle(over_share)
-        fewer = self._loads()
-        if any(load.busy for load in fewer.values()) and self.sharing.is_worthwhile(loads, fewer):
-            return fewer, True
-        self._throttle(frozenset())
-        return loads, False
-
-    def _throttle(self, owners: frozenset[Hashable]) -> None:
-        for scheduler in self.schedulers.values():
-            scheduler.planner.throttled = owners
-
-    def _loads(self) -> dict[str, RoleLoad]:
-        return {
-            role: RoleLoad(scheduler.running_branches, scheduler.waiting_tokens())
-            for role, scheduler in self.schedulers.items()
-        }
-
-    def _settle(self) -> None:
-        """Wait for all batches in flight, before sequences or blocks that they use are taken away."""
-        while self._in_flight:
-            self._collect()
-
-    def _collect(self) -> None:
-        """Take in the results of the oldest batch in flight; `step` returns them, or raises for owners that failed."""
-        role, step, wait, launch_times = self._in_flight.pop(0)
-        wait_start = perf_counter()
-        try:
-            results = wait()
-            wait_end = perf_counter()
-            self._collected += self.schedulers[role].update(step, results)
-        except BaseException as error:
-            self._fail(role, step.owners, error)
-            return
-        update_end = perf_counter()
-        scheduler = self.schedulers[role]
-        scheduler.table.counters.step_seconds.add(launch_times[2] - launch_times[0] + update_end - wait_start)
-        if speculation := scheduler.speculation:
-            seconds = update_end - max(launch_times[0], self._last_update_end)  # another batch may have been in flight
-            speculation.record(step, scheduler.running_branches, seconds)
-        self._last_update_end = update_end
-        if self.on_step:
-            self.on_step(record_of(role, step, launch_times, (wait_start, wait_end, update_end)))
-
-    def _fail(self, role: str, owners: Collection[Hashable], error: BaseException) -> None:
-        """Have `step` raise for the owners that a failed batch of a role costs; raises what ends everybody's work.
-
-        All KV of the role is freed, and the batches that were launched behind this one are forgotten.
-        """
-        self._in_flight = [batch for batch in self._in_flight if batch[0] != role]
-        self.schedulers[role].drop_all_kv()
-        if isinstance(error, FatalError | MisuseError) or not isinstance(error, Exception):  # a closed engine is one
-            raise error
-        if not isinstance(error, PartialFailureError):
-            log.error("a step of the %s failed", role, exc_info=error)
-            cause, error = error, StepError(role, frozenset(owners))
-            error.__cause__ = cause
-        self._failures.append(error)
 
     def replace_model(self, role: str, model: Model) -> None:
         """Go on with other weights of a role's model, from the next step on.
@@ -455,9 +318,8 @@ class Engine:
         old = self._runners[role].model
         if model.config != old.config or model.tokenizer is not old.tokenizer:
             raise MisuseError(f"the {role}'s weights can be replaced by others of the same configuration alone")
-        self._settle()
-        layouts = _layouts(model, self.settings.block_size, self.kv_pool.slab_bytes)
-        runner = ModelRunner(role, model, layouts, self.kv_pool)
+        self._batches.settle()
+        runner = self._make_runner(role, model)
         self._runners[role].close()
         self._runners[role] = runner
         # Hashes of prefixes keep the digest of the first weights: blocks of others are all gone.
@@ -487,7 +349,7 @@ class Engine:
 
         Nothing of this engine can be used afterwards. Its models can, by another engine.
         """
-        self._settle()
+        self._batches.settle()
         for runner in self._runners.values():
             runner.close()
         self.kv_pool.close()
@@ -518,7 +380,7 @@ class Engine:
 
     def suspend(self, owner: Hashable) -> None:
         """Give up all KV of `owner`'s sequences, and suspend its work until `resume_owner`, whatever room there is."""
-        self._settle()
+        self._batches.settle()
         self._preemption.suspend(owner)
 
     def resume_owner(self, owner: Hashable) -> None:
@@ -553,46 +415,19 @@ class Engine:
         """The table of a live sequence of this engine, in which no token of the sequence stands for a draw."""
         table = self._table(sequence)
         if self._scheduler(sequence).works_on(sequence):
-            self._settle()
+            self._batches.settle()
         return table
 
     def _make_room(self, requesters: Collection[Hashable]) -> bool:
-        self._settle()
+        self._batches.settle()
         if self._draft_model and self._draft_model.give_up():
             return True
         return self._preemption.make_room(requesters)
 
 
-def pool_names(role: str, config: DecoderConfig) -> list[str]:
-    """Names of a model's block pools, one for each KV group, its role if there is one; then that of its states."""
-    groups = kv_groups(config.kv_layers)
-    names = [role] if len(groups) == 1 else [f"{role}/{group}" for group in range(len(groups))]
-    return [*names, f"{role}/states"] if config.state_shapes else names
-
-
-def _layouts(model: Model, block_size: int, slab_bytes: int) -> list[Layout]:
-    """Layouts of the blocks of a model's KV groups, and of its states last if it has any."""
-    decoder, groups = model.decoder, kv_groups(model.config.kv_layers)
-    layouts: list[Layout] = [
-        decoder.backend.layout(
-            len(layers), shape.kv_heads, shape.key_dim, block_size, decoder.dtype, slab_bytes, shape.value_dim, group
-        )
-        for group, (shape, layers) in enumerate(groups.items())
-    ]
-    if shapes := model.config.state_shapes:
-        layouts.append(StateLayout(shapes, block_size, slab_bytes))
-    return layouts
-
-
-def _make_kv_pool(models: Mapping[str, Model], settings: EngineSettings, device: torch.device) -> KVPool:
-    any_slab = 2**62
-    block_bytes = [
-        layout.block_bytes for model in models.values() for layout in _layouts(model, settings.block_size, any_slab)
-    ]
-    slab = settings.slab_bytes or max(settings.kv_memory_bytes // 128, *block_bytes)
-    slab = max(slab - slab % 64, *block_bytes)  # 64: keeps every model's view of a slab aligned
-    if any(model.config.state_shapes for model in models.values()):
-        slab += -slab % 64
-    if settings.kv_memory_bytes < slab:
-        raise PoolTooSmallError(slab, settings.kv_memory_bytes)
-    return KVPool(settings.kv_memory_bytes, slab, device)
+def _can_launch_ahead(models: Mapping[str, Model]) -> bool:
+    """Return whether no model has a recurrent state; logs those that have one."""
+    recurrent = [role for role, model in models.items() if model.config.state_shapes]
+    if recurrent:
+        log.info("no step is launched ahead: the recurrent state of the %s cannot go back", " and the ".join(recurrent))
+    return not recurrent
