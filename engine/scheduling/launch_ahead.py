@@ -16,8 +16,8 @@ import numpy as np
 
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.requests import DecodeRows, RunningRequest, WaitingRequest
-from espalier.engine.scheduling.running_samples import Draws
-from espalier.engine.scheduling.scheduler import Scheduler, StepResults
+from espalier.engine.scheduling.running_samples import Draws, StepResults
+from espalier.engine.scheduling.scheduler import Scheduler
 from espalier.engine.work import Done
 
 
@@ -33,8 +33,7 @@ class LaunchAheadScheduler(Scheduler):
     def update(self, plan: StepPlan, results: StepResults) -> list[Done]:
         """See `Scheduler`; drops from the next step what it draws for branches that have stopped or diverged."""
         if plan.draws and (live := plan.draws.live) is not None:
-            drawn_from = {head: values[live] for head, values in results.drawn_from.items()}
-            results = StepResults(results.token_ids[live], results.log_probabilities[live], drawn_from, results.values)
+            results = results.of(live)
         running = len(self._branches.running)
         done = super().update(plan, results)
         if done or len(self._branches.running) != running:

@@ -1,6 +1,7 @@
 """The branches of a model: children that are being sampled, token by token, and what becomes of the tokens drawn."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,6 +59,27 @@ class Draws:
         return reached
 
 
+class StepResults(NamedTuple):
+    """Results of one step.
+
+    Attributes:
+        token_ids: int64 `[draws]`.
+        log_probabilities: float32 `[draws]`.
+        drawn_from: by the names of heads, float32 `[draws, k]`: what each says of the states drawn from.
+        values: for each head of the plan's `reads`, float32 `[reads of the head, k]`.
+    """
+
+    token_ids: np.ndarray
+    log_probabilities: np.ndarray
+    drawn_from: dict[str, np.ndarray]
+    values: list[np.ndarray]
+
+    def of(self, draws: np.ndarray) -> "StepResults":
+        """The results of some of the draws, int64."""
+        drawn_from = {head: values[draws] for head, values in self.drawn_from.items()}
+        return StepResults(self.token_ids[draws], self.log_probabilities[draws], drawn_from, self.values)
+
+
 class RunningSamples:
     """Takes in what steps draw: branches grow, part where their samplings differ, and stop.
 
@@ -101,33 +123,17 @@ class RunningSamples:
         rows = np.repeat(batch_rows - counts + 1, counts) + depths
         return Draws(decode, step_positions, rows, opened, depths=depths)
 
-    def process_outputs(
-        self,
-        draws: Draws,
-        token_ids: np.ndarray,
-        log_probabilities: np.ndarray,
-        drawn_from: dict[str, np.ndarray],
-    ) -> list[Generated]:
+    def process_outputs(self, draws: Draws, results: StepResults) -> list[Generated]:
         """Append the drawn tokens, fork branches whose samplings differ, and take out branches that stop.
 
         Args:
             draws: what was drawn.
-            token_ids: int64, for each of the live draws.
-            log_probabilities: float32, likewise.
-            drawn_from: what each head says of the state that each of them was drawn from.
+            results: those of the live draws.
         """
-        if draws.depths is None:
-            return self._append_drawn(draws, token_ids, log_probabilities, drawn_from)
-        return self._append_drafted(draws, token_ids, log_probabilities, drawn_from)
+        return self._append_drawn(draws, results) if draws.depths is None else self._append_drafted(draws, results)
 
-    def _append_drafted(
-        self,
-        draws: Draws,
-        token_ids: np.ndarray,
-        log_probabilities: np.ndarray,
-        drawn_from: dict[str, np.ndarray],
-    ) -> list[Generated]:
-        """Process a step with drafts as the steps of a token each that it stands for; arguments as above."""
+    def _append_drafted(self, draws: Draws, results: StepResults) -> list[Generated]:
+        """Process a step with drafts as the steps of a token each that it stands for; see `process_outputs`."""
         done: list[Generated] = []
         places: dict[tuple[int, int], dict[int, int]] = {}  # by branch and depth: the draw of each sampling
         assert draws.depths is not None
@@ -146,8 +152,7 @@ class RunningSamples:
             if depth:  # what came before is what was computed
                 self._table.computed[its.decode.rows] = positions
             draws.tokens += len(branches)
-            heads = {head: values[chosen] for head, values in drawn_from.items()}
-            done += self._append_drawn(its, token_ids[chosen], log_probabilities[chosen], heads)
+            done += self._append_drawn(its, results.of(chosen))
             going_on = set(map(id, self.running))
             branches = [
                 branch
@@ -165,14 +170,8 @@ class RunningSamples:
                 self._table.free_beyond(branch.row)
         return done
 
-    def _append_drawn(
-        self,
-        draws: Draws,
-        token_ids: np.ndarray,
-        log_probabilities: np.ndarray,
-        drawn_from: dict[str, np.ndarray],
-    ) -> list[Generated]:
-        """Process a step in which each branch has one token drawn; arguments as of `process_outputs`."""
+    def _append_drawn(self, draws: Draws, results: StepResults) -> list[Generated]:
+        """Process a step in which each branch has one token drawn; see `process_outputs`."""
         for branch in draws.opened:
             if not branch.work.in_place:
                 branch.sequence = self._table.fork(branch.sequence)
@@ -183,17 +182,17 @@ class RunningSamples:
         if self.running != decode.branches:
             chosen = set(map(id, decode.branches))
             rest = [branch for branch in self.running if id(branch) not in chosen]
-        branches, parents, firsts = self._fork_diverged(decode, token_ids, positions)
+        branches, parents, firsts = self._fork_diverged(decode, results.token_ids, positions)
         if len(branches) > len(decode.branches):
             decode = self._decode = DecodeRows(branches)
             positions = positions[parents]
-        token_ids = token_ids[firsts]
+        results = results.of(firsts)
+        token_ids = results.token_ids
         for i, matcher in decode.matchers.items():
             matcher.advance(int(token_ids[i]))
         self._table.write_tokens(decode.rows, positions, token_ids)
-        self._table.log_probabilities[decode.rows, positions] = log_probabilities[firsts]
-        head_outputs = {head: values[firsts] for head, values in drawn_from.items()}
-        return self._finish_stopped(decode, token_ids, positions, head_outputs, rest)
+        self._table.log_probabilities[decode.rows, positions] = results.log_probabilities
+        return self._finish_stopped(decode, token_ids, positions, results.drawn_from, rest)
 
     def are_full(self, decode: DecodeRows, positions: np.ndarray) -> np.ndarray:
         """True if each branch has as many tokens as it may, with those at `positions`; bool `[branches]`."""

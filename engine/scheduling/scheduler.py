@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,27 +11,11 @@ from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, Read, StepPlan
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
-from espalier.engine.scheduling.running_samples import RunningSamples
+from espalier.engine.scheduling.running_samples import RunningSamples, StepResults
 from espalier.engine.work import Done, Generate, Score, Scored, Work
 
 if TYPE_CHECKING:
     from espalier.engine.speculation.speculation import Speculation
-
-
-class StepResults(NamedTuple):
-    """Results of one step.
-
-    Attributes:
-        token_ids: int64 `[draws]`.
-        log_probabilities: float32 `[draws]`.
-        drawn_from: by the names of heads, float32 `[draws, k]`: what each says of the states drawn from.
-        values: for each head of the plan's `reads`, float32 `[reads of the head, k]`.
-    """
-
-    token_ids: np.ndarray
-    log_probabilities: np.ndarray
-    drawn_from: dict[str, np.ndarray]
-    values: list[np.ndarray]
 
 
 class Scheduler:
@@ -283,7 +267,7 @@ class Scheduler:
             self._busy_rows -= {item.row for item in plan.scored}
             self._busy_rows -= {item.row for item, branch in plan.opened.items() if not branch.work.in_place}
         if plan.draws:
-            finished = self._branches.process_outputs(plan.draws, *results[:3])
+            finished = self._branches.process_outputs(plan.draws, results)
             if self.speculation:
                 self.speculation.update(plan.draws, finished)
             self._busy_rows -= {one.sequence.row for one in finished if one.work.in_place}

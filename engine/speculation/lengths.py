@@ -24,20 +24,6 @@ _OUTLIER = 2.0
 """A step that takes so many times as long as those before it was held up by something else."""
 
 
-class FixedLength:
-    """Drafts the same number of tokens always."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def choose(self, branches: int) -> int:
-        """See `DraftLengths`."""
-        return self._length
-
-    def record(self, branches: int, length: int, tokens: int, seconds: float) -> None:
-        """See `DraftLengths`."""
-
-
 @dataclass(slots=True)
 class _Measured:
     """Steps with drafts of one length: how many, their tokens and seconds, newer ones weighing more, and the last."""
@@ -105,7 +91,7 @@ class MeasuredLength:
         self._step = 0
 
     def choose(self, branches: int) -> int:
-        """See `DraftLengths`."""
+        """Tokens that each of so many branches is to draft at most in the next step; 0 for none."""
         batches = self._of_size.setdefault(_size(branches), _Batches())
         if batches.trial:
             return batches.trial[0]
@@ -117,7 +103,14 @@ class MeasuredLength:
         return length
 
     def record(self, branches: int, length: int, tokens: int, seconds: float) -> None:
-        """See `DraftLengths`."""
+        """Take note of a step that did nothing but sample.
+
+        Args:
+            branches: how many it sampled.
+            length: as chosen.
+            tokens: that they got.
+            seconds: what it took, with the drafting.
+        """
         batches = self._of_size.setdefault(_size(branches), _Batches())
         none, mine = batches.lengths[0], batches.lengths.setdefault(length, _Measured())
         best = batches.lengths[batches.best]

@@ -14,6 +14,7 @@ from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.requests import RunningRequest
 from espalier.engine.scheduling.running_samples import Draws
+from espalier.engine.speculation.lengths import MeasuredLength
 from espalier.engine.work import Generated
 
 
@@ -34,25 +35,6 @@ class Drafter(Protocol):
         ...
 
 
-class DraftLengths(Protocol):
-    """Chooses how many tokens are drafted."""
-
-    def choose(self, branches: int) -> int:
-        """Tokens that each of so many branches is to draft at most in the next step; 0 for none."""
-        ...
-
-    def record(self, branches: int, length: int, tokens: int, seconds: float) -> None:
-        """Take note of a step that did nothing but sample.
-
-        Args:
-            branches: how many it sampled.
-            length: as chosen.
-            tokens: that they got.
-            seconds: what it took, with the drafting.
-        """
-        ...
-
-
 class Speculation:
     """Drafts of one model's branches.
 
@@ -61,7 +43,7 @@ class Speculation:
     """
 
     def __init__(
-        self, table: SequenceTable, drafter: Drafter, lengths: DraftLengths, max_positions: int, vocab_size: int
+        self, table: SequenceTable, drafter: Drafter, lengths: MeasuredLength, max_positions: int, vocab_size: int
     ) -> None:
         """Draft for branches of `table`: sequences of at most `max_positions` tokens, of ids below `vocab_size`."""
         self._table = table

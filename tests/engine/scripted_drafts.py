@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from espalier.engine.engine import Engine
 from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.requests import RunningRequest
-from espalier.engine.speculation.lengths import FixedLength
+from espalier.engine.speculation.lengths import MeasuredLength
 from espalier.engine.work import Generated
 
 Make = Callable[..., Engine]
@@ -25,6 +25,20 @@ class Scripted:
         ]
 
     def learn(self, finished: Sequence[Generated]) -> None:
+        pass
+
+
+class FixedLength(MeasuredLength):
+    """Drafts the same number of tokens always."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self._length = most
+
+    def choose(self, branches: int) -> int:
+        return self._length
+
+    def record(self, branches: int, length: int, tokens: int, seconds: float) -> None:
         pass
 
 

@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from scripted_drafts import FixedLength
 from zoo_models import write_checkpoint
 
 from espalier.engine.engine import Engine, EngineSettings
@@ -24,7 +25,6 @@ from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.engine.scheduling import fair_sharing
 from espalier.engine.scheduling.requests import RunningRequest
-from espalier.engine.speculation.lengths import FixedLength
 from espalier.engine.speculation.speculation import Speculation
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine_driver import drain, generate, release
 from hybrids import write_hybrid_talker
+from scripted_drafts import FixedLength
 from tiny_models import disturb
 
 from espalier.engine.engine import Engine
@@ -17,7 +18,6 @@ from espalier.engine.execution.sampling import key_after
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import GENERATOR
-from espalier.engine.speculation.lengths import FixedLength
 from espalier.engine.work import Generate, Generated, Sampling
 
 Make = Callable[..., Engine]

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from espalier.engine.models.zoo.attention import NotRunnableError
 from espalier.kernels.backend import Backend
 from espalier.kernels.linear import Linear
-from espalier.kernels.recurrent import StateRows
+from espalier.kernels.recurrent import StateRows, state_space_scan
 
 
 class RecurrentStep(Protocol):
@@ -210,7 +210,7 @@ class _Operations:
         if not use_qk_l2norm_in_kernel:
             raise NotRunnableError("its delta rule does not normalise queries and keys")
         rows = _step.get().rows(value.shape[2], key.shape[3], value.shape[3])
-        return self._backend.gated_delta_rule(query[0], key[0], value[0], g[0], beta[0], rows)[None], None
+        return self._backend.gated_recurrence(query[0], key[0], value[0], g[0], beta[0], rows)[None], None
 
     def state_space_scan(
         self,
@@ -228,7 +228,8 @@ class _Operations:
         """`mamba2_chunk_scan` of `x`, `[1, T, heads, head_dim]`."""
         dt = _time_step(dt, dt_bias, dt_softplus).clamp(*dt_limit)
         rows = _step.get().rows(x.shape[2], b.shape[3], x.shape[3])
-        return self._backend.state_space_scan(x[0], dt[0], a, b[0], c[0], D, rows)[None]
+        recur = self._backend.gated_recurrence
+        return state_space_scan(recur, x[0], dt[0], a, b[0], c[0], D, rows)[None]
 
     def selective_scan(
         self,

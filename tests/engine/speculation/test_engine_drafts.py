@@ -6,14 +6,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from engine_driver import drain, generate, release
-from scripted_drafts import drafting
+from scripted_drafts import FixedLength, drafting
 
 from espalier.engine.engine import Engine
 from espalier.engine.guidance.compiled import GrammarCompiler
 from espalier.engine.guidance.grammar import regex_grammar
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR
-from espalier.engine.speculation.lengths import FixedLength
 from espalier.engine.speculation.suffixes import followers
 from espalier.engine.work import Generate, Sampling
 
