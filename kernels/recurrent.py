@@ -10,7 +10,7 @@ Every operation takes a row's tokens one by one, with the same sums in the same 
 with a backend whose rows are independent, a text gives the same bits in any company and wherever it is cut into steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -96,36 +96,51 @@ def causal_convolution(
     return output
 
 
-def gated_delta_rule(
+def gated_recurrence(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     log_decay: torch.Tensor,
-    beta: torch.Tensor,
+    beta: torch.Tensor | None,
     rows: StateRows,
 ) -> torch.Tensor:
-    """The gated delta rule (Yang et al., 2025), with queries and keys over their Euclidean norm.
+    """The gated delta rule (Yang et al., 2025), with queries and keys over their Euclidean norm; a scan without beta.
 
     The state of a head is a matrix S, `[key_dim, value_dim]`. A token multiplies it by exp(log_decay), adds the outer
-    product of key and beta (value - S' key), and has S' query / sqrt(key_dim) as its result.
+    product of key and beta (value - S' key), and has S' query / sqrt(key_dim) as its result. Without beta it adds the
+    outer product of key and value and has S' query, of queries and keys as they are.
 
     Args:
         query: `[T, key_heads, key_dim]`; a head serves `heads / key_heads` neighbouring heads of values.
         key: likewise.
         value: `[T, heads, value_dim]`.
         log_decay: `[T, heads]`, or `[T, heads, key_dim]` with one for each row of the matrix.
-        beta: `[T, heads]`.
+        beta: `[T, heads]`, or None.
         rows: see `StateRows`; a state is `[heads, key_dim, value_dim]`.
 
     Returns:
         `[T, heads, value_dim]`; for tokens behind the last row anything.
     """
-    query, key = (x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + EPS) for x in (query, key))
-    decay = log_decay.float().exp().view(*value.shape[:2], -1)
-    return _recur(query * key.shape[-1] ** -0.5, key, value, decay, beta.float(), rows)
+    query, key, decay = query.float(), key.float(), log_decay.float().exp().view(*value.shape[:2], -1)
+    if beta is not None:
+        query, key = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS) for x in (query, key))
+        query, beta = query * key.shape[-1] ** -0.5, beta.float()
+    heads, value_dim = value.shape[1:]
+    shared, output = heads // key.shape[1], torch.zeros_like(value)
+    states = rows.read(heads, key.shape[2], value_dim)
+    for row, token in rows.turns():
+        q, k = (x[token].repeat_interleave(shared, dim=1)[..., None] for x in (query, key))
+        state, new = states[row] * decay[token, ..., None], value[token].float()
+        if beta is not None:
+            new = beta[token, :, None] * (new - (state * k).sum(-2))
+        states[row] = state = state + k * new[..., None, :]
+        output[token] = (state * q).sum(-2).to(value.dtype)
+    rows.write(states)
+    return output
 
 
 def state_space_scan(
+    recur: Callable[..., torch.Tensor],
     x: torch.Tensor,
     dt: torch.Tensor,
     a: torch.Tensor,
@@ -140,6 +155,7 @@ def state_space_scan(
     b and dt x, and has S' c + d x as its result.
 
     Args:
+        recur: a backend's `gated_recurrence`.
         x: `[T, heads, head_dim]`.
         dt: `[T, heads]`, positive.
         a: `[heads]`, negative.
@@ -151,8 +167,8 @@ def state_space_scan(
     Returns:
         `[T, heads, head_dim]`; for tokens behind the last row anything.
     """
-    decay, dt = (a.float() * dt.float()).exp()[..., None], dt.float()[..., None]
-    output = _recur(c.float(), b.float(), x.float() * dt, decay, None, rows)
+    dt = dt.float()
+    output = recur(c, b, x.float() * dt[..., None], a.float() * dt, None, rows)
     return (output if d is None else output + d.float()[:, None] * x).to(x.dtype)
 
 
@@ -186,26 +202,3 @@ def selective_scan(
         output[token] = (state * c[token, None].float()).sum(-1)
     rows.write(states)
     return (output if d is None else output + d.float() * x).to(x.dtype)
-
-
-def _recur(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor | None,
-    rows: StateRows,
-) -> torch.Tensor:
-    """Decay, add the outer product of key and value (without beta) or what is new of it (with), multiply by query."""
-    heads, value_dim = value.shape[1:]
-    shared, output = heads // key.shape[1], torch.zeros_like(value)
-    states = rows.read(heads, key.shape[2], value_dim)
-    for row, token in rows.turns():
-        q, k = (x[token].repeat_interleave(shared, dim=1)[..., None] for x in (query, key))
-        state, new = states[row] * decay[token, ..., None], value[token].float()
-        if beta is not None:
-            new = beta[token, :, None] * (new - (state * k).sum(-2))
-        states[row] = state = state + k * new[..., None, :]
-        output[token] = (state * q).sum(-2).to(value.dtype)
-    rows.write(states)
-    return output

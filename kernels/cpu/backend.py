@@ -18,13 +18,13 @@ from espalier.kernels.cpu.products.int8_linear import Int8Weight, int8_of_kept, 
 from espalier.kernels.cpu.products.linear import CpuLinear
 from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_quantized
 from espalier.kernels.cpu.recurrent.convolution import causal_convolution_cpu
-from espalier.kernels.cpu.recurrent.recurrence import gated_delta_rule_cpu, state_space_scan_cpu
+from espalier.kernels.cpu.recurrent.recurrence import gated_recurrence_cpu
 from espalier.kernels.cpu.sampling import (
-    draw_compilation,
     draw_tokens_cpu,
     filter_logits_cpu,
     mask_tokens_cpu,
     penalize_tokens_cpu,
+    sampling_compilations,
 )
 from espalier.kernels.cpu.threads import set_threads, usable_cores
 from espalier.kernels.kept import Kept
@@ -45,8 +45,7 @@ class CpuBackend(TorchBackend):
     filter_logits = staticmethod(filter_logits_cpu)
     draw_tokens = staticmethod(draw_tokens_cpu)
     causal_convolution = staticmethod(causal_convolution_cpu)
-    gated_delta_rule = staticmethod(gated_delta_rule_cpu)
-    state_space_scan = staticmethod(state_space_scan_cpu)
+    gated_recurrence = staticmethod(gated_recurrence_cpu)
 
     def prepare_layers(
         self, count: int, load: Callable[[int], LayerWeights], spec: DecoderSpec, outer: EmbeddingAndNorm
@@ -118,5 +117,5 @@ def _compiled(layers: CpuLayers) -> CpuLayers:
 
 def compilations(layers: CpuLayers) -> list[Compilation]:
     """Compilations before the first step of a model with these layers, the longest first."""
-    others = [spans_compilation(), draw_compilation(), *layers.head_compilations(), copy_compilation()]
+    others = [spans_compilation(), *sampling_compilations(), *layers.head_compilations(), copy_compilation()]
     return [layers.compilation(), *others]

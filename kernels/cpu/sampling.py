@@ -295,7 +295,13 @@ def draw_tokens_cpu(
     return token_ids, log_probabilities
 
 
-def draw_compilation() -> Compilation:
-    """The compilation of `draw_tokens_cpu`."""
+def sampling_compilations() -> list[Compilation]:
+    """Compilations of all that draws tokens, the longest first: a request may be the first with a filter or a mask."""
     int64s, floats, doubles = np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros(1)
-    return compilation(_draw, 0, floats, floats, 0, floats, int64s, doubles, int64s, floats)
+    int32s, bits = np.zeros(1, np.int32), np.zeros(1, np.uint8)
+    return [
+        compilation(_filter, 0, floats, 0, floats, int64s, floats, floats, floats),
+        compilation(_draw, 0, floats, floats, 0, floats, int64s, doubles, int64s, floats),
+        compilation(_penalize, 0, floats, 0, int64s, int32s, int64s, int64s, floats, floats, floats),
+        compilation(_mask, 0, floats, 0, bits, floats),
+    ]

@@ -37,74 +37,31 @@ def filter_logits(
     def of_rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty((rows, *shape), dtype=dtype, device=logits.device)
 
-    group_tops, segment_tops, masses = of_rows(GROUPS), of_rows(segments), of_rows(segments, dtype=torch.float64)
-    floors, tops, totals = of_rows(dtype=torch.int64), of_rows(), of_rows(dtype=torch.float64)
-    counts, candidates = of_rows(dtype=torch.int32), of_rows(CANDIDATES)
+    measured = of_rows(GROUPS), of_rows(segments), of_rows(segments, dtype=torch.float64)
+    floors, counts, candidates = of_rows(dtype=torch.int64), of_rows(dtype=torch.int32), of_rows(CANDIDATES)
+    tops, totals = of_rows(), of_rows(dtype=torch.float64)
+    limits = of_rows(dtype=torch.int64), of_rows(dtype=torch.int64)
+    of_groups = {"GROUPS": GROUPS, "LEAST_TEMPERATURE": LEAST_TEMPERATURE, **OPTIONS}
+    of_tokens = {"LEAST_TEMPERATURE": LEAST_TEMPERATURE, **OPTIONS}
     measure_groups[rows, segments](
-        logits,
-        temperatures,
-        group_tops,
-        segment_tops,
-        masses,
-        vocabulary,
-        SEGMENT=SEGMENT,
-        GROUP=group,
-        GROUPS=GROUPS,
-        LEAST_TEMPERATURE=LEAST_TEMPERATURE,
-        **OPTIONS,
+        logits, temperatures, *measured, vocabulary, SEGMENT=SEGMENT, GROUP=group, **of_groups
     )
+    enough = ENOUGH_GROUPS if group > 1 else GROUPS
+    sizes = triton.cdiv(vocabulary, group), enough, segments
+    padded = triton.next_power_of_2(segments)
     find_floors[(rows,)](
-        temperatures,
-        group_tops,
-        segment_tops,
-        masses,
-        floors,
-        tops,
-        totals,
-        counts,
-        triton.cdiv(vocabulary, group),
-        ENOUGH_GROUPS if group > 1 else GROUPS,
-        segments,
-        GROUPS=GROUPS,
-        PADDED_SEGMENTS=triton.next_power_of_2(segments),
-        PORTION=SEARCHED_PORTION,
-        LEAST_TEMPERATURE=LEAST_TEMPERATURE,
-        **OPTIONS,
-    )
+        temperatures, *measured, floors, tops, totals, counts, *sizes, PADDED_SEGMENTS=padded, PORTION=SEARCHED_PORTION,
+        **of_groups,
+    )  # fmt: skip
     collect_candidates[rows, segments](
         logits, floors, counts, candidates, vocabulary, SEGMENT=SEGMENT, CANDIDATES=CANDIDATES, **OPTIONS
     )
-    thresholds, ties = of_rows(dtype=torch.int64), of_rows(dtype=torch.int64)
     find_limits[(rows,)](
-        logits,
-        temperatures,
-        top_ks,
-        top_ps,
-        tops,
-        totals,
-        counts,
-        candidates,
-        thresholds,
-        ties,
-        vocabulary,
-        CANDIDATES=CANDIDATES,
-        PORTION=SEARCHED_PORTION,
-        LEAST_TEMPERATURE=LEAST_TEMPERATURE,
-        **OPTIONS,
-    )
+        logits, temperatures, top_ks, top_ps, tops, totals, counts, candidates, *limits, vocabulary,
+        CANDIDATES=CANDIDATES, PORTION=SEARCHED_PORTION, **of_tokens,
+    )  # fmt: skip
     filter_rows[rows, segments](
-        logits,
-        temperatures,
-        min_ps,
-        tops,
-        thresholds,
-        ties,
-        output,
-        vocabulary,
-        SEGMENT=SEGMENT,
-        FILTERED=FILTERED,
-        LEAST_TEMPERATURE=LEAST_TEMPERATURE,
-        **OPTIONS,
+        logits, temperatures, min_ps, tops, *limits, output, vocabulary, SEGMENT=SEGMENT, FILTERED=FILTERED, **of_tokens
     )
     return output
 

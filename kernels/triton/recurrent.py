@@ -42,42 +42,15 @@ def causal_convolution(
     return output
 
 
-def gated_delta_rule(
+def gated_recurrence(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     log_decay: torch.Tensor,
-    beta: torch.Tensor,
+    beta: torch.Tensor | None,
     rows: StateRows,
 ) -> torch.Tensor:
-    """See `kernels.recurrent.gated_delta_rule`."""
-    return _recur(query, key, value, log_decay, beta, rows, delta=True)
-
-
-def state_space_scan(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor | None,
-    rows: StateRows,
-) -> torch.Tensor:
-    """See `kernels.recurrent.state_space_scan`."""
-    dt = dt.float()
-    output = _recur(c, b, x.float() * dt[..., None], a.float() * dt, dt, rows, delta=False)
-    return (output if d is None else output + d.float()[:, None] * x).to(x.dtype)
-
-
-def _recur(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
-    rows: StateRows,
-    delta: bool,
-) -> torch.Tensor:
+    """See `kernels.recurrent.gated_recurrence`."""
     heads, columns = value.shape[1:]
     output = value.new_empty(value.shape)
     query, key, value = (_heads_side_by_side(x) for x in (query, key, value))
@@ -87,12 +60,9 @@ def _recur(
             key,
             value,
             log_decay.contiguous(),
-            beta.contiguous(),
+            log_decay if beta is None else beta.contiguous(),
             output,
-            rows.memory,
-            rows.spans,
-            rows.sources,
-            rows.targets,
+            *(rows.memory, rows.spans, rows.sources, rows.targets),
             query.stride(0),
             key.stride(0),
             value.stride(0),
@@ -103,7 +73,7 @@ def _recur(
             PADDED_ROWS=triton.next_power_of_2(key.shape[2]),
             COLUMNS=columns,
             PORTION=COLUMNS,
-            DELTA=delta,
+            DELTA=beta is not None,
             BY_ROW=log_decay.dim() == 3,
         )
     return output

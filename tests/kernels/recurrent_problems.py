@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from espalier.kernels.recurrent import StateRows
+from espalier.kernels.recurrent import StateRows, state_space_scan
 from espalier.kernels.torch_backend import TorchBackend
 
 Operation = Callable[[TorchBackend, Sequence[torch.Tensor], StateRows], torch.Tensor]
@@ -51,7 +51,7 @@ def delta_rule(
 
     def run(backend: TorchBackend, given: Sequence[torch.Tensor], rows: StateRows) -> torch.Tensor:
         q, k, v, decay, beta = given
-        return backend.gated_delta_rule(q, k, v, decay, beta, rows)
+        return backend.gated_recurrence(q, k, v, decay, beta, rows)
 
     return Problem(run, [*given, decay, torch.rand(tokens, heads)], heads * key_dim * value_dim)
 
@@ -61,7 +61,7 @@ def scan(tokens: int, heads: int = 6, groups: int = 2, size: int = 16, dim: int 
 
     def run(backend: TorchBackend, given: Sequence[torch.Tensor], rows: StateRows) -> torch.Tensor:
         x, dt, b, c = given
-        return backend.state_space_scan(x, dt, a, b, c, d, rows)
+        return state_space_scan(backend.gated_recurrence, x, dt, a, b, c, d, rows)
 
     given = [random(tokens, heads, dim), torch.rand(tokens, heads), *random(2, tokens, groups, size)]
     return Problem(run, given, heads * size * dim)

@@ -22,6 +22,13 @@ from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.cpu.backend import compilations
 from espalier.kernels.cpu.decoder import CpuLayers
 from espalier.kernels.cpu.products.int8_linear import pack_int8
+from espalier.kernels.cpu.sampling import (
+    draw_tokens_cpu,
+    filter_logits_cpu,
+    mask_tokens_cpu,
+    penalize_tokens_cpu,
+    sampling_compilations,
+)
 from espalier.kernels.layers import DecoderSpec
 
 _SOURCE = """
@@ -203,3 +210,18 @@ def test_parts_are_compiled_ahead_for_the_types_that_they_are_called_with():
             index = (key[0] for key in function._cache._cache_file._load_index())
             # Other tests multiply by quantised weights, which these layers have none of.
             assert {(function, kept) for kept in index if "QuantizedPanels" not in str(kept)} == types
+
+
+def test_no_request_is_the_first_to_compile_what_its_draws_call():
+    wanted = {one.key for one in compilations(layers_of("float32"))}
+    compiled = sampling_compilations()
+    assert {one.key for one in compiled} <= wanted
+    for one in compiled:
+        one.run()
+    known = [set(one.function.overloads) for one in compiled]
+    logits, rows, ones = torch.randn(2, 40), torch.arange(2), torch.ones(2)
+    penalize_tokens_cpu(logits, rows, torch.zeros(2, 3, dtype=torch.int32), rows, rows + 1, ones, ones, ones)
+    masked = mask_tokens_cpu(logits, torch.full((2, 5), 255, dtype=torch.uint8))
+    filtered = filter_logits_cpu(masked, ones, rows, ones / 2, ones / 9)
+    draw_tokens_cpu(logits, filtered, ones, torch.rand(2, dtype=torch.float64), rows)
+    assert [set(one.function.overloads) for one in compiled] == known

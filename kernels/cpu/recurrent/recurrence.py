@@ -205,41 +205,16 @@ def _recur(
     restore_denormals(denormals)
 
 
-def gated_delta_rule_cpu(
+def gated_recurrence_cpu(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     log_decay: torch.Tensor,
-    beta: torch.Tensor,
+    beta: torch.Tensor | None,
     rows: StateRows,
 ) -> torch.Tensor:
-    """`kernels.recurrent.gated_delta_rule` on CPU; same arguments and result."""
-    return _run(query, key, value, log_decay, beta, rows)
-
-
-def state_space_scan_cpu(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor | None,
-    rows: StateRows,
-) -> torch.Tensor:
-    """`kernels.recurrent.state_space_scan` on CPU; same arguments and result."""
-    output = _run(c, b, x * dt[..., None], a * dt, x.new_empty(0), rows)
-    return output if d is None else output.addcmul_(d[:, None], x)
-
-
-def _run(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
-    rows: StateRows,
-) -> torch.Tensor:
-    output = torch.empty(value.shape)
+    """`kernels.recurrent.gated_recurrence` on CPU; same arguments and result."""
+    output, beta = torch.empty(value.shape), torch.empty(0) if beta is None else beta
     places = (each.numpy() for each in (rows.memory, rows.spans, rows.sources, rows.targets))
     given = (part for each in (query, key, value) for part in _by_token(each))
     rest = (each.contiguous().view(-1).numpy() for each in (log_decay, beta))
