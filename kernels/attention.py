@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,22 @@ from espalier.kernels.layout import LayerKV
 
 _MAX_GATHERED = 2**26
 """Elements of keys, of values and of logits that `GatheredAttention` holds at a time."""
+
+
+class Terms(NamedTuple):
+    """The arguments of attention, beside the tensors.
+
+    Attributes:
+        scale: factor on the logits, usually `head_dim ** -0.5`.
+        window: how many positions a token sees, its own the last; None for all before it.
+        softcap: each logit x becomes `softcap * tanh(x / softcap)`; None leaves it.
+        sinks: `[heads]`, one more logit of each head, of no position: it takes part in the softmax; None without.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +92,13 @@ class GatheredAttention:
                     )
                 )
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        layer_kv: LayerKV,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, layer_kv: LayerKV, terms: Terms) -> torch.Tensor:
         """Attention in one layer.
 
         Args:
             query: `[T, heads, head_dim]`.
             layer_kv: the layer's keys and values; those of this step are written already.
-            scale: factor on the logits, usually `head_dim ** -0.5`.
-            window: how many positions a token sees, its own the last; None for all before it.
-            softcap: each logit x becomes `softcap * tanh(x / softcap)`; None leaves it.
-            sinks: `[heads]`, one more logit of each head, of no position: it takes part in the softmax; None without.
+            terms: how its logits are made.
 
         Returns:
             `[T, heads, value_dim]` in the query's dtype.
@@ -109,16 +114,16 @@ class GatheredAttention:
                 for x in (layer_kv.keys, layer_kv.values)
             )
             first = 0
-            for mask in self._masks(group, window):
+            for mask in self._masks(group, terms.window):
                 rows = group.rows[:, first : first + mask.shape[2]]
                 # [n, heads, some of the tokens, head_dim]
                 some = query[rows].transpose(1, 2)
-                if softcap is None and sinks is None:
+                if terms.softcap is None and terms.sinks is None:
                     mixed = F.scaled_dot_product_attention(
-                        some, key, value, attn_mask=mask, scale=scale, enable_gqa=True
+                        some, key, value, attn_mask=mask, scale=terms.scale, enable_gqa=True
                     )
                 else:
-                    mixed = _attend_plainly(some, key, value, mask, scale, softcap, sinks)
+                    mixed = _attend_plainly(some, key, value, mask, terms)
                 output[rows] = mixed.transpose(1, 2)
                 first += mask.shape[2]
         return output
@@ -136,23 +141,17 @@ class GatheredAttention:
 
 
 def _attend_plainly(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, terms: Terms
 ) -> torch.Tensor:
     """Attention with a cap or sinks, which torch's own has not: `[n, heads, tokens, head_dim]`."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    logits = (query @ key.transpose(2, 3)).float() * scale  # [n, heads, tokens, longest]
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
+    logits = (query @ key.transpose(2, 3)).float() * terms.scale  # [n, heads, tokens, longest]
+    if terms.softcap is not None:
+        logits = terms.softcap * torch.tanh(logits / terms.softcap)
     logits = logits.masked_fill(~mask, -torch.inf)
-    if sinks is not None:
-        sink = sinks.float()[:, None, None].expand(*logits.shape[:3], 1)
+    if terms.sinks is not None:
+        sink = terms.sinks.float()[:, None, None].expand(*logits.shape[:3], 1)
         logits = torch.cat((logits, sink), dim=-1)
     weights = torch.softmax(logits, dim=-1)[..., : key.shape[2]]
     return weights.to(value.dtype) @ value
@@ -161,15 +160,7 @@ def _attend_plainly(
 class Attend(Protocol):
     """Attention of a step's tokens in one layer; see `GatheredAttention.__call__`."""
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        layer_kv: LayerKV,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, layer_kv: LayerKV, terms: Terms) -> torch.Tensor:
         """`[T, heads, head_dim]` to `[T, heads, value_dim]`."""
         ...
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from espalier.kernels.attention import Attend, PrepareAttention
+from espalier.kernels.attention import Attend, PrepareAttention, Terms
 from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.layout import LayerKV
 
@@ -48,16 +48,8 @@ class StepCalls(Protocol):
     def write(self, layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write the step's keys `[T, kv_heads, key_dim]` and values `[T, kv_heads, value_dim]` to their blocks."""
 
-    def attend(
-        self,
-        call: Call,
-        query: torch.Tensor,
-        layer_kv: LayerKV,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Attention of a call, `[T, heads, value_dim]`; see `kernels.attention.Attend`."""
+    def attend(self, call: Call, query: torch.Tensor, layer_kv: LayerKV, terms: Terms) -> torch.Tensor:
+        """Attention of a call, `[T, heads, value_dim]`, with terms of its window; see `kernels.attention.Attend`."""
         ...
 
 
@@ -86,18 +78,10 @@ class TorchStepCalls:
         """See `StepCalls`."""
         self._write_kv(layer_kv, key, value, self._batch.of(layer_kv.group))
 
-    def attend(
-        self,
-        call: Call,
-        query: torch.Tensor,
-        layer_kv: LayerKV,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def attend(self, call: Call, query: torch.Tensor, layer_kv: LayerKV, terms: Terms) -> torch.Tensor:
         """See `StepCalls`."""
         alike = (layer_kv.group, call.heads)
         if (attend := self._attend.get(alike)) is None:
             batch = self._batch.of(layer_kv.group)
             attend = self._attend[alike] = self._prepare_attention(layer_kv, batch, call.heads)
-        return attend(query, layer_kv, scale, call.window, softcap, sinks)
+        return attend(query, layer_kv, terms)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.attention import Attend, PrepareAttention
+from espalier.kernels.attention import Attend, PrepareAttention, Terms
 from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.cache import write_kv
 from espalier.kernels.kept import Kept
@@ -300,7 +300,7 @@ class TorchLayers(Layers):
             query = rms_norm(query, layer.query_norm, s.norm_eps)
             key = rms_norm(key, layer.key_norm, s.norm_eps)
         write_kv(layer_kv, apply_rotary(key, *rotary), value, batch)
-        mixed = attend(apply_rotary(query, *rotary), layer_kv, s.scale, s.window(index))  # [T, heads, head_dim]
+        mixed = attend(apply_rotary(query, *rotary), layer_kv, Terms(s.scale, s.window(index)))  # [T, heads, head_dim]
         return F.linear(mixed.flatten(1), layer.out, layer.out_bias)  # [T, hidden]
 
 

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from espalier.kernels.attention import Terms
 from espalier.kernels.layers import UnsupportedShapeError
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.triton.plan import FIELDS, TILE
@@ -72,10 +73,7 @@ def attend(
     plan: DevicePlan,
     positions: torch.Tensor,
     tables: torch.Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
+    terms: Terms,
 ) -> torch.Tensor:
     """Attention of a step's tokens in one layer.
 
@@ -85,14 +83,12 @@ def attend(
         plan: of this window.
         positions: int32 `[T]`.
         tables: int32, block tables, one after the other.
-        scale: factor on the logits, usually `head_dim ** -0.5`.
-        window: how many positions a token sees, its own the last; None for all before it.
-        softcap: each logit x becomes `softcap * tanh(x / softcap)`; None leaves it.
-        sinks: `[heads]`, one more logit of each head, of no position: it takes part in the softmax; None without.
+        terms: how its logits are made.
 
     Returns:
         `[T, heads, value_dim]` in the query's dtype.
     """
+    scale, window, softcap, sinks = terms
     _, slots, block_size, kv_heads, head_dim = layer_kv.keys.shape
     (tokens, heads, _), value_dim = query.shape, layer_kv.values.shape[-1]
     output = query.new_empty((tokens, heads, value_dim))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from espalier.kernels.attention import Terms
 from espalier.kernels.batch import StepBatch
 from espalier.kernels.calls import Call
 from espalier.kernels.layout import LayerKV
@@ -69,16 +70,8 @@ class TritonStepCalls:
         """See `kernels.calls.StepCalls`."""
         write_heads(key, value, self._step.places[self._of_group[layer_kv.group]], layer_kv)
 
-    def attend(
-        self,
-        call: Call,
-        query: torch.Tensor,
-        layer_kv: LayerKV,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def attend(self, call: Call, query: torch.Tensor, layer_kv: LayerKV, terms: Terms) -> torch.Tensor:
         """See `kernels.calls.StepCalls`."""
         index = self._index[layer_kv.group, call.heads, call.window]
         step = self._step.plans[index], self.positions, self._step.tables[index]
-        return attend(query.contiguous(), layer_kv, *step, scale, call.window, softcap, sinks)
+        return attend(query.contiguous(), layer_kv, *step, terms)

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from espalier.kernels.attention import Terms
 from espalier.kernels.batch import StepBatch
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, LayerWeights, TorchLayers, embedded
 from espalier.kernels.layout import LayerKV
@@ -146,7 +147,7 @@ class TritonLayers(TorchLayers):
             norms = None if layer.query_norm is None or layer.key_norm is None else (layer.query_norm, layer.key_norm)
             plan, places, tables = of_window[window := s.window(index)]
             query = norm_rotate_write(qkv, *rotaries[s.rotary(index)], norms, s.norm_eps, places, layer_kvs[index])
-            mixed = attend(query, layer_kvs[index], plan, step.positions, tables, s.scale, window)
+            mixed = attend(query, layer_kvs[index], plan, step.positions, tables, Terms(s.scale, window))
             added = out(mixed.flatten(1))
             normed = add_norm(hidden, added, layer.mlp_norm, s.norm_eps, layer.attention_post_norm)
             added, added_norm = down(gated(gate_up(normed), s.activation)), layer.mlp_post_norm

@@ -16,6 +16,7 @@ from espalier.kernels.triton.cache import TokenMajorLayout
 )
 @pytest.mark.parametrize("window", [None, 100])
 def test_attention_at_real_sizes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, window: int | None):
+    from espalier.kernels.attention import Terms
     from espalier.kernels.triton.attention import DevicePlan, attend, rows_of_tiles
     from espalier.kernels.triton.plan import Costs, plan_attention
 
@@ -40,7 +41,7 @@ def test_attention_at_real_sizes(heads: int, kv_heads: int, head_dim: int, dtype
             *(torch.from_numpy(part).to(DEVICE) for part in parts), partials=plan.partials, programs=64
         )
         query = problem.query.to(DEVICE)
-        found = attend(query, layer_kv, on_device, positions.to(DEVICE), tables, head_dim**-0.5, window)
+        found = attend(query, layer_kv, on_device, positions.to(DEVICE), tables, Terms(head_dim**-0.5, window))
         assert error(found, expected) < {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}[dtype]
 
 

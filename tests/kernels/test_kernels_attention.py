@@ -13,7 +13,7 @@ from paged_batch import (
 )
 
 from espalier.kernels import attention
-from espalier.kernels.attention import GatheredAttention
+from espalier.kernels.attention import GatheredAttention, Terms
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu.attention import paged as cpu_attention
 from espalier.kernels.cpu.attention import spans
@@ -32,13 +32,13 @@ ODD_BATCHES = {
 def paged_attention_cpu(
     query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
 ) -> torch.Tensor:
-    return CpuAttention(layer_kv, batch, query.shape[1])(query, layer_kv, scale, window)
+    return CpuAttention(layer_kv, batch, query.shape[1])(query, layer_kv, Terms(scale, window))
 
 
 def paged_attention_gathered(
     query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
 ) -> torch.Tensor:
-    return GatheredAttention(layer_kv, batch, query.shape[1])(query, layer_kv, scale, window)
+    return GatheredAttention(layer_kv, batch, query.shape[1])(query, layer_kv, Terms(scale, window))
 
 
 def attend_one_row(problem: PagedProblem, row: int, window: int | None = None) -> torch.Tensor:
@@ -133,7 +133,7 @@ def test_attention_that_was_prepared_serves_any_keys_values_and_window(kind: typ
     for window in (None, 20, None, 7):
         problem.layer_kv.keys.mul_(-0.9)
         problem.layer_kv.values.mul_(-0.9)
-        output = attend(problem.query, problem.layer_kv, 0.2, window)
+        output = attend(problem.query, problem.layer_kv, Terms(0.2, window))
         expected = paged_attention_reference(problem.query, problem.layer_kv, problem.batch, 0.2, window)
         torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
@@ -280,6 +280,6 @@ def test_soft_caps_and_sinks_equal_those_of_dense_attention(kind, sequences: lis
     attend = kind(problem.layer_kv, problem.batch, 4)
     options: dict[str, Any]
     for options in ({"softcap": 1.5}, {"sinks": sinks}, {"softcap": 1.5, "sinks": sinks}):
-        output = attend(problem.query, problem.layer_kv, 0.2, window, **options)
+        output = attend(problem.query, problem.layer_kv, Terms(0.2, window, **options))
         expected = dense_attention(problem, 0.2, window, **options)
         torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)

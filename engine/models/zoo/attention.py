@@ -12,10 +12,11 @@ its number. What a call attends to is in a context variable, for some models pas
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from espalier.kernels.attention import Terms
 
 NAME = "espalier"
 """The name that the function is registered by; no mask function has it, so models make no masks."""
@@ -25,23 +26,6 @@ _WITHOUT_MEANING = frozenset(("position_ids", "cache_position", "use_cache", "dr
 
 class NotRunnableError(ValueError):
     """A decoder that this attention cannot serve; the message is the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The arguments of a call of attention, beside the tensors.
-
-    Attributes:
-        scale: factor on the logits.
-        window: how many positions a token sees, its own the last, or None for all before it.
-        softcap: logits are squeezed between this and its negative by a hyperbolic tangent; None for no limit.
-        sinks: `[heads]`, for each query head one more logit, of no position; None without.
-    """
-
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None
 
 
 class Step(Protocol):

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from espalier.engine.models.zoo.attention import NotRunnableError, Terms, running
+from espalier.engine.models.zoo.attention import NotRunnableError, running
 from espalier.engine.models.zoo.recurrent import RecurrentTracer, running_recurrent
+from espalier.kernels.attention import Terms
 from espalier.kernels.calls import Call
 from espalier.kernels.layout import KVShape, StateShape
 

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch.utils.hooks import RemovableHandle
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.zoo.attention import Terms, running
+from espalier.engine.models.zoo.attention import running
 from espalier.engine.models.zoo.experts import ROWS
 from espalier.engine.models.zoo.recurrent import filled_rows, running_recurrent
+from espalier.kernels.attention import Terms
 from espalier.kernels.batch import StateBatch, StepBatch
 from espalier.kernels.calls import Call, PrepareStep, StepCalls
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, UnsupportedShapeError
@@ -47,7 +48,7 @@ class PagedStep:
         layer_kv = self._layer_kvs[call.slot]
         if call.writes:
             self._step.write(layer_kv, key, value)
-        output = self._step.attend(call, query, layer_kv, terms.scale, terms.softcap, terms.sinks)
+        output = self._step.attend(call, query, layer_kv, terms._replace(window=call.window))
         return F.pad(output, (0, 0, 0, 0, 0, self._added))
 
     def finish(self) -> None:

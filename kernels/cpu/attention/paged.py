@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from espalier.kernels.attention import Terms
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.compilation.compiler import INNER, inner
@@ -340,24 +341,16 @@ class CpuAttention:
         self._spans = find_spans(batch, TOKENS_PER_ITEM, self._geometry)
         self._seconds = 2 * int(self._spans.visible.sum()) * num_heads * layer_kv.keys.shape[-1] / _SPEED
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        layer_kv: LayerKV,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, layer_kv: LayerKV, terms: Terms) -> torch.Tensor:
         """See `GatheredAttention`."""
         output = torch.empty((*query.shape[:2], self._geometry.value_dim), dtype=torch.float32)
         parallel_run(
             _attend_all,
             1,
-            np.float32(scale),
-            window or UNLIMITED,
-            np.float32(softcap or 0),
-            _NO_SINKS if sinks is None else sinks.detach().float().contiguous().numpy(),
+            np.float32(terms.scale),
+            terms.window or UNLIMITED,
+            np.float32(terms.softcap or 0),
+            _NO_SINKS if terms.sinks is None else terms.sinks.detach().float().contiguous().numpy(),
             query.contiguous().view(-1).numpy(),
             flat_kv_pool(layer_kv),
             int(layer_kv.keys.storage_offset()),

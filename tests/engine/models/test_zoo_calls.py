@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from espalier.engine.models.zoo.attention import Terms, attention_function, running
+from espalier.engine.models.zoo.attention import attention_function, running
 from espalier.engine.models.zoo.exchange import exchange, layers_by_input
+from espalier.kernels.attention import Terms
 from espalier.kernels.torch_backend import TorchBackend
 
 KINDS = ["sliding_attention", "full_attention"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from espalier.engine.models.zoo.attention import Terms, running
+from espalier.engine.models.zoo.attention import running
 from espalier.engine.models.zoo.exchange import exchange
 from espalier.engine.models.zoo.layers import hidden_states
 from espalier.engine.models.zoo.probe import random_model, use_paged_attention
@@ -19,6 +19,7 @@ from espalier.engine.models.zoo.recurrent import (
 )
 from espalier.engine.models.zoo.registration import register
 from espalier.engine.models.zoo.small import make_small
+from espalier.kernels.attention import Terms
 from espalier.kernels.cpu.backend import CpuBackend
 from espalier.kernels.recurrent import StateRows
 from espalier.kernels.torch_backend import TorchBackend

@@ -13,6 +13,7 @@ from paged_batch import (
     share_leading_blocks,
 )
 
+from espalier.kernels.attention import Terms
 from espalier.kernels.layers import UnsupportedShapeError
 from espalier.kernels.triton.attention import DevicePlan, attend, rows_of_tiles
 from espalier.kernels.triton.cache import TokenMajorLayout
@@ -61,7 +62,7 @@ def attended(
 ) -> torch.Tensor:
     tables = problem.batch.block_tables
     placed = on_device(plan, tables.shape[1])
-    return attend(problem.query, problem.layer_kv, placed, positions_of(problem), tables, scale, window, **terms)
+    return attend(problem.query, problem.layer_kv, placed, positions_of(problem), tables, Terms(scale, window, **terms))
 
 
 def forest(groups: int = 1) -> list[tuple[int, int]]:
