@@ -122,8 +122,8 @@ class Engine:
         others = [scheduler for role, scheduler in self.schedulers.items() if role != DRAFT]
         pools = {pool.name: pool for scheduler in others for pool in scheduler.pools}
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
-        device_type = next(iter(models.values())).decoder.device.type
-        self.sharing = FairSharing({role: model.weight_bytes for role, model in models.items()}, device_type)
+        device = self.kv_pool.bytes.device
+        self.sharing = FairSharing({role: model.weight_bytes for role, model in models.items()}, device.type)
         self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
         self._batches = Batches(
             self.schedulers,

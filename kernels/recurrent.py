@@ -10,8 +10,9 @@ Every operation takes a row's tokens one by one, with the same sums in the same 
 with a backend whose rows are independent, a text gives the same bits in any company and wherever it is cut into steps.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -140,7 +141,7 @@ def gated_recurrence(
 
 
 def state_space_scan(
-    recur: Callable[..., torch.Tensor],
+    backend: Any,
     x: torch.Tensor,
     dt: torch.Tensor,
     a: torch.Tensor,
@@ -155,7 +156,7 @@ def state_space_scan(
     b and dt x, and has S' c + d x as its result.
 
     Args:
-        recur: a backend's `gated_recurrence`.
+        backend: whose method this is; by its `gated_recurrence`.
         x: `[T, heads, head_dim]`.
         dt: `[T, heads]`, positive.
         a: `[heads]`, negative.
@@ -168,7 +169,7 @@ def state_space_scan(
         `[T, heads, head_dim]`; for tokens behind the last row anything.
     """
     dt = dt.float()
-    output = recur(c, b, x.float() * dt[..., None], a.float() * dt, None, rows)
+    output = backend.gated_recurrence(c, b, x.float() * dt[..., None], a.float() * dt, None, rows)
     return (output if d is None else output + d.float()[:, None] * x).to(x.dtype)
 
 

@@ -14,7 +14,7 @@ from espalier.kernels.kept import Kept
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
 from espalier.kernels.layout import KVLayout, LayerKV
 from espalier.kernels.linear import GroupedLinear, Linear, QuantizedPacker
-from espalier.kernels.recurrent import causal_convolution, gated_recurrence, selective_scan
+from espalier.kernels.recurrent import causal_convolution, gated_recurrence, selective_scan, state_space_scan
 from espalier.kernels.sampling import draw_tokens, filter_logits, mask_tokens, penalize_tokens
 
 
@@ -35,7 +35,7 @@ class TorchBackend:
         filter_logits: see `kernels.sampling.filter_logits`.
         draw_tokens: see `kernels.sampling.draw_tokens`.
         keeps_int8: whether weights in int8 can be kept for a later process; see `layers_of_kept`.
-        causal_convolution: see `kernels.recurrent`, as of the two others there.
+        causal_convolution: see `kernels.recurrent`, as of the three others there.
     """
 
     layout: type[KVLayout] = KVLayout
@@ -45,6 +45,7 @@ class TorchBackend:
     causal_convolution = staticmethod(causal_convolution)
     gated_recurrence = staticmethod(gated_recurrence)
     selective_scan = staticmethod(selective_scan)
+    state_space_scan = state_space_scan
     copy_blocks = staticmethod(copy_blocks)
     penalize_tokens = staticmethod(penalize_tokens)
     mask_tokens = staticmethod(mask_tokens)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from espalier.kernels.recurrent import StateRows, state_space_scan
+from espalier.kernels.recurrent import StateRows
 from espalier.kernels.torch_backend import TorchBackend
 
 Operation = Callable[[TorchBackend, Sequence[torch.Tensor], StateRows], torch.Tensor]
@@ -61,7 +61,7 @@ def scan(tokens: int, heads: int = 6, groups: int = 2, size: int = 16, dim: int 
 
     def run(backend: TorchBackend, given: Sequence[torch.Tensor], rows: StateRows) -> torch.Tensor:
         x, dt, b, c = given
-        return state_space_scan(backend.gated_recurrence, x, dt, a, b, c, d, rows)
+        return backend.state_space_scan(x, dt, a, b, c, d, rows)
 
     given = [random(tokens, heads, dim), torch.rand(tokens, heads), *random(2, tokens, groups, size)]
     return Problem(run, given, heads * size * dim)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from espalier.engine.models.zoo.attention import NotRunnableError
 from espalier.kernels.backend import Backend
 from espalier.kernels.linear import Linear
-from espalier.kernels.recurrent import StateRows, state_space_scan
+from espalier.kernels.recurrent import StateRows
 
 
 class RecurrentStep(Protocol):
@@ -228,8 +228,7 @@ class _Operations:
         """`mamba2_chunk_scan` of `x`, `[1, T, heads, head_dim]`."""
         dt = _time_step(dt, dt_bias, dt_softplus).clamp(*dt_limit)
         rows = _step.get().rows(x.shape[2], b.shape[3], x.shape[3])
-        recur = self._backend.gated_recurrence
-        return state_space_scan(recur, x[0], dt[0], a, b[0], c[0], D, rows)[None]
+        return self._backend.state_space_scan(x[0], dt[0], a, b[0], c[0], D, rows)[None]
 
     def selective_scan(
         self,

@@ -156,7 +156,14 @@ def test_the_layers_above_take_nothing_that_computes_from_kernels_but_a_backend(
         ),
         *("layout.KVLayout", "layout.KVShape", "layout.kv_groups", "layout.LayerKV", "layout.Layout"),
         *("layout.StateLayout", "layout.StateShape", "layout.state_bytes", "recurrent.StateRows", "batch.StateBatch"),
-        *("attention.Attend", "batch.StepBatch", "calls.Call", "calls.PrepareStep", "calls.StepCalls"),
+        *(
+            "attention.Attend",
+            "attention.Terms",
+            "batch.StepBatch",
+            "calls.Call",
+            "calls.PrepareStep",
+            "calls.StepCalls",
+        ),
         *("layers.DecoderSpec", "layers.LayerWeights", "layers.EmbeddingAndNorm", "layers.UnsupportedShapeError"),
         *("layers.Activation", "kept.Kept", "rotary.ROPE_TYPES", "rotary.Rotary", "sampling.FILTERED"),
         "cpu.gguf_blocks.expand",  # files are read by the host, whatever the device

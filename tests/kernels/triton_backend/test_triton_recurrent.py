@@ -5,7 +5,7 @@ import torch
 from fake_cuda import FakeCuda
 from recurrent_problems import CASES, FILLING, LENGTHS, places_of
 
-from espalier.kernels.recurrent import StateRows, state_space_scan
+from espalier.kernels.recurrent import StateRows
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.recurrent import causal_convolution, gated_recurrence
@@ -38,7 +38,7 @@ def test_nothing_waits_for_the_device():
         with cuda.running() as counted:
             causal_convolution(x[:, :40], weight[:40], None, True, rows)
             gated_recurrence(heads, heads, heads, of_heads, of_heads, rows)
-            state_space_scan(gated_recurrence, heads, of_heads, of_model, heads, heads, of_model, rows)
+            TritonBackend().state_space_scan(heads, of_heads, of_model, heads, heads, of_model, rows)
     assert counted["blocking"] == 0
     kernels = [launch.kernel for launch in cuda.launched]
     assert kernels == ["convolve_tokens", "keep_inputs", "recur_heads", "recur_heads"]
