@@ -152,7 +152,7 @@ class Engine:
 
     @property
     def on_step(self) -> Callable[[StepRecord], None] | None:
-        """What is called after each batch with its `StepRecord`; None for nobody.
+        """The listener that is called after each batch with its `StepRecord`; None for nobody.
 
         An exception that it raises leaves `step`, so it must not raise.
         """
