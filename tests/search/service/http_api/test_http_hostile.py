@@ -317,10 +317,10 @@ def test_bytes_are_read_as_json_only_if_they_are(raw: bytes):
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/searches", {"problem": "solve", "history": [{}] * 300_000}),
-        ("/v1/searches", {"problem": "solve", **{f"x{number}": 1 for number in range(60_000)}}),
-        ("/v1/chat/completions", {"model": "espalier", "messages": [{}] * 300_000}),
-        ("/v1/chat/completions", {"model": "espalier", "messages": [{"role": "user", "content": [{}] * 300_000}]}),
+        ("/v1/searches", {"problem": "solve", "history": [{}] * 100_000}),
+        ("/v1/searches", {"problem": "solve", **{f"x{number}": 1 for number in range(30_000)}}),
+        ("/v1/chat/completions", {"model": "espalier", "messages": [{}] * 100_000}),
+        ("/v1/chat/completions", {"model": "espalier", "messages": [{"role": "user", "content": [{}] * 100_000}]}),
     ],
     ids=["history", "fields", "messages", "parts"],
 )
