@@ -9,7 +9,12 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from espalier.search.conversation import ChatMessage
-from espalier.search.schema import MAX_ITEMS, CodeName, Option, mapping_text
+from espalier.search.form import Form, read_form
+from espalier.search.schema import MAX_ITEMS, CodeName, Option, Parsed, Reads, mapping_text, read_texts
+from espalier.search.step_rule import StepRule, read_step_rule
+from espalier.search.thoughts.mode import Thinking, read_thinking
+from espalier.search.thoughts.stop_rule import StopRule, read_stop_rule
+from espalier.search.unsure_rule import UnsureRule, read_unsure_rule
 
 DEFAULT_MAX_TOKENS = 2048
 """Default limit on the generated tokens of one path."""
@@ -33,7 +38,7 @@ class AlgorithmName(StrEnum):
     REBASE = "rebase"
     PARTICLE = "particle"
     MCTS = "mcts"
-    AUTO = "auto"
+    AUTO = Reads(read_thinking)("auto")
 
 
 class Aggregation(StrEnum):
@@ -77,7 +82,11 @@ class EarlyStop(StrEnum):
 _BIAS = re.compile(r"\s*(\d{1,10})\s*:\s*([+-]?\d{1,20}(?:\.\d*)?(?:[eE][+-]?\d{1,3})?)\s*", re.ASCII)
 
 
-def read_bias(text: str) -> tuple[tuple[int, float], ...]:
+Bias = tuple[tuple[int, float], ...]
+"""Ids of tokens, ascending, each with what is added to its logit."""
+
+
+def read_bias(text: str) -> Bias:
     """Read a `logit_bias`: ids of tokens, ascending, each with what is added to its logit.
 
     Raises:
@@ -110,6 +119,13 @@ def unknown_bias(bias: Sequence[tuple[int, float]], vocabulary: int) -> str:
     return f"must have tokens below {vocabulary}, the generator's vocabulary; has {last}" if last >= vocabulary else ""
 
 
+_NO_BIAS = Parsed[Bias]("", ())
+_PARAGRAPHS = Reads(read_step_rule)("paragraph")
+_THINKING = Reads(read_thinking)("auto")
+NO_TEXT = Parsed[Any]("", None)
+"""Default of a rule that a request need not have."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PenaltyFields:
     """Penalties and biases of whatever samples from the generator, as vLLM has them; see `engine.work.Penalties`."""
@@ -131,13 +147,17 @@ class PenaltyFields:
         float | None, Interval(ge=-2, le=2), Option("Taken off for each time that they stand there; default: 0.")
     ] = None
     logit_bias: Annotated[
-        str,
+        Parsed[Bias],
+        Reads(read_bias),
         Option(
             "Added to the logits of tokens by their ids, each between -100 and 100: 13:-100,50256:2.5. Default: none.",
             parse=bias_text,
             has_commas=True,
         ),
-    ] = ""
+    ] = _NO_BIAS
+
+    def __post_init__(self) -> None:
+        read_texts(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +228,13 @@ class CommonFields(PenaltyFields):
         Option("Minimum probability relative to the most likely token; default: generation_config.json's, else 0."),
     ] = None
     step_rule: Annotated[
-        str,
+        Parsed[StepRule],
+        Reads(read_step_rule),
         Option(
             "Where a step ends: paragraph, at a blank line; tokens:64, after so many tokens; text:###, after this "
             "text; markers, where a sentence begins with Wait, So, Let me and the like."
         ),
-    ] = "paragraph"
+    ] = _PARAGRAPHS
     end_at_box: Annotated[
         bool,
         Option(
@@ -222,12 +243,13 @@ class CommonFields(PenaltyFields):
         ),
     ] = True
     thinking: Annotated[
-        str,
+        Parsed[Thinking],
+        Reads(read_thinking),
         Option(
             "Whether the generator thinks before it answers: auto, as its chat template has it; off; on; or at most so "
             "many tokens, after which its thought is closed for it. Room for the answer is always kept."
         ),
-    ] = "auto"
+    ] = _THINKING
     more_thinking: Annotated[
         int,
         Interval(ge=0, le=64),
@@ -245,14 +267,15 @@ class CommonFields(PenaltyFields):
         ),
     ] = None
     stop_when: Annotated[
-        str,
+        Parsed[StopRule | None],
+        Reads(read_stop_rule),
         Option(
             "Close a thought once its last probes agree: agree:3,certainty:0.9,tokens:512, three probes with the same "
             "answer, each at least so certain, and not before 512 tokens of its path. Needs --probe-every. Default: "
             "never.",
             has_commas=True,
         ),
-    ] = ""
+    ] = NO_TEXT
     max_steps: Annotated[
         int | None,
         Interval(ge=1, le=MAX_PATH_TOKENS),
@@ -305,7 +328,8 @@ class CommonFields(PenaltyFields):
         ),
     ] = EarlyStop.DECIDED
     stop_unsure: Annotated[
-        str,
+        Parsed[UnsureRule | None],
+        Reads(read_unsure_rule),
         Option(
             "majority, best-of-n, adaptive: stop paths that the generator is unsure of. first:16,keep:90 runs 16 paths "
             "to their ends; a later one is stopped, without a vote, once the mean log-probability of 2048 of its "
@@ -313,23 +337,25 @@ class CommonFields(PenaltyFields):
             "Default: none is stopped.",
             has_commas=True,
         ),
-    ] = ""
+    ] = NO_TEXT
     answer_form: Annotated[
-        str,
+        Parsed[Form | None],
+        Reads(read_form),
         Option(
             "The form of what stands in \\boxed{}, without which a path has no answer: a regular expression, json: and "
             "a JSON schema, or grammar: and a Lark grammar. Thoughts and steps stay free. Default: any.",
             has_commas=True,
         ),
-    ] = ""
+    ] = NO_TEXT
     text_form: Annotated[
-        str,
+        Parsed[Form | None],
+        Reads(read_form),
         Option(
             "The form of the whole text behind the thought, which is then the answer; written like --answer-form. "
             "Default: any.",
             has_commas=True,
         ),
-    ] = ""
+    ] = NO_TEXT
     history: tuple[ChatMessage, ...] = ()
 
     @property
@@ -337,3 +363,14 @@ class CommonFields(PenaltyFields):
         """Maximum tokens of one path by the limits on tokens and steps, whatever the context leaves."""
         tokens = self.max_tokens or DEFAULT_MAX_TOKENS
         return min(tokens, self.max_steps * self.max_step_tokens) if self.max_steps and self.max_step_tokens else tokens
+
+
+def answer_in(text: str, request: CommonFields) -> str:
+    """The answer of a complete path with this text behind its thought; empty if it gives none."""
+    if request.text_form:
+        return text.strip()
+    if request.answer_form.value:
+        return request.answer_form.value.last_in_box(text)
+    from espalier.search.grading.answers import extract_answer  # here, as a client needs no grading
+
+    return extract_answer(text)

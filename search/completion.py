@@ -9,10 +9,10 @@ from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.work import TOP_TOKENS
-from espalier.search.common_fields import DEFAULT_MAX_TOKENS, PenaltyFields, read_bias
-from espalier.search.form import read_form
+from espalier.search.common_fields import DEFAULT_MAX_TOKENS, NO_TEXT, PenaltyFields
+from espalier.search.form import Form, read_form
 from espalier.search.result import StopReason, Usage
-from espalier.search.schema import text_violations, unreadable, violations
+from espalier.search.schema import Parsed, Reads, text_violations, violations
 
 PLAIN = "plain"
 """Strategy in a model's name that samples without a search; see `CompletionRequest`."""
@@ -78,7 +78,7 @@ class CompletionRequest(PenaltyFields):
     logprobs: Annotated[int | None, Interval(ge=0, le=TOP_TOKENS)] = None
     add_special_tokens: bool = True
     time_limit: Annotated[float | None, Interval(gt=0, le=24 * 3600)] = None
-    text_form: str = ""
+    text_form: Annotated[Parsed[Form | None], Reads(read_form)] = NO_TEXT
 
     algorithm: ClassVar[str] = PLAIN
 
@@ -127,7 +127,6 @@ class CompletionRequest(PenaltyFields):
             found += text_violations("stop", text, _MAX_STOP_BYTES)
             if not text:
                 found.append(Violation("stop", "must not have an empty text"))
-        found += unreadable(self, {"logit_bias": read_bias, "text_form": read_form}, found)
         if self.max_tokens == 0 and not self.echo:
             found.append(Violation("max_tokens", "must be at least 1 without `echo`"))
         if found:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from espalier.engine.guidance.grammar import Grammar
-    from espalier.search.common_fields import CommonFields
 
 FORMS = ("answer_form", "text_form")
 """Fields of requests that hold one."""
@@ -109,14 +108,3 @@ def read_form(text: str) -> Form:
     elif not form.text.strip():
         raise ValueError(f"{form.kind} is empty")
     return form
-
-
-def answer_in(text: str, request: "CommonFields") -> str:
-    """The answer of a complete path with this text behind its thought; empty if it gives none."""
-    if request.text_form:
-        return text.strip()
-    if request.answer_form:
-        return read_form(request.answer_form).last_in_box(text)
-    from espalier.search.grading.answers import extract_answer  # here, as a client needs no grading
-
-    return extract_answer(text)

@@ -11,17 +11,12 @@ from espalier.search.algorithms import PARAMETERS, algorithm_of, parameter_hint
 from espalier.search.algorithms.base import SearchAlgorithm
 from espalier.search.common_fields import Aggregation as Aggregation
 from espalier.search.common_fields import AlgorithmName as AlgorithmName
-from espalier.search.common_fields import CommonFields, read_bias
+from espalier.search.common_fields import CommonFields
 from espalier.search.common_fields import EarlyStop as EarlyStop
 from espalier.search.common_fields import Vote as Vote
 from espalier.search.conversation import ChatMessage, conversation_text, history_violations
 from espalier.search.fairness import Account
-from espalier.search.form import FORMS, read_form
-from espalier.search.schema import CodeName, from_values, text_violations, unreadable, violations
-from espalier.search.step_rule import read_step_rule
-from espalier.search.thoughts.mode import read_thinking
-from espalier.search.thoughts.stop_rule import read_stop_rule
-from espalier.search.unsure_rule import read_unsure_rule
+from espalier.search.schema import CodeName, from_values, text_violations, violations
 
 EXACT_MATCH = "exact-match"
 """Name of comparing answers by their canonical text alone."""
@@ -191,9 +186,6 @@ def validate(request: SearchRequest) -> None:
     """
     found = violations_with_problem(request)
     wrong = {violation.field for violation in found}
-    readers = {"step_rule": read_step_rule, "thinking": read_thinking, "stop_when": read_stop_rule}
-    readers |= {"stop_unsure": read_unsure_rule, "logit_bias": read_bias, **dict.fromkeys(FORMS, read_form)}
-    found += unreadable(request, readers, found)
     if request.answer_form and request.text_form:
         found.append(Violation("answer_form", "binds a part of what text_form binds; give one of them"))
     if request.stop_when and not request.probe_every:
@@ -227,6 +219,7 @@ class SubmitOptions:
         max_seconds: seconds after submission at which the search ends, whatever its own time limit.
         report_nodes: whether `StepDone` events tell how the tree has changed, and come also while paths are sampled to
             their ends within one round.
+        keep_rounds: whether the result of a search has its rounds, by which a trace is replayed.
         stream_text: whether completions report their text as it is sampled, by `TextSampled`.
     """
 
@@ -238,6 +231,7 @@ class SubmitOptions:
     timed_from_start: bool = False
     max_seconds: float = math.inf
     report_nodes: bool = False
+    keep_rounds: bool = True
     stream_text: bool = False
 
     @property

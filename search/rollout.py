@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.common_fields import PenaltyFields, read_bias
+from espalier.search.common_fields import PenaltyFields
 from espalier.search.conversation import ChatMessage, conversation_text
 from espalier.search.request import violations_with_problem
 from espalier.search.result import StopReason, Usage
-from espalier.search.schema import Option, text_violations, unreadable
+from espalier.search.schema import Option, text_violations
 
 MAX_GOLDS = 16
 _MAX_GOLD_BYTES = 4096
@@ -105,7 +105,6 @@ class RolloutRequest(RolloutSettings):
             InvalidRequestError: lists all violations.
         """
         found = violations_with_problem(self, without=("golds",))
-        found += unreadable(self, {"logit_bias": read_bias}, found)
         if self.labels == Labels.BINARY_SEARCH:
             found.append(Violation("labels", "must be outcome or monte-carlo; binary-search grades while it samples"))
         if len(self.golds) > MAX_GOLDS:

@@ -15,12 +15,13 @@ import re
 import reprlib
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cache, cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval
 
@@ -58,6 +59,38 @@ class CodeName(str):
     __slots__ = ()
 
 
+class Parsed(str, Generic[T]):
+    """A text in a small language, such as `tokens:64`, and the `value` that was read from it; None for an empty text.
+
+    A request's fields hold it in place of their text, so that it is read once. Files, JSON and the wire have the text.
+    """
+
+    value: T
+
+    def __new__(cls, text: str, value: T) -> Self:
+        """Create the text with its value."""
+        self = super().__new__(cls, text)
+        self.value = value
+        return self
+
+    def __reduce__(self) -> Any:
+        return Parsed, (str(self), self.value)
+
+    def __deepcopy__(self, memo: Any) -> str:
+        return str(self)  # `asdict` gives what files have
+
+
+@dataclass(frozen=True, slots=True)
+class Reads(Generic[T]):
+    """How the text of a `Parsed` field is read; raises ValueError with the reason."""
+
+    read: Callable[[str], T]
+
+    def __call__(self, text: str) -> Parsed[Any]:
+        """Read a text, such as a field's default."""
+        return Parsed(text, self.read(text) if text else None)
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """The command-line side of a field.
@@ -88,6 +121,7 @@ class Field:
         bounds: range of a number; None for any.
         option: None for a field without a flag.
         own: whether a `CodeName` stands for a value, too; text never does.
+        reads: reads its text; None for plain text and anything else.
     """
 
     name: str
@@ -97,6 +131,7 @@ class Field:
     bounds: Interval | None
     option: Option | None
     own: bool = False
+    reads: Reads[Any] | None = None
 
     @property
     def flag(self) -> str:
@@ -153,7 +188,14 @@ class Field:
             elif not rule or "type" in cast("ValidationError", error).errors()[0]["type"]:
                 rule = KINDS.get(self.kind, "a path")
             return f"must be {rule}, is {self.show(value)}{hint}"
-        return _NO_UNICODE if isinstance(value, str) and _SURROGATES.search(value) else None
+        if isinstance(value, str) and _SURROGATES.search(value):
+            return _NO_UNICODE
+        if self.reads and not isinstance(value, Parsed) and (value or self.default):  # else it has been read
+            try:
+                self.reads.read(value)
+            except ValueError as error:
+                return str(error)
+        return None
 
 
 @cache
@@ -169,6 +211,14 @@ def violations(value: object, without: Collection[str] = ()) -> list[Violation]:
     checked = (field for field in declared(type(value)) if field.name not in without)
     found = ((field.name, field.violation(getattr(value, field.name))) for field in checked)
     return [Violation(name, wrong) for name, wrong in found if wrong]
+
+
+def read_texts(request: object) -> None:
+    """Read the texts of a new request's `Parsed` fields; unreadable ones stay, and are among the `violations`."""
+    for field in declared(type(request)):
+        if field.reads and type(text := getattr(request, field.name)) is str and (text or not field.default):
+            with suppress(ValueError):
+                object.__setattr__(request, field.name, field.reads(text))
 
 
 def text_violations(name: str, text: str, max_bytes: int) -> list[Violation]:
@@ -217,22 +267,6 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
 def _is_text(value: Any, field: Field) -> bool:
     """True for a mapping that stands for text."""
     return isinstance(value, Mapping) and field.kind is str
-
-
-def unreadable(
-    request: object, readers: Mapping[str, Callable[[str], Any]], found: Collection[Violation]
-) -> list[Violation]:
-    """Violations of a request's fields of text by what reads them; not of defaults, and not those `found` already."""
-    wrong = {violation.field for violation in found}
-    violations: list[Violation] = []
-    for field in declared(type(request)):
-        text = getattr(request, field.name)
-        if field.name in readers and field.name not in wrong and text != field.default:
-            try:
-                readers[field.name](text)
-            except ValueError as error:
-                violations.append(Violation(field.name, str(error)))
-    return violations
 
 
 def mapping_text(mapping: Mapping[Any, Any]) -> str:
@@ -324,6 +358,7 @@ def _list_violation(kind: type, values: Any) -> str | None:
 
 def _field(name: str, annotation: Any, default: Any) -> Field:
     kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    kind = str if get_origin(kind) is Parsed else kind
     if metadata and isinstance(metadata[0], Field):
         return metadata[0]
     options = get_args(kind)
@@ -334,4 +369,4 @@ def _field(name: str, annotation: Any, default: Any) -> Field:
         kind in KINDS or kind is Path or (isinstance(kind, type) and issubclass(kind, StrEnum))
     ):
         raise TypeError(f"{name} is {kind}; an option is {', '.join(k.__name__ for k in KINDS)}, a Path or a StrEnum")
-    return Field(name, kind, optional, default, of_type.get(Interval), of_type.get(Option), own)
+    return Field(name, kind, optional, default, of_type.get(Interval), of_type.get(Option), own, of_type.get(Reads))

@@ -25,7 +25,7 @@ from espalier.experiments.executors.transport import (
     Tell,
 )
 from espalier.experiments.runs.provenance import hardware
-from espalier.search.result import Finished, SearchResult
+from espalier.search.result import Finished
 from espalier.search.run.executor import AnyEvent, Rejected, Resolved
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.run.failure import reason_of
@@ -146,15 +146,13 @@ class Worker:
 
         def on_event(event: AnyEvent) -> None:
             if isinstance(event, Finished):
-                if isinstance(event.result, SearchResult):
-                    event = Finished(name, replace(event.result, rounds=()))
                 self._running.discard(name)
             elif not order.progress:
                 return
             self._events.append(event)
 
         try:
-            orchestrator.submit(order.request, on_event, order.options, name)
+            orchestrator.submit(order.request, on_event, replace(order.options, keep_rounds=False), name)
             self._running.add(name)
         except Exception as error:
             self._events.append(Rejected(name, _public(error)))

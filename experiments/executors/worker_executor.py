@@ -35,8 +35,9 @@ from espalier.experiments.executors.transport import (
 )
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
 from espalier.search.result import Finished, StopReason
-from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, result_without
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved
 from espalier.search.run.failure import reason_of
+from espalier.search.run.kinds import result_without
 from espalier.search.run.settings import RuntimeSettings, model_names
 from espalier.search.score_session import SessionTurn
 from espalier.search.server_info import KvBlocks, Occupancy

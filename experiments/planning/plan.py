@@ -34,8 +34,8 @@ from espalier.prm.limits import PathLimits, verifier_limits
 from espalier.prm.scorers import SELF
 from espalier.search.algorithms import last_score_suffices, memory_estimate, needs_verifier
 from espalier.search.request import SearchRequest, validate
-from espalier.search.run.resolve import worst_case_blocks, worst_case_states
 from espalier.search.run.settings import DTYPES, RuntimeSettings, default_cpu_kv_memory
+from espalier.search.run.worst_case import worst_case_blocks, worst_case_states
 
 _MANY = (1, 8, 32)
 """Searches at once for which the speed is planned, besides as many as fit."""

@@ -22,7 +22,7 @@ from espalier.search.grading.math_verify import Grader
 from espalier.search.grading.notation.numerals import number_in
 from espalier.search.rollout import Labels, RolloutSettings, without_neutral_penalties
 from espalier.search.run.generator import Generator
-from espalier.search.run.resolve import rollout_blocks
+from espalier.search.run.rollout import rollout_blocks
 from espalier.search.run.rollout_tree import RolloutTree
 
 

@@ -25,7 +25,6 @@ from espalier.search.common_fields import (
     Vote,
 )
 from espalier.search.schema import CodeName, Field, Option, declared
-from espalier.search.step_rule import read_step_rule
 from espalier.search.tree import Node
 
 Request = TypeVar("Request", bound=CommonFields)
@@ -122,7 +121,7 @@ def with_defaults(request: Request) -> Request:
     if not its.whole_paths:
         values["max_steps"] = request.max_steps or DEFAULT_MAX_STEPS
         values["max_step_tokens"] = request.max_step_tokens or DEFAULT_MAX_STEP_TOKENS
-    if tokens := read_step_rule(request.step_rule).tokens:
+    if tokens := request.step_rule.value.tokens:
         values["max_step_tokens"] = min(tokens, request.max_step_tokens or tokens)
     return replace(request, vote=vote_of(request), **values, **its.fixed)
 

@@ -10,8 +10,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import Violation
 from espalier.search.algorithms.base import SAMPLING, Expand, MemoryEstimate, SearchAlgorithm, path_score
-from espalier.search.common_fields import CommonFields, Vote
-from espalier.search.form import answer_in
+from espalier.search.common_fields import CommonFields, Vote, answer_in
 from espalier.search.schema import Option
 from espalier.search.tree import Node
 

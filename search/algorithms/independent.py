@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from espalier.search.algorithms.base import SAMPLING, Expand, Growth, SearchAlgorithm
 from espalier.search.common_fields import CommonFields
 from espalier.search.tree import Node
-from espalier.search.unsure_rule import read_unsure_rule
 
 
 class IndependentPaths(SearchAlgorithm):
@@ -22,8 +21,8 @@ class IndependentPaths(SearchAlgorithm):
     def __init__(self, request: CommonFields, root: Node) -> None:
         self._root = root
         paths, first = self.candidates(request), 0
-        if request.stop_unsure and "stop_unsure" in self.uses:
-            first = min(paths, read_unsure_rule(request.stop_unsure).first)
+        if (unsure := request.stop_unsure.value) and "stop_unsure" in self.uses:
+            first = min(paths, unsure.first)
         self._rounds = [count for count in (first, paths - first) if count]  # paths of the rounds to come
         self._complete: list[Node] = []
 

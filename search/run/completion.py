@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.execution.sampling import key_after
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
@@ -21,8 +22,12 @@ from espalier.engine.work import (
     StopCause,
     stream_key,
 )
+from espalier.prm.limits import PathLimits
+from espalier.search.algorithms.base import MemoryEstimate
+from espalier.search.common_fields import DEFAULT_MAX_TOKENS
 from espalier.search.completion import (
     Choice,
+    CompletionRequest,
     CompletionResult,
     ReadPrompt,
     TextSampled,
@@ -30,11 +35,15 @@ from espalier.search.completion import (
 )
 from espalier.search.result import StopReason
 from espalier.search.run.executor import ResolvedCompletion, sampling_of
+from espalier.search.run.resolve import Resolver
 from espalier.search.run.running import Running, Submission
 from espalier.search.run.sampled_text import SampledText
+from espalier.search.run.worst_case import worst_case
 from espalier.search.thoughts.guided import AfterThought, ThoughtEnds
 from espalier.search.thoughts.splitting import ThoughtSplitter
 
+_MAX_BRANCHES = 64
+"""Choices of one request that are sampled at a time, unless those of one prompt are more."""
 _TOKENS_AT_A_TIME = 16
 """Tokens that are sampled before the text is looked at, where it is streamed or may stop before its limit."""
 
@@ -65,6 +74,46 @@ class Continuation:
 
 class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
     """A completion; each choice is a sequence of its own, forked from its prompt's."""
+
+    @classmethod
+    def resolve(cls, resolver: Resolver, request: CompletionRequest) -> ResolvedCompletion:
+        """See `Running`.
+
+        Raises:
+            InvalidRequestError: lists every invalid field; NoEmbeddingError if a prompt has tokens without an
+                embedding.
+            RequestTooLargeError: a prompt fills the model's context; PoolTooSmallError if the KV pool could not hold
+                the choices of one prompt alone.
+        """
+        request.validate()
+        resolver.require_in_vocabulary(request)
+        generator = resolver.generator
+        read = [generator.completion_prompt(prompt, request) for prompt in request.prompts]
+        prompts = tuple(tuple(ids) for ids, _, _ in read)
+        wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        context = generator.model.config.max_positions
+        limits = tuple(min(wanted, context - len(prompt)) for prompt in prompts)
+        filled = replace(request, **generator.defaults.sampling_of(request))
+        grammar = resolver.compile("text_form", form.grammar) if (form := request.text_form.value) else None
+        together = max(1, min(len(prompts), _MAX_BRANCHES // request.samples))
+        each: dict[str, int] = {}  # the most of any prompt
+        for prompt, most in zip(prompts, limits, strict=True):
+            estimates = (MemoryEstimate(request.samples, partial_blocks=1),)
+            its = worst_case(resolver.engine, GENERATOR, estimates, PathLimits(len(prompt), most, most))
+            each = {group: max(count, each.get(group, 0)) for group, count in its.items()}
+        while True:
+            blocks = {group: together * count for group, count in each.items()}
+            try:
+                resolver.engine.admission.require_fits_alone(blocks)
+            except PoolTooSmallError:
+                if together == 1:
+                    raise
+                together //= 2
+            else:
+                opened = tuple(opened for _, opened, _ in read)
+                warnings = tuple(dict.fromkeys(each for _, _, its in read for each in its))
+                of_text = opened, generator.marks, grammar, warnings
+                return ResolvedCompletion(filled, prompts, limits, together, blocks, *of_text)
 
     def __init__(self, resolved: ResolvedCompletion, submission: Submission) -> None:
         super().__init__(resolved, submission)

@@ -14,15 +14,15 @@ from espalier.prm.limits import UNLIMITED, PathLimits
 from espalier.search.algorithms import algorithm_of, named, with_defaults
 from espalier.search.algorithms.advised import AdvisedSearch
 from espalier.search.algorithms.base import Scores
-from espalier.search.common_fields import DEFAULT_MAX_TOKENS, PenaltyFields, read_bias
+from espalier.search.common_fields import DEFAULT_MAX_TOKENS, PenaltyFields
 from espalier.search.completion import CompletionRequest, CompletionResult, TextSampled
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
-from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
+from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.rollout import RolloutRequest, RolloutResult, RolloutSettings
 from espalier.search.score_session import ScoreSessionRequest, SessionTurn, StepsScored
-from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
+from espalier.search.scores import ScoreRequest, ScoreResult
 from espalier.search.server_info import Occupancy
-from espalier.search.thoughts.mode import ThinkingMode, read_thinking
+from espalier.search.thoughts.mode import ThinkingMode
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
 
@@ -35,33 +35,6 @@ if TYPE_CHECKING:
 AnyRequest = SearchRequest | CompletionRequest | ScoreRequest | ScoreSessionRequest | RolloutRequest
 AnyResult = SearchResult | CompletionResult | ScoreResult | RolloutResult
 AnyEvent = Event | TextSampled | StepsScored | Finished[AnyResult]
-
-
-def result_without(search_id: str, request: AnyRequest, reason: StopReason, why: str = "") -> AnyResult:
-    """The result of work that no worker has done."""
-    if isinstance(request, ScoreSessionRequest):
-        return ScoreResult(search_id, (), reason, Usage(), request, "", {}, why)
-    if isinstance(request, ScoreRequest):
-        scores = tuple(SolutionScores(None, (None,) * len(steps), why) for steps in request.solutions)
-        return ScoreResult(search_id, scores, reason, Usage(), request, "", {}, why)
-    if isinstance(request, CompletionRequest):
-        return CompletionResult(search_id, (), (), reason, Usage(), request, why)
-    if isinstance(request, RolloutRequest):
-        return RolloutResult(search_id, (), (), reason, Usage(), request, {}, why)
-    return SearchResult(
-        search_id=search_id,
-        answer="",
-        score=None,
-        stop_reason=reason,
-        best=None,
-        candidates=(),
-        nodes=(),
-        usage=Usage(),
-        configuration=request,
-        digests={},
-        grader="",
-        error=why,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +58,7 @@ def sampling_of(request: SearchRequest | CompletionRequest, prompt_tokens: int) 
 def penalties_of(request: PenaltyFields, prompt_tokens: int) -> Penalties:
     """The penalties of a request whose defaults are filled in."""
     of_tokens = request.repetition_penalty or 1.0, request.presence_penalty or 0.0, request.frequency_penalty or 0.0
-    bias = read_bias(request.logit_bias)
+    bias = request.logit_bias.value
     return Penalties(*of_tokens, bias, prompt_tokens) if bias or of_tokens != (1, 0, 0) else NO_PENALTIES
 
 
@@ -117,9 +90,9 @@ class RequestDefaults:
     advised: tuple[AdvisedSearch, ...] = ()
     scores: Scores = "steps"
 
-    def sampling_of(self, request: SearchRequest | CompletionRequest | RolloutSettings) -> dict[str, Any]:
-        """The sampling parameters that a request leaves open."""
-        own = self.by_mode.get(read_thinking(request.thinking).mode, {}) if isinstance(request, SearchRequest) else {}
+    def sampling_of(self, request: PenaltyFields, mode: ThinkingMode | None = None) -> dict[str, Any]:
+        """The sampling parameters that a request leaves open, for a `mode` of thinking if it has one."""
+        own = self.by_mode.get(mode, {}) if mode else {}
         names = [name for name in _SAMPLING if hasattr(request, name) and getattr(request, name) is None]
         return {name: own.get(name, getattr(self, name)) for name in names}
 
@@ -138,7 +111,7 @@ class RequestDefaults:
         request = named(request, self.scores)
         request = with_defaults(algorithm_of(request).advised(request, self.advised))
         max_tokens = min(request.max_tokens or DEFAULT_MAX_TOKENS, self.max_positions)
-        return replace(request, **self.sampling_of(request), max_tokens=max_tokens)
+        return replace(request, **self.sampling_of(request, request.thinking.value.mode), max_tokens=max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
-from functools import partial
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -22,37 +21,20 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
-from espalier.search.completion import CompletionRequest
 from espalier.search.fairness import AccountThreads
-from espalier.search.request import DEFAULT_OPTIONS, EXACT_MATCH, SubmitOptions, Vote
+from espalier.search.request import DEFAULT_OPTIONS, EXACT_MATCH, SubmitOptions
 from espalier.search.result import StopReason
-from espalier.search.rollout import RolloutRequest
-from espalier.search.run.completion import RunningCompletion
-from espalier.search.run.executor import (
-    AnyEvent,
-    AnyRequest,
-    AnyResult,
-    Resolved,
-    ResolvedCompletion,
-    ResolvedRollout,
-    ResolvedScores,
-    result_without,
-)
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved
 from espalier.search.run.failure import reason_of
 from espalier.search.run.generator import Generator
+from espalier.search.run.kinds import kind_of, result_without
 from espalier.search.run.resolve import Resolver
-from espalier.search.run.rollout import RunningRollout
 from espalier.search.run.running import AnyRunning, Submission, digests
-from espalier.search.run.score_session import RunningScoreSession
-from espalier.search.run.scores import RunningScores
-from espalier.search.run.search import RunningSearch
 from espalier.search.run.search_queue import SearchQueue
-from espalier.search.score_session import ScoreSessionRequest, SessionTurn
-from espalier.search.scores import ScoreRequest
+from espalier.search.score_session import SessionTurn
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import Equivalence
-from espalier.search.voting.vote import is_decided, select
 
 log = logging.getLogger("espalier.search")
 
@@ -171,16 +153,8 @@ class Orchestrator:
         return found | {"dtype": dtype, "device": device, "system_prompt": prompt, "answer_equivalence": equivalence}
 
     def check(self, request: AnyRequest) -> Resolved:
-        """Resolve a request, for `submit`; may be called on any thread. See `Resolver`."""
-        if isinstance(request, CompletionRequest):
-            return self._resolver.resolve_completion(request)
-        if isinstance(request, ScoreRequest):
-            return self._resolver.resolve_scores(request)
-        if isinstance(request, ScoreSessionRequest):
-            return self._resolver.resolve_score_session(request)
-        if isinstance(request, RolloutRequest):
-            return self._resolver.resolve_rollout(request)
-        return self._resolver.resolve(request)
+        """Resolve a request, for `submit`; may be called on any thread. See `Running.resolve`."""
+        return kind_of(request).running.resolve(self._resolver, request)
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
         """See `Executor.tokenize`."""
@@ -245,20 +219,13 @@ class Orchestrator:
     def _make(
         self, search_id: str, resolved: Resolved, options: SubmitOptions, on_event: Callable[[AnyEvent], None]
     ) -> AnyRunning:
-        submission = Submission(search_id, options, on_event, self.engine, self._scorer, self._clock)
-        if isinstance(resolved, ResolvedCompletion):
-            return RunningCompletion(resolved, submission)
-        if isinstance(resolved, ResolvedRollout):
-            return RunningRollout(resolved, submission)
-        if isinstance(resolved, ResolvedScores):
-            kind = RunningScores if isinstance(resolved.request, ScoreRequest) else RunningScoreSession
-            return kind(resolved, submission)
-        return RunningSearch(resolved, submission)
+        of_engine = self.engine, self._scorer, self.equivalence, self._clock
+        submission = Submission(search_id, options, on_event, *of_engine, self._work_out)
+        return kind_of(resolved.request).running(resolved, submission)
 
     def tell(self, search_id: str, turn: SessionTurn) -> None:
         """Go on with a session of scores. Unknown and finished ids are ignored."""
-        running = self._searches.get(search_id)
-        if isinstance(running, RunningScoreSession):
+        if running := self._searches.get(search_id):
             self._run_guarded(running, running.tell, turn)
             self._asked = True
 
@@ -346,8 +313,7 @@ class Orchestrator:
             if search.tree_complete and not search.released:
                 self._give_back(search)
                 if search.result is None:
-                    assert isinstance(search, RunningSearch), "nothing else votes"
-                    self._begin_vote(search)
+                    search.conclude()
         except FatalError:
             raise
         except Exception as error:
@@ -407,18 +373,6 @@ class Orchestrator:
             search.reservation = None
             self._queue.end(search)
 
-    # ---- votes
-
-    def _begin_vote(self, search: RunningSearch) -> None:
-        """Start the vote of a search: immediately if no answers need comparing, else on another thread."""
-        candidates, vote, equivalence = search.candidates, search.vote, self.equivalence
-        assert candidates is not None
-        if equivalence is None or search.cut_short or vote is Vote.NAIVE or is_decided(candidates, vote):
-            search.end(select(candidates, vote))
-            return
-        arguments = candidates, vote, equivalence, lambda: search.result is not None, search.account
-        self._work_out(search, partial(select, *arguments), search.end)
-
     # ---- other threads
 
     def _work_out(self, search: AnyRunning, work: Callable[[], T], then: Callable[[T], None]) -> None:
@@ -431,7 +385,7 @@ class Orchestrator:
 
     def _take_worked_out(self) -> None:
         """Take in what other threads have worked out; wait briefly if there is nothing else to do."""
-        idle = not (self._queue.running or len(self._queue) or self._ended) and bool(self._searches)
+        idle = bool(self._searches) and not (self._ended or self._asked or self.engine.busy)
         while True:
             try:
                 search, then = self._worked_out.get(block=idle, timeout=_POLL_SECONDS)

@@ -1,20 +1,47 @@
 """One request for rollouts from submission to result."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
+from espalier.engine.engine import Engine
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generated
+from espalier.prm.limits import PathLimits
+from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.grading.answers import exact_match_key
 from espalier.search.grading.notation.numerals import number_in
 from espalier.search.result import StopReason
-from espalier.search.rollout import RolloutResult
+from espalier.search.rollout import Labels, RolloutRequest, RolloutResult, RolloutSettings
 from espalier.search.run.executor import ResolvedRollout
-from espalier.search.run.rollout_tree import RolloutTree
+from espalier.search.run.generator import Generator
+from espalier.search.run.resolve import Resolver
+from espalier.search.run.rollout_tree import VALUED_AT_ONCE, RolloutTree
 from espalier.search.run.running import Running, Submission, digests
+from espalier.search.run.worst_case import worst_case
 
 
 class RunningRollout(Running[ResolvedRollout, RolloutResult]):
     """The solutions of a problem, sampled as a tree."""
+
+    @classmethod
+    def resolve(cls, resolver: Resolver, request: RolloutRequest) -> ResolvedRollout:
+        """See `Running`.
+
+        Raises:
+            InvalidRequestError: lists every invalid field; NoEmbeddingError if the prompt has tokens without an
+                embedding.
+            RequestTooLargeError: the prompt fills the model's context; PoolTooSmallError if the KV pool could not hold
+                all solutions.
+        """
+        request.validate()
+        resolver.require_in_vocabulary(request)
+        generator = resolver.generator
+        prompt = tuple(generator.prompt_ids(request.problem, request.history))
+        request = replace(request, **generator.defaults.sampling_of(request))
+        blocks = rollout_blocks(resolver.engine, generator, len(prompt), request)
+        resolver.require_fits(blocks, "solutions or max_tokens")
+        return ResolvedRollout(request, prompt, generator.defaults, blocks)
 
     def __init__(self, resolved: ResolvedRollout, submission: Submission) -> None:
         super().__init__(resolved, submission)
@@ -79,3 +106,11 @@ def _checker(golds: Sequence[str]) -> Callable[[str], bool]:
         return ((value := number_in(answer)) is not None and value in numbers) or exact_match_key(answer) in keys
 
     return is_right
+
+
+def rollout_blocks(engine: Engine, generator: Generator, prompt: int, settings: RolloutSettings) -> dict[str, int]:
+    """Maximum number of blocks that a tree of rollouts holds, by KV group, behind so many tokens of its prompt."""
+    most = min(settings.max_tokens, generator.model.config.max_positions - prompt)
+    valued = 0 if settings.labels is Labels.OUTCOME else VALUED_AT_ONCE * settings.continuations
+    limits = PathLimits(prompt, most, min(settings.max_step_tokens, most))
+    return worst_case(engine, GENERATOR, [MemoryEstimate(settings.solutions + valued)], limits)

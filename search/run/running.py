@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from espalier.engine.engine import Engine
@@ -20,7 +21,10 @@ from espalier.search.request import SubmitOptions
 from espalier.search.result import Finished, StopReason
 from espalier.search.run.executor import AnyResult, Resolved
 from espalier.search.run.failure import reason_of
+from espalier.search.run.resolve import Resolver
 from espalier.search.run.usage import UsageMeter
+from espalier.search.score_session import SessionTurn
+from espalier.search.voting.equivalence import Equivalence
 
 log = logging.getLogger("espalier.search")
 
@@ -41,7 +45,10 @@ class Submission:
         on_event: receives its events.
         engine: runs the models.
         scorer: of steps; None if there is none.
+        equivalence: compares answers in votes; None for exact match.
         clock: monotonic time in seconds.
+        outside: runs a function on another thread, for what the first argument names, and then another one with its
+            result on the thread of the engine, unless it has ended by then.
     """
 
     search_id: str
@@ -49,7 +56,11 @@ class Submission:
     on_event: Callable[[Any], None]
     engine: Engine
     scorer: Scorer | None
+    equivalence: Equivalence | None = None
     clock: Callable[[], float] = time.monotonic
+    outside: "Callable[[AnyRunning, Callable[[], Any], Callable[[Any], None]], None]" = lambda _, work, then: then(
+        work()
+    )
 
 
 def digests(engine: Engine, scorer: Scorer | None) -> dict[str, str]:
@@ -78,12 +89,24 @@ class Running(ABC, Generic[R, T]):
         released: whether it needs the engine no longer and what was set aside for it is given back.
     """
 
+    @classmethod
+    @abstractmethod
+    def resolve(cls, resolver: Resolver, request: Any) -> R:
+        """Validate a request and work out what follows from it.
+
+        Raises:
+            InvalidRequestError: lists every invalid field; NoEmbeddingError if there are tokens without an embedding.
+            RequestTooLargeError: a prompt fills a model's context; PoolTooSmallError if the KV pool could not hold the
+                request alone.
+        """
+
     def __init__(self, resolved: R, submission: Submission) -> None:
         self.search_id = submission.search_id
         self.resolved = resolved
         self.options = options = submission.options
         self.meter = UsageMeter(clock=submission.clock, waited=options.waited)
         self._engine, self._on_event = submission.engine, submission.on_event
+        self._outside = partial(submission.outside, self)
         self.digests = digests(submission.engine, submission.scorer)
         self.result: T | None = None
         self.reservation: Reservation | None = None
@@ -110,6 +133,12 @@ class Running(ABC, Generic[R, T]):
     def waits_for_caller(self) -> bool:
         """True if it does nothing more, once its engine work is done, until its caller says something."""
         return False
+
+    def tell(self, turn: SessionTurn) -> None:
+        """Go on with what the caller says; nothing but a session of scores takes that."""
+
+    def conclude(self) -> None:
+        """Work out the result, once its memory is given back; only called where there is none yet."""
 
     @property
     def tree_complete(self) -> bool:

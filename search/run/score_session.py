@@ -3,13 +3,23 @@
 from collections import deque
 from dataclasses import dataclass
 
+from espalier.engine.roles import VERIFIER
+from espalier.prm.limits import UNLIMITED, PathLimits
 from espalier.prm.scorer import ScoreStatus, StepScore
+from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.result import StopReason
 from espalier.search.run.executor import ResolvedScores
+from espalier.search.run.resolve import Resolver
 from espalier.search.run.running import Submission
 from espalier.search.run.scores import OVER_BUDGET, RunningScoring
+from espalier.search.run.worst_case import blocks_of, worst_case
 from espalier.search.score_session import ROOT, NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
 from espalier.search.tree import Node
+
+_MAX_BRANCHES = 64
+"""Steps of a session that are scored at a time."""
+_MAX_JUDGED = 8
+"""The same by rationales."""
 
 
 @dataclass(slots=True)
@@ -37,6 +47,32 @@ class RunningScoreSession(RunningScoring):
     What is told is handed in to the scorer between two steps of the engine, so that steps told together are computed
     together. Blocks that all `max_nodes` and `max_tokens` need are reserved, so a step beyond them has no score.
     """
+
+    @classmethod
+    def resolve(cls, resolver: Resolver, request: ScoreSessionRequest) -> ResolvedScores:
+        """See `Running`; raises as requests for scores do."""
+        request.validate()
+        scorer = resolver.scorer_of_texts("problem")
+        prompt, most = scorer.prompt(request.problem_text), request.max_tokens
+        limits = PathLimits(0, most, most)
+        bounds = scorer.bounds(len(prompt), limits, request.max_nodes, resolver.tokenizer)
+        if not bounds:
+            return ResolvedScores(request, prompt)
+        # Nothing of a path that is judged by rationales stays behind.
+        judged = bounds.rationales is not None
+        together = min(request.max_nodes, _MAX_JUDGED if judged else _MAX_BRANCHES)
+        checked = MemoryEstimate(together if judged else int(scorer.needs.rescored == VERIFIER))
+        paths = worst_case(resolver.engine, VERIFIER, (checked,), bounds)  # with the problem
+        size = resolver.engine.settings.block_size
+        # The first and the last block of a node's tokens are its own; so are those of what is fed to read its score.
+        probes = together * bounds.probes if bounds.max_probe_tokens else 0
+        of_probes = probes * (blocks_of(bounds.max_probe_tokens, size) + 1)
+        held = blocks_of(most, size) + 2 * request.max_nodes + of_probes
+        states = request.max_nodes + probes
+        of_states = {pool.name for pool in resolver.engine.schedulers[VERIFIER].pools if pool.holds_states}
+        blocks = {pool: count + (states if pool in of_states else held) for pool, count in paths.items()}
+        resolver.require_fits(blocks, "max_nodes or max_tokens of the session")
+        return ResolvedScores(request, prompt, blocks, together, UNLIMITED if judged else most)
 
     def __init__(self, resolved: ResolvedScores, submission: Submission) -> None:
         super().__init__(resolved, submission)

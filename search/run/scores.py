@@ -3,12 +3,16 @@
 from abc import abstractmethod
 from collections.abc import Iterable
 
+from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done
-from espalier.prm.limits import UNLIMITED
+from espalier.prm.limits import UNLIMITED, PathLimits
 from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepScore
+from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.result import StopReason
 from espalier.search.run.executor import ResolvedScores
+from espalier.search.run.resolve import Resolver
 from espalier.search.run.running import Running, Submission
+from espalier.search.run.worst_case import worst_case
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.tree import Node, aggregate
 
@@ -118,6 +122,27 @@ class RunningScoring(Running[ResolvedScores, ScoreResult]):
 
 class RunningScores(RunningScoring):
     """The scores of solutions that are known from the beginning."""
+
+    @classmethod
+    def resolve(cls, resolver: Resolver, request: ScoreRequest) -> ResolvedScores:
+        """See `Running`.
+
+        Raises:
+            InvalidRequestError: lists every invalid field; there is no verifier, or it scores no given texts.
+            RequestTooLargeError: the problem fills the verifier's context; PoolTooSmallError if the KV pool could not
+                hold all solutions.
+        """
+        request.validate()
+        scorer = resolver.scorer_of_texts("solutions")
+        prompt = scorer.prompt(request.problem_text)
+        tokenizer = resolver.tokenizer
+        lengths = [[len(tokenizer.encode(step)) for step in steps] for steps in request.solutions]
+        limits = PathLimits(0, max(map(sum, lengths)), max(map(max, lengths)))
+        bounds = scorer.bounds(len(prompt), limits, max(map(len, lengths)), tokenizer)
+        paths = len(set(request.solutions)) + (scorer.needs.rescored == VERIFIER)
+        blocks = worst_case(resolver.engine, VERIFIER, (MemoryEstimate(paths, paths),), bounds) if bounds else {}
+        resolver.require_fits(blocks, "the number or the length of the solutions")
+        return ResolvedScores(request, prompt, blocks)
 
     def __init__(self, resolved: ResolvedScores, submission: Submission) -> None:
         super().__init__(resolved, submission)

@@ -1,4 +1,4 @@
-"""Counts what a running search costs, and splits its token budgets among its paths."""
+"""Counts what a running search costs."""
 
 import time
 from collections.abc import Callable
@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, fields
 
 from espalier.engine.engine import Footprint
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.prm.limits import UNLIMITED
-from espalier.search.request import SearchRequest
+from espalier.engine.work import Generated
 from espalier.search.result import Usage
-from espalier.search.tree import Node, Termination
+from espalier.search.tree import Node
+
+_PEAK_LOOKS = 16
+"""Times in a round of whole paths that memory is looked at: before paths end, as each gives its own back."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class UsageMeter(Usage):
     first_step: float | None = None
     generator_unshared_tokens: int = 0
     verifier_unshared_tokens: int = 0
+    _ended: int = 0  # paths of this round
+    _look_every: int = 1  # before which of these ends memory is looked at
 
     def __post_init__(self) -> None:
         self.submitted = self.clock() - self.waited
@@ -46,6 +50,29 @@ class UsageMeter(Usage):
         """Record that a step was sampled."""
         if self.first_step is None:
             self.first_step = self.clock()
+
+    def begin_round(self, paths: int) -> None:
+        """Record that a round of so many paths begins."""
+        self._ended, self._look_every = 0, max(1, paths // _PEAK_LOOKS)
+
+    def path_ended(self, footprint: Callable[[], Footprint]) -> None:
+        """Record that a path ends, which still holds its memory; at every few ends the peak is updated."""
+        if self._ended % self._look_every == 0:
+            self.observe(footprint())
+        self._ended += 1
+
+    def count_sampled(self, done: Generated) -> None:
+        """Count the tokens of sampling."""
+        self.generator_tokens += done.computed_tokens
+        self.drafted_tokens += done.drafted_tokens
+        self.accepted_tokens += done.accepted_tokens
+
+    def add_node(self, node: Node) -> None:
+        """Count a new node, with its multiplicity."""
+        self.note_step()
+        self.nodes += node.multiplicity
+        self.duplicates += node.multiplicity - 1
+        self.generated_tokens += node.multiplicity * node.num_tokens
 
     def observe(self, footprint: Footprint) -> None:
         """Update the peak, by physical bytes."""
@@ -69,61 +96,3 @@ class UsageMeter(Usage):
                 "seconds": now - started,
             }
         )
-
-
-class Budget:
-    """Tracks how many tokens each path may still use under the request's budgets.
-
-    Before each round, the rest of each budget is split evenly among the round's paths; unused tokens return for the
-    next round. Thus a budget is never exceeded, and each path's share does not depend on the order of computation.
-    """
-
-    def __init__(self, request: SearchRequest, meter: UsageMeter, uses_verifier: bool) -> None:
-        self._generator_budget = request.generator_budget
-        self._verifier_budget = request.verifier_budget if uses_verifier else None
-        self._meter = meter
-        self._generator_share = self._verifier_share = UNLIMITED
-        self._round_roots: dict[Node, Node] = {}
-        self._exhausted: set[Node] = set()
-
-    @property
-    def covers_the_problem(self) -> bool:
-        """True if the verifier's budget covers the problem's tokens."""
-        return self._left(self._verifier_budget, self._meter.verifier_tree_tokens) >= 0
-
-    def split(self, paths: int) -> bool:
-        """Start a round of `paths` paths; returns whether each of them gets at least one token of each model."""
-        self._round_roots.clear()
-        self._exhausted.clear()
-        self._generator_share = self._left(self._generator_budget, self._meter.generated_tokens) // paths
-        self._verifier_share = self._left(self._verifier_budget, self._meter.verifier_tree_tokens) // paths
-        return min(self._generator_share, self._verifier_share) >= 1
-
-    def begin(self, node: Node, round_root: Node) -> None:
-        """Record that `node` was expanded from `round_root` in this round; its path's share counts from there."""
-        self._round_roots[node] = round_root
-
-    def generator_left(self, node: Node, round_root: Node) -> int:
-        """Tokens that the path from `round_root` to `node` may still sample in this round."""
-        if self._generator_budget is None:
-            return UNLIMITED
-        return self._generator_share - (node.charged_tokens() - round_root.charged_tokens())
-
-    def verifier_left(self, node: Node) -> int:
-        """Verifier tokens that the path of `node` may still use in this round."""
-        spent, step, round_root = 0, node.parent, self._round_roots[node]
-        while step is not None and step is not round_root:
-            spent, step = spent + step.verifier_tokens, step.parent
-        return self._verifier_share - spent
-
-    def mark_exhausted(self, node: Node) -> None:
-        """Record that `node` is not scored because its path's share is used up."""
-        self._exhausted.add(node)
-
-    def why_unscored(self, node: Node) -> Termination:
-        """The termination of a path with a step that could not be scored."""
-        return Termination.BUDGET if self._exhausted.intersection(node.lineage()) else Termination.LENGTH
-
-    @staticmethod
-    def _left(budget: int | None, spent: int) -> int:
-        return UNLIMITED if budget is None else budget - spent

@@ -3,12 +3,25 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from espalier.search.tree import Probe
+from typing import Protocol
 
 MAX_AGREEING = 64
 _FORM = "takes agree:K,tokens:T or agree:K,certainty:C,tokens:T, as in agree:3,certainty:0.9,tokens:512"
 _TEXT = re.compile(r"agree:(?P<agree>\d{1,2})(?:,certainty:(?P<certainty>\d(?:\.\d+)?))?,tokens:(?P<tokens>\d{1,7})")
+
+
+class ProbedAnswer(Protocol):
+    """What a probe has read; see `tree.Probe`."""
+
+    @property
+    def answer(self) -> str:
+        """The answer; empty if there is none."""
+        ...
+
+    @property
+    def certainty(self) -> float:
+        """How sure the model is of it, in [0, 1]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +45,7 @@ class StopRule:
         certainty = f"certainty:{self.certainty:g}," if self.certainty else ""
         return f"agree:{self.agree},{certainty}tokens:{self.tokens}"
 
-    def holds(self, probes: Sequence[Probe], tokens: int) -> bool:
+    def holds(self, probes: Sequence[ProbedAnswer], tokens: int) -> bool:
         """Return whether a path with these probes, the last one first, and so many tokens has thought enough."""
         from espalier.search.grading.answers import exact_match_key  # here, as a client needs the rule and no grading
 

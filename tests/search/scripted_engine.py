@@ -17,11 +17,11 @@ from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath
 from espalier.prm.limits import PathLimits
 from espalier.prm.verifier import Verifier
 from espalier.search.algorithms import needs_verifier, with_defaults
+from espalier.search.growth.search import RunningSearch
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.running import Submission
-from espalier.search.run.search import RunningSearch
 from espalier.search.run.usage import UsageMeter
 from espalier.search.voting.vote import select
 

@@ -20,18 +20,20 @@ from espalier.engine.errors import InvalidRequestError
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
-from espalier.engine.work import Generated, StopCause
+from espalier.engine.work import Generated, PathStreams, StopCause
 from espalier.experiments.cli.render import show_result
 from espalier.search.grading.boxes import content_before_brace
+from espalier.search.growth.policies import Branch, PolicyContext
+from espalier.search.growth.probes import AnswerProbes
 from espalier.search.request import SearchRequest, Vote, validate
 from espalier.search.result import Finished, NodeRecord, SearchResult, StopReason
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.probe_scorer import ProbeScorer, probe_score
-from espalier.search.run.probes import AnswerProbes
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.settings import RuntimeSettings
+from espalier.search.run.usage import UsageMeter
 from espalier.search.service.grpc_api.convert import result_from_wire, result_to_wire
 from espalier.search.service.http_api.openai.chat_request import read_chat
 from espalier.search.service.http_api.openai.completion import Completion
@@ -144,8 +146,10 @@ def test_a_probe_reads_the_answer_in_a_closed_thought(
 def probes_by(plan: ProbePlan, prompt_tokens: int, engine: Engine | None = None) -> AnswerProbes:
     """The probes of a search by a plan."""
     limits = SimpleNamespace(prompt_tokens=prompt_tokens)
-    resolved = SimpleNamespace(request=SearchRequest("1+1?"), probes=plan, generator_limits=limits)
-    return AnswerProbes(cast(Engine, engine), "search", cast(ResolvedRequest, resolved))
+    request = SearchRequest("1+1?")
+    resolved = SimpleNamespace(request=request, probes=plan, probe_grammar=None, generator_limits=limits)
+    search = "search", cast(ResolvedRequest, resolved), cast(Engine, engine), None, UsageMeter(), {}
+    return AnswerProbes(PolicyContext(*search, call_outside=lambda work, then: then(work())), None, None)
 
 
 def test_a_probe_is_as_certain_as_the_geometric_mean_of_its_tokens_probabilities():
@@ -154,11 +158,12 @@ def test_a_probe_is_as_certain_as_the_geometric_mean_of_its_tokens_probabilities
         engine = create_autospec(Engine, instance=True)
         engine.fork.return_value = ["fork"]
         probes = probes_by(ProbePlan(1, (1, 2, 3), (), (), 500), 0, engine)
-        probes.start(Node(1, ROOT, (0,)), cast(KVSequence, "path"), (1, 2, 3))
+        branch = Branch(Node(1, ROOT, (0,)), True, PathStreams(0, ""))
+        probes.start(branch, cast(KVSequence, "path"), (1, 2, 3))
         for text, log_probabilities in parts:
             (work,) = engine.submit.call_args.args
             ids = [5] * len(log_probabilities)
-            last = probes.take(Generated(work, (0,), work.sequence, ids, text, log_probabilities, StopCause.MARK, 0, 0))
+            last = probes.read(Generated(work, (0,), work.sequence, ids, text, log_probabilities, StopCause.MARK, 0, 0))
         assert engine.release.call_count == 1
         return last
 

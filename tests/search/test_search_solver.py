@@ -11,8 +11,8 @@ import espalier
 from espalier import EspalierError, SearchRequest, SearchResult, Solver
 from espalier.engine.errors import CheckpointError, InvalidRequestError, MisuseError
 from espalier.engine.models.hub import locate
+from espalier.search.growth.search import RunningSearch
 from espalier.search.result import Event, Finished, Started
-from espalier.search.run.search import RunningSearch
 
 PROBLEMS = [
     f"Tom has {n} coins. (a) He finds 31 more. (b) He loses 14. How many coins does he have now?" for n in (25, 31, 46)

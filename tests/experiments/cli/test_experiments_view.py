@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.search.run import search as running
+from espalier.search.growth import search as running
 
 SOLVE = ("solve", "Tom has 38 coins. (a) He finds 47 more. (b) He loses 25. How many coins does he have now?")
 

@@ -15,10 +15,11 @@ from search_runs import run as run_whole
 from espalier.engine.work import Sampling, stream_key
 from espalier.search.algorithms import needs_verifier
 from espalier.search.algorithms.auto import AutoSearch
+from espalier.search.growth.budget import Budget
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
 from espalier.search.result import CandidateDone, Event, SearchResult, StopReason
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.usage import Budget, UsageMeter
+from espalier.search.run.usage import UsageMeter
 from espalier.search.tree import Node
 
 MOST = 2**62
@@ -191,10 +192,10 @@ def test_what_is_dealt_is_all_there_is_but_for_less_than_a_token_each(budget: in
     meter = UsageMeter()
     meter.generated_tokens = spent
     dealt = Budget(SearchRequest("?", generator_budget=budget), meter, uses_verifier=True)
-    enough = dealt.split(paths)
+    enough = dealt.begin_round(paths)
     assert enough == (budget - spent >= paths)
     if enough:
-        given_out = sum(dealt.generator_left(root, root) for root in [Node(0, None, ())] * paths)
+        given_out = sum(dealt.generator_left(root) for root in [Node(0, None, ())] * paths)
         assert 0 <= budget - spent - given_out < paths
 
 

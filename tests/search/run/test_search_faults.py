@@ -18,10 +18,10 @@ from espalier.engine.work import Generate, Sampling
 from espalier.prm.session import StepSession
 from espalier.search import algorithms
 from espalier.search.grading.answers import extract_answer
+from espalier.search.growth import search as running
 from espalier.search.request import SearchRequest, SubmitOptions, Vote
 from espalier.search.result import CandidateDone, Event, Finished, SearchResult, Started, StepDone, StopReason
 from espalier.search.run import orchestrator as running_all
-from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting import vote as voting
 from espalier.search.voting.equivalence import Comparison

@@ -11,11 +11,11 @@ from search_runs import ALL, BEAM, LOOKAHEAD
 from espalier.engine.models.model import Model
 from espalier.engine.work import Generate, Work
 from espalier.search.algorithms.base import Expand
+from espalier.search.growth import search as running
+from espalier.search.growth.search import RunningSearch
 from espalier.search.request import SearchRequest
 from espalier.search.result import CandidateDone, Event, StepDone
-from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.search import RunningSearch
 from espalier.search.tree import Node, Termination
 
 Make = Callable[..., Orchestrator]
@@ -109,8 +109,8 @@ def test_only_what_the_algorithm_keeps_stays_in_memory(mine: SearchRequest, make
             search = orchestrator._searches[event.search_id]
             assert search is not None
             open_ones = {node for node in search._algorithm.kept() if node.open}
-            assert set(search._tree._states) == open_ones
-            sequences = sum(bool(held) for g in search._tree._states.values() for held in (g.generator, g.verifier))
+            assert set(search._tree._branches) == open_ones
+            sequences = sum(branch.sequence is not None for branch in search._tree._branches.values())
             assert sum(stats.live_sequences for stats in orchestrator.engine.stats().values()) == sequences
 
     orchestrator.submit(mine, watch)

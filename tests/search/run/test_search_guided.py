@@ -16,8 +16,9 @@ from espalier.engine.errors import InvalidRequestError
 from espalier.engine.guidance import compiled
 from espalier.engine.guidance.compiled import GrammarCompiler
 from espalier.engine.guidance.grammar import Grammar, GrammarError
+from espalier.search.common_fields import answer_in
 from espalier.search.completion import ChatPrompt, CompletionRequest
-from espalier.search.form import answer_in, read_form
+from espalier.search.form import read_form
 from espalier.search.request import AlgorithmName
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.executor import Resolved

@@ -73,7 +73,7 @@ def test_a_greedy_path_of_several_steps_is_that_of_transformers_processors(
     """Tokens of the prompt count for the repetition penalty alone; those of all steps of the path count for each."""
     orchestrator = searches()
     generator = orchestrator.engine.model("generator")
-    prompt = orchestrator._resolver._generator.prompt_ids(PROBLEM)
+    prompt = orchestrator._resolver.generator.prompt_ids(PROBLEM)
     text = list(prompt)
     while len(text) < len(prompt) + 40 and text[-1] not in generator.eos_token_ids:
         logits = plain_logits(tiny_checkpoints["talker"], text)[-1].clone()

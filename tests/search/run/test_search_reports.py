@@ -8,9 +8,9 @@ import pytest
 from search_runs import ALL, BEAM, BEST_OF_N, outcome, run
 
 from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.search.growth import search as running
 from espalier.search.request import DEFAULT_OPTIONS, EarlyStop, SearchRequest, SubmitOptions
 from espalier.search.result import Event, NodeRecord, SearchResult, StepDone
-from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
 
 Make = Callable[..., Orchestrator]

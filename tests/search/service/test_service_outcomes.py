@@ -30,7 +30,7 @@ from espalier.kserve import inference_pb2 as kserve
 from espalier.kserve.inference_pb2_grpc import GRPCInferenceServiceStub
 from espalier.search import algorithms
 from espalier.search.client import SearchClient, ServiceError
-from espalier.search.run import search as running
+from espalier.search.growth import search as running
 from espalier.search.run.completion import RunningCompletion
 from espalier.search.run.load import load_orchestrator
 from espalier.search.run.rollout_tree import RolloutTree

@@ -15,9 +15,9 @@ from search_runs import BEAM, MAJORITY, crowd, outcome, run, voting
 from espalier.search.fairness import NOBODY, Account
 from espalier.search.grading.answers import extract_answer
 from espalier.search.grading.math_verify import Grade, Grader
+from espalier.search.growth import search as running
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
 from espalier.search.result import CandidateDone, Event, Finished, SearchResult, StopReason
-from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting.equivalence import Comparison, MathVerify, make_equivalence
 

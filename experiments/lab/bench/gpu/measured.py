@@ -42,7 +42,7 @@ from espalier.kernels.triton.plan import Costs, plan_attention
 from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.sampling import draw_tokens
 from espalier.kernels.triton.steps import DeviceStep, StepTokens
-from espalier.search.request import AnswerEquivalence, SearchRequest
+from espalier.search.request import AnswerEquivalence, make_request
 from espalier.search.run.load import load_orchestrator
 from espalier.search.run.settings import RuntimeSettings
 
@@ -398,13 +398,15 @@ def _searches(bench: Bench, sizes: _SearchSizes, folders: list[Path], searches: 
         kv_memory=2**26 if bench.rehearse else torch.cuda.get_device_properties(0).total_memory // 2,
         answer_equivalence=AnswerEquivalence.EXACT_MATCH,
     )
-    request = SearchRequest(
+    request = make_request(
         sizes.problem,
-        beam_width=sizes.beam_width,
-        expansion=sizes.expansion,
-        max_steps=sizes.steps,
-        step_rule=f"tokens:{sizes.step_tokens}",
-        merge_duplicates=False,
+        {
+            "beam_width": sizes.beam_width,
+            "expansion": sizes.expansion,
+            "max_steps": sizes.steps,
+            "step_rule": f"tokens:{sizes.step_tokens}",
+            "merge_duplicates": False,
+        },
     )
     orchestrator = load_orchestrator(settings)
     orchestrator.submit(request)

@@ -18,7 +18,7 @@ from espalier.engine.roles import GENERATOR
 from espalier.experiments.lab.bench.engine.host import without_model
 from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report, Show, nothing_shown
-from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.request import AlgorithmName, make_request
 from espalier.search.run.generator import Generator
 from espalier.search.run.orchestrator import Orchestrator
 
@@ -66,8 +66,8 @@ def _path(model: Model, rule: str, tokens: int) -> tuple[float, float]:
     block_bytes = 16 * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 4
     engine = Engine({GENERATOR: endless}, EngineSettings(length // 16 * block_bytes + 2**26))
     orchestrator = Orchestrator(engine, Generator(engine, "", {"temperature": 1.0}), None)
-    request = SearchRequest("1+1", AlgorithmName.MAJORITY, beam_width=1, step_rule=rule, thinking=str(length))
-    orchestrator.submit(replace(request, max_tokens=length + 2048))
+    rules = {"step_rule": rule, "thinking": str(length), "max_tokens": length + 2048}
+    orchestrator.submit(make_request("1+1", {"algorithm": AlgorithmName.MAJORITY, "beam_width": 1, **rules}))
     orchestrator.step()  # the prompt, and the first token
     figures = list[float]()
     for place, before in ((EARLY, 1), (tokens, EARLY + _MEASURED)):

@@ -2,14 +2,20 @@
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from espalier.engine.engine import Footprint
 from espalier.engine.work import Done
-from espalier.search.algorithms import make_algorithm
+from espalier.search.algorithms import make_algorithm, needs_verifier
 from espalier.search.algorithms.base import Expand
-from espalier.search.form import answer_in
-from espalier.search.request import Vote
+from espalier.search.common_fields import answer_in
+from espalier.search.growth.policies import PolicyContext
+from espalier.search.growth.resolve import resolve_search
+from espalier.search.growth.tree import SearchTree
+from espalier.search.request import SearchRequest, Vote
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -26,12 +32,14 @@ from espalier.search.result import (
     TellRecord,
 )
 from espalier.search.run.executor import ResolvedRequest
-from espalier.search.run.expander import TreeExpander
+from espalier.search.run.resolve import Resolver
 from espalier.search.run.running import Running, Submission
 from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
 from espalier.search.voting.confidence import path_confidence
 from espalier.search.voting.probed import probed_answer
-from espalier.search.voting.vote import VoteResult, select
+from espalier.search.voting.vote import VoteResult, is_decided, select
+
+T = TypeVar("T")
 
 log = logging.getLogger("espalier.search")
 
@@ -48,22 +56,28 @@ _PARTIAL_SHARE = 0.05
 class RunningSearch(Running[ResolvedRequest, SearchResult]):
     """One search, from its submission to its result.
 
-    Pass finished engine work to `handle`. When the tree is complete, the search holds no engine resources; the caller
-    then runs the vote on `candidates` and passes its outcome to `end`.
+    When its tree is complete, it holds no engine resources, and votes.
 
     Attributes:
         candidates: complete paths that vote; None while the search waits or runs.
     """
 
+    @classmethod
+    def resolve(cls, resolver: Resolver, request: SearchRequest) -> ResolvedRequest:
+        """See `Running`."""
+        return resolve_search(resolver, request)
+
     def __init__(self, resolved: ResolvedRequest, submission: Submission) -> None:
         super().__init__(resolved, submission)
-        engine, scorer, salt = submission.engine, submission.scorer, self.options.salt
         self.meter.prompt_tokens = resolved.generator_limits.prompt_tokens
         self.request = resolved.request
         self.candidates: tuple[Candidate, ...] | None = None
-        self._tree = TreeExpander(
-            self.search_id, resolved, salt, engine, scorer, self.meter, self._on_complete, self.matchers
+        self._equivalence = submission.equivalence
+        scorer = submission.scorer if needs_verifier(self.request) else None
+        context = PolicyContext(
+            self.search_id, resolved, submission.engine, scorer, self.meter, self.matchers, self._call_outside
         )
+        self._tree = SearchTree(context, self.options.salt, self._on_complete)
         self._algorithm = make_algorithm(resolved.request, self._tree.root)
         self._asked: list[Expand] = []
         self._standing: list[Node] = []
@@ -86,11 +100,6 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         """True if its tree is complete and it holds no engine resources: it votes, or is finished."""
         return self.candidates is not None
 
-    @property
-    def cut_short(self) -> bool:
-        """True if it was cancelled or timed out, so that its vote must not take more time."""
-        return self._reason in (StopReason.CANCELLED, StopReason.DEADLINE)
-
     def _begin(self) -> None:
         """Open the root's sequences and request the first steps."""
         self._next_look = self.meter.clock() + _PARTIAL_SECONDS
@@ -101,8 +110,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
     def handle(self, done: Done) -> None:
         """See `Running`."""
         self._tree.handle(done)
-        if not self.tree_complete and self._tree.outstanding == 0 and self._asked:
-            self._end_round()
+        self._end_round_if_due()
 
     def report_growth(self) -> None:
         """Report how far the paths of an unfinished round have come, if the submission asked for it."""
@@ -149,9 +157,35 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
             self.candidates, outcome = (), VoteResult(None)
         self.end(outcome)
 
+    def conclude(self) -> None:
+        """Vote: immediately if no answers need comparing, or it was cut short, else on another thread."""
+        candidates, vote, equivalence = self.candidates, self.vote, self._equivalence
+        assert candidates is not None
+        cut_short = self._reason in (StopReason.CANCELLED, StopReason.DEADLINE)
+        if equivalence is None or cut_short or vote is Vote.NAIVE or is_decided(candidates, vote):
+            self.end(select(candidates, vote))
+            return
+        of_vote = candidates, vote, equivalence, lambda: self.result is not None, self.account
+        self._outside(partial(select, *of_vote), self.end)
+
+    def _call_outside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Have a policy's work done on another thread, and `then` process its result on this one."""
+
+        def take_in(result: T) -> None:
+            if not self.tree_complete:
+                then(result)
+                self._end_round_if_due()
+
+        self._outside(work, take_in)
+
+    def _end_round_if_due(self) -> None:
+        if not self.tree_complete and self._tree.outstanding == 0 and self._asked:
+            self._end_round()
+
     def _advance(self) -> None:
         if self._algorithm.finished():
             cut = any(node.termination is Termination.BUDGET for node in self._tree.nodes)
+            self._tree.end_round(())
             self._finish(StopReason.BUDGET if cut else StopReason.FINISHED)
             return
         self._asked = list(self._algorithm.ask())
@@ -229,7 +263,6 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         return [self._candidate(node) for node in sorted(standing, key=lambda node: node.path)]
 
     def _finish(self, reason: StopReason) -> None:
-        self._tree.keep(())
         candidates = tuple(self._candidates())
         self._finish_usage()
         self._reason, self.candidates = reason, candidates
@@ -256,9 +289,9 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
                 configuration=self.request,
                 digests=self.digests,
                 grader=outcome.grader,
-                rounds=tuple(self._rounds),
+                rounds=tuple(self._rounds) if self.options.keep_rounds else (),
                 error=self._error,
-                warnings=(*self.resolved.warnings, *self._tree.guidance_warnings),
+                warnings=(*self.resolved.warnings, *(text for each in self._tree.policies for text in each.warnings)),
                 sampled=tuple(Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
                 probed=probed,
             )

@@ -1,0 +1,300 @@
+"""Grows the tree of one search: samples the steps that its algorithm asks for, and has each of them scored."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+
+from espalier.engine.engine import Footprint
+from espalier.engine.errors import ScoreMismatchError
+from espalier.engine.roles import GENERATOR
+from espalier.engine.work import Done, Generate, Generated, PathStreams
+from espalier.prm.scorer import ScoreStatus, StepScore
+from espalier.search.algorithms.base import Expand
+from espalier.search.growth.endings import Endings
+from espalier.search.growth.policies import (
+    Branch,
+    Draft,
+    Expansion,
+    InjectedText,
+    NodeLife,
+    PathPolicy,
+    PolicyContext,
+)
+from espalier.search.growth.policy_list import make_policies
+from espalier.search.growth.scoring import TreeScores
+from espalier.search.result import Candidate
+from espalier.search.run.executor import sampling_of
+from espalier.search.tree import HostText, Node, Termination
+
+
+class SearchTree:
+    """The tree of a search; holds the generator's sequences of its nodes, and the session that scores them.
+
+    A round starts with the algorithm's expansions and ends when `outstanding` is 0; every sampled step then has a score
+    or is known to have none. What else shapes its paths are its policies; see `policies`.
+
+    Attributes:
+        root: the root, which holds no text.
+        nodes: all nodes in order of creation, the root first.
+        settled: nodes finished in this round, in order of completion.
+        sampled_from: nodes with children, not counting rollouts.
+        policies: what shapes its paths, once it is opened.
+    """
+
+    def __init__(self, context: PolicyContext, salt: bytes, on_complete: Callable[[Node], Candidate]) -> None:
+        """Create the root of a tree.
+
+        Args:
+            context: the search.
+            salt: of cached prefixes.
+            on_complete: called with every complete path once it has its score.
+        """
+        self.root = Node(0, None, ())
+        self.nodes: list[Node] = [self.root]
+        self.settled: list[Node] = []
+        self.sampled_from: set[Node] = set()
+        self._context = context
+        self._engine, self._meter = context.engine, context.meter
+        self._salt = salt
+        self._on_complete = on_complete
+        self._rule = context.resolved.request.step_rule.value
+        self._endings = Endings(context.resolved, self._rule)
+        self._sampling = sampling_of(context.resolved.request, context.resolved.generator_limits.prompt_tokens)
+        self.policies: Sequence[PathPolicy] = ()
+        self._scores = TreeScores(context)
+        self._branches: dict[Node, Branch] = {}
+        self._unfinished = 0  # children requested in this round
+
+    @property
+    def outstanding(self) -> int:
+        """Children requested in this round that are not finished, and scores that are still being checked."""
+        return self._unfinished + self._scores.session.pending
+
+    def open(self) -> None:
+        """Open the root's sequences, and queue the problem's verifier prefill if the budget covers it."""
+        context, request = self._context, self._context.resolved.request
+        self.policies = make_policies(context)
+        for policy in self.policies:
+            policy.tree = self
+        prompt = list(context.resolved.generator_prompt)
+        sequence = self._engine.open(GENERATOR, prompt, self._salt, context.owner)
+        streams = PathStreams(request.seed, request.problem)
+        self._branches[self.root] = Branch(self.root, False, streams, sequence, life=NodeLife.SETTLED)
+        self._meter.generator_tree_tokens += len(prompt)
+        self._scores.begin(self.root, self._salt, self.policies)
+
+    def begin_round(self, asked: Sequence[Expand]) -> bool:
+        """Start sampling the expansions; returns False, without sampling, if the budgets lack a token for each path."""
+        self._unfinished = sum(expand.children for expand in asked)
+        self._meter.begin_round(self._unfinished)
+        if not all(policy.begin_round(self._unfinished) for policy in self.policies):
+            return False
+        for expand in asked:
+            self.resume(Expansion(self._branches[expand.node], expand.children, expand.to_end, expand.greedy))
+        return True
+
+    def handle(self, done: Done) -> None:
+        """Process one piece of finished engine work."""
+        if isinstance(done, Generated) and isinstance(done.work.tag, Expansion):
+            self._meter.count_sampled(done)
+            self._on_sampled(done, done.work.tag)
+        elif isinstance(done, Generated) and any(policy.take(done) for policy in self.policies):
+            self._meter.count_sampled(done)
+        else:
+            try:
+                self._on_scores(self._scores.take(done))
+            except ScoreMismatchError:
+                self.abandon()  # the same step's other results may be lost to the error
+                raise
+        for policy in self.policies:
+            policy.after_work()
+
+    def footprint(self) -> Footprint:
+        """The KV blocks that the tree holds now."""
+        held = [branch.sequence for branch in self._branches.values() if branch.sequence is not None]
+        of_policies = [sequence for policy in self.policies for sequence in policy.sequences()]
+        return self._engine.footprint(held + self._scores.session.sequences() + of_policies)
+
+    def end_round(self, kept: Collection[Node]) -> None:
+        """Release all nodes but those that the algorithm keeps; complete paths are released too."""
+        self.settled = []
+        for node in list(self._branches):
+            if node not in kept or not node.open:
+                self._release(self._branches.pop(node))
+
+    def stop(self, mark: Termination) -> None:
+        """Cancel all work, release all sequences, and set `mark` as the termination of unfinished nodes."""
+        self._engine.cancel(self._context.owner)
+        self._scores.session.close()
+        for policy in self.policies:
+            policy.close()
+        self._cut_off(mark)
+        for branch in self._branches.values():
+            self._release(branch)
+        self._branches.clear()
+
+    def abandon(self) -> None:
+        """Like `stop`, after an error: also releases untracked sequences; results that arrive later are ignored."""
+        self._scores.abandon()
+        self._engine.abandon(self._context.owner)
+        self._cut_off(Termination.CANCELLED)
+        self._branches.clear()
+
+    def _cut_off(self, mark: Termination) -> None:
+        for node in self._branches:
+            if node.open and node is not self.root:
+                node.termination = mark
+
+    # ---- one step
+
+    def resume(self, expansion: Expansion) -> None:
+        """Sample the children of an expansion, or go on with that, unless one more policy holds it back."""
+        branch = expansion.branch
+        branch.held = expansion
+        for policy in self.policies[expansion.passed :]:
+            expansion.passed += 1
+            if policy.holds(expansion):
+                return
+        branch.held = None
+        self._sample(expansion)
+
+    def _sample(self, expansion: Expansion) -> None:
+        branch, node, resolved = expansion.branch, expansion.branch.node, self._context.resolved
+        assert branch.sequence is not None, "the node's generator sequence was released"
+        room = resolved.generator_limits.path_tokens - node.path_tokens()
+        draft = Draft(room, resolved.request.max_step_tokens or room, self._rule.overrun(False))
+        for policy in self.policies:
+            policy.shape(expansion, draft)
+        max_tokens = min(draft.max_tokens, draft.room)
+        first = expansion.first_child = node.num_children
+        node.num_children = end = first + expansion.children
+        sampling = replace(self._sampling, temperature=0.0) if expansion.greedy else self._sampling
+        keys = [branch.streams.child(index).key for index in range(first, end)]
+        branch.expected += expansion.children
+        if not expansion.greedy:
+            self.sampled_from.add(node)
+        self._engine.submit(
+            Generate(
+                self._context.owner,
+                branch.sequence,
+                tuple(replace(sampling, key=key, banned=draft.banned) for key in keys),
+                max_tokens,
+                delimiter=self._rule.delimiter,
+                markers=self._rule.markers,
+                marks=draft.marks,
+                overrun=min(draft.overrun, draft.room - max_tokens),
+                in_place=expansion.continues and expansion.children == 1,
+                merge_equal=resolved.request.merge_duplicates,
+                head=self._scores.session.head,
+                matcher=draft.matcher,
+                tag=expansion,
+            )
+        )
+
+    def _on_sampled(self, done: Generated, expansion: Expansion) -> None:
+        parent, count = expansion.branch, len(done.indices)
+        node = _new_node(len(self.nodes), done, expansion)
+        self.nodes.append(node)
+        self._meter.add_node(node)
+        streams = parent.streams.child(node.draws[0])
+        branch = self._branches[node] = Branch(node, expansion.to_end, streams, done.sequence, done.matcher)
+        branch.alone = expansion.to_end and parent.to_end and parent.node.multiplicity == 1
+        for policy in self.policies:
+            policy.sampled(branch, done)
+        parent.expected -= count
+        if done.work.in_place:
+            parent.sequence = None
+        node.termination = self._endings.of(node, done.cause)
+        for policy in self.policies:
+            if injected := policy.grown(branch, done):
+                self.write(branch, injected)
+        if self._scores.wants(node):
+            node.score = self._scores.session.score_sampled(node, done)
+        if not branch.to_end:
+            self._unfinished -= count - 1
+            if any(policy.merges(branch) for policy in self.policies):
+                self._unfinished -= 1
+                self._release(self._branches.pop(node))
+                return
+        elif node.open:
+            self.resume(Expansion(branch, node.multiplicity, True, expansion.greedy, continues=True))
+        if not (self._scores.wants(node) and any(policy.holds_score(branch) for policy in self.policies)):
+            self.score(branch)
+        self._release_inner(parent)
+
+    def write(self, branch: Branch, injected: InjectedText) -> None:
+        """Write text behind a step's tokens, so that its path goes on; it ends where it has no room for more."""
+        node, tokens = branch.node, len(injected.token_ids)
+        if node.path_tokens() + tokens >= self._context.resolved.generator_limits.path_tokens:
+            node.termination = Termination.LENGTH  # it has thought again behind its first thought
+            return
+        assert branch.sequence is not None
+        self._engine.append(branch.sequence, injected.token_ids, injected.replaces)
+        node.termination, node.written = None, HostText(injected.text, tokens)
+        branch.matcher = None
+        self._meter.appended_tokens += node.multiplicity * tokens
+
+    # ---- scores
+
+    def score(self, branch: Branch) -> None:
+        """Have a node scored, or skipped if it gets no score."""
+        self._on_scores(self._scores.hand_in(branch))
+
+    def _on_scores(self, scores: Iterable[StepScore]) -> None:
+        for step in scores:
+            node: Node = step.node
+            node.verifier_tokens += step.tokens
+            self._meter.verifier_tree_tokens += step.tokens
+            if node is self.root or step.status is ScoreStatus.PENDING:
+                continue
+            branch = self._branches[node]
+            node.score, branch.life = step.score, NodeLife.SCORED
+            if step.status is not ScoreStatus.SCORED:
+                why = self._scores.why_unscored(node, step.status)
+                node.termination = node.termination if branch.to_end else why
+            if not branch.to_end or node.termination is not None:
+                self.settle(branch)
+            else:
+                self._release_inner(branch)
+
+    def settle(self, branch: Branch) -> None:
+        """Count a node as finished: it is scored and, for independent paths, ended or stopped."""
+        node = branch.node
+        if self._scores.lacks(branch):
+            node.termination = self._scores.why_unscored(node)
+        self._unfinished -= node.multiplicity if branch.to_end else 1
+        self.settled.append(node)
+        branch.life = NodeLife.SETTLED
+        candidate = self._on_complete(node) if node.complete and not node.rollout else None
+        for policy in self.policies:
+            policy.settled(branch, candidate)
+        if branch.to_end and not node.open:
+            self._meter.path_ended(self.footprint)
+            self._release(branch)
+
+    def _release_inner(self, branch: Branch) -> None:
+        """Release the sequences of an inner node of independent paths once no child needs them."""
+        if branch.to_end and not branch.expected and not branch.held:
+            self._release(branch)
+
+    def _release(self, branch: Branch) -> None:
+        if branch.sequence is not None:
+            self._engine.release(branch.sequence)
+            branch.sequence = branch.matcher = None
+        self._scores.session.release(branch.node)
+
+
+def _new_node(node_id: int, done: Generated, expansion: Expansion) -> Node:
+    """The node of a step that was sampled."""
+    parent, draws = expansion.branch.node, tuple(expansion.first_child + index for index in done.indices)
+    return Node(
+        node_id,
+        parent,
+        (*parent.path, draws[0]),
+        done.text,
+        len(done.token_ids),
+        done.own_tokens,
+        log_probability=done.log_probability,
+        multiplicity=len(draws),
+        draws=draws,
+        rollout=expansion.greedy or parent.rollout,
+    )
