@@ -82,7 +82,7 @@ class Parsed(str, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Reads(Generic[T]):
-    """How the text of a `Parsed` field is read; raises ValueError with the reason."""
+    """Reader of the text of a `Parsed` field; raises ValueError with the reason."""
 
     read: Callable[[str], T]
 
@@ -179,6 +179,8 @@ class Field:
             return None
         if self.item:
             return _list_violation(self.item, value)
+        if isinstance(value, str) and _SURROGATES.search(value):
+            return _NO_UNICODE
         try:
             self._adapter.validate_python(value)
         except ValueError as error:
@@ -188,9 +190,9 @@ class Field:
             elif not rule or "type" in cast("ValidationError", error).errors()[0]["type"]:
                 rule = KINDS.get(self.kind, "a path")
             return f"must be {rule}, is {self.show(value)}{hint}"
-        if isinstance(value, str) and _SURROGATES.search(value):
-            return _NO_UNICODE
-        if self.reads and not isinstance(value, Parsed) and (value or self.default):  # else it has been read
+        if (
+            self.reads and isinstance(value, str) and not isinstance(value, Parsed) and (value or self.default)
+        ):  # else it has been read
             try:
                 self.reads.read(value)
             except ValueError as error:

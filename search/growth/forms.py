@@ -1,9 +1,15 @@
 """Forms: what an answer, or a whole text, may be. A path that cannot go on within its form ends with an error."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.work import Generated, StopCause
 from espalier.search.growth.policies import Branch, Draft, Expansion, PathPolicy
-from espalier.search.growth.thoughts import PathThoughts
+
+if TYPE_CHECKING:
+    from espalier.search.growth.thoughts import PathThoughts
 
 
 class PathForms(PathPolicy):

@@ -1,11 +1,16 @@
 """Merging siblings: steps of one parent with the same text become one node, with a multiplicity."""
 
+from __future__ import annotations
+
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 from espalier.search.growth.policies import Branch, PathPolicy
-from espalier.search.growth.thoughts import PathThoughts
 from espalier.search.run.usage import UsageMeter
 from espalier.search.tree import Termination
+
+if TYPE_CHECKING:
+    from espalier.search.growth.thoughts import PathThoughts
 
 
 class Merging(PathPolicy):

@@ -4,8 +4,11 @@ The path's own sequence stays as it is, so the path goes on to the bit as if nob
 tokens under the penalties of the path, and draw nothing; the engine batches them with all other work.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
@@ -13,13 +16,15 @@ from espalier.engine.work import Done, Generate, Generated, Sampling, StepMarks,
 from espalier.prm.limits import UNLIMITED
 from espalier.search.common_fields import answer_in
 from espalier.search.grading.boxes import content_before_brace
-from espalier.search.growth.budget import Budget
 from espalier.search.growth.policies import Branch, Expansion, PathPolicy, PolicyContext
-from espalier.search.growth.thoughts import PathThoughts
 from espalier.search.run.executor import penalties_of
 from espalier.search.step_rule import PARAGRAPH
 from espalier.search.thoughts.probing import ANSWER_TOKENS
 from espalier.search.tree import Node, Probe
+
+if TYPE_CHECKING:
+    from espalier.search.growth.budget import Budget
+    from espalier.search.growth.thoughts import PathThoughts
 
 _AT_BRACE = StepMarks(end_text="}")
 

@@ -1,12 +1,14 @@
 """Thoughts: tells them apart from answers, closes them at their budgets, and has them go on where that is asked for."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import NO_MARKS, Generated, StepMarks, StopCause
-from espalier.search.growth.budget import Budget
 from espalier.search.growth.policies import Branch, Draft, Expansion, InjectedText, PathPolicy, PolicyContext
 from espalier.search.step_rule import OVERRUN
 from espalier.search.thoughts.budget import CLOSING_SENTENCE, THINK_ON, ThoughtPlan
@@ -15,6 +17,9 @@ from espalier.search.thoughts.guided import AfterThought, ThoughtEnds
 from espalier.search.thoughts.reading import CLOSED, OPENED, Phase, Position
 from espalier.search.thoughts.stop_rule import StopRule
 from espalier.search.tree import Node, Termination
+
+if TYPE_CHECKING:
+    from espalier.search.growth.budget import Budget
 
 
 class PathThoughts(PathPolicy):
@@ -47,7 +52,7 @@ class PathThoughts(PathPolicy):
         self._positions: dict[Node, Position] = {}
 
     @classmethod
-    def of(cls, context: PolicyContext, plan: ThoughtPlan, budget: Budget | None) -> "PathThoughts":
+    def of(cls, context: PolicyContext, plan: ThoughtPlan, budget: Budget | None) -> PathThoughts:
         """The thoughts of a resolved request."""
         rule, model = context.resolved.request.stop_when.value, context.engine.model(GENERATOR)
         return cls(plan, rule, model.tokenizer, model.eos_token_ids, budget)

@@ -1,4 +1,4 @@
-"""What resolving a request of any kind needs: the loaded models, their defaults, and checks against their limits."""
+"""The base of resolving requests of any kind: the loaded models, their defaults, and checks against their limits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -11,7 +11,7 @@ _TEXT = re.compile(r"agree:(?P<agree>\d{1,2})(?:,certainty:(?P<certainty>\d(?:\.
 
 
 class ProbedAnswer(Protocol):
-    """What a probe has read; see `tree.Probe`."""
+    """An answer that was read from a path; see `tree.Probe`."""
 
     @property
     def answer(self) -> str:
@@ -20,7 +20,7 @@ class ProbedAnswer(Protocol):
 
     @property
     def certainty(self) -> float:
-        """How sure the model is of it, in [0, 1]."""
+        """The model's certainty, in [0, 1]."""
         ...
 
 
