@@ -21,7 +21,6 @@ from espalier.search.grading.answers import extract_answer
 from espalier.search.growth import search as running
 from espalier.search.request import SearchRequest, SubmitOptions, Vote
 from espalier.search.result import CandidateDone, Event, Finished, SearchResult, Started, StepDone, StopReason
-from espalier.search.run import orchestrator as running_all
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting import vote as voting
 from espalier.search.voting.equivalence import Comparison
@@ -119,8 +118,7 @@ def faulty(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch) -> Callable
             monkeypatch.setattr(StepSession, "take", take)
         elif site == "select":
             select = fault.before(voting.select, lambda candidates, vote, *_: vote is Vote.WEIGHTED)
-            for module in (running, running_all):
-                monkeypatch.setattr(module, "select", select)
+            monkeypatch.setattr(running, "select", select)
         return orchestrator, fault
 
     return make
