@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -276,7 +276,7 @@ def test_larger_limit_adds_to_a_run_and_a_smaller_one_takes_nothing_away(run, tm
     assert all_four.problems == 4
     assert {s.unique_id for s in new} == {"p/2", "p/3"}
     assert run(asked=PROBLEMS[:1], folder=RunFolder(tmp_path, CONFIGURATION)) == all_four
-    assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(asdict(all_four)))
+    assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(all_four.to_dict()))
 
 
 def test_refused_problem_beyond_the_limit_still_counts(run, tmp_path):
@@ -383,6 +383,6 @@ def test_run_folder_holds_configuration_samples_and_summary(run, tmp_path):
     summary = run(folder=RunFolder(tmp_path / "a" / "b", CONFIGURATION))
     folder = tmp_path / "a" / "b"
     assert json.loads((folder / "config.json").read_text()) == {**CONFIGURATION, "asked": len(PROBLEMS)}
-    assert json.loads((folder / "summary.json").read_text()) == json.loads(json.dumps(asdict(summary)))
+    assert json.loads((folder / "summary.json").read_text()) == json.loads(json.dumps(summary.to_dict()))
     lines = (folder / "samples.jsonl").read_text().splitlines()
     assert {json.loads(line)["unique_id"] for line in lines} == {p.unique_id for p in PROBLEMS}
