@@ -162,8 +162,10 @@ def _generator_limits(
 ) -> PathLimits:
     path_tokens = step_tokens = request.max_tokens or 1
     if request.max_step_tokens:
-        overrun = request.step_rule.value.overrun(thoughts is not None)
-        step_tokens = min(request.max_step_tokens + overrun, path_tokens)
+        beyond = request.step_rule.value.overrun(thoughts is not None)
+        if thoughts:  # what the host writes behind a step is held with it
+            beyond += max(map(len, (thoughts.closing, thoughts.header, thoughts.think_on)))
+        step_tokens = min(request.max_step_tokens + beyond, path_tokens)
     behind = (*([probes.max_tokens] if probes else []), *(scorer.needs.question_lengths if scorer else ()))
     return PathLimits(len(prompt.token_ids), path_tokens, step_tokens, max(behind, default=0), max(1, len(behind)))
 
