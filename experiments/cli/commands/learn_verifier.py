@@ -13,7 +13,7 @@ import typer
 from espalier.engine.errors import EspalierError
 from espalier.engine.models.options import Quantization
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, sample_rollouts
+from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, RolloutFile
 from espalier.experiments.cli.runs import load_problems, writing_to
 from espalier.experiments.cli.schema_options import Without, with_schema
 from espalier.search.rollout import RolloutSettings
@@ -90,10 +90,9 @@ def learn_verifier_command(
     of_trunk = replace(runtime, generator=trunk, generator_quantization=trunk_quantization, system_prompt=None)
     started = time.perf_counter()
     with writing_to(out):
-        file, runtime = out / "rollouts.jsonl", replace(runtime, max_running=in_flight)
-        engine, generator, trees = sample_rollouts(
-            problems, rollouts, file, benchmark, grader, runtime, {HIDDEN: lambda hidden: hidden}
-        )
+        file = RolloutFile(problems, rollouts, out / "rollouts.jsonl", benchmark, grader)
+        runtime = replace(runtime, max_running=in_flight)
+        engine, generator, trees = file.sample(runtime, {HIDDEN: lambda hidden: hidden})
         seconds = {"rollouts": round(time.perf_counter() - started, 1)}
         record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels), "seconds": seconds}
         learning = Learning(trees, tests, out, record, rollouts)

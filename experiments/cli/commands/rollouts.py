@@ -1,7 +1,7 @@
 """`espalier rollouts`: samples solutions of problems as trees, with values of their steps."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
@@ -63,13 +63,10 @@ def rollouts_command(
         of_server = {field.name for field in declared(ConnectionOptions)}
         opt.refuse(context, of_server, "only for a server's models; give --endpoint")
     problems = selection.of(load_problems(benchmark, field_map, runtime.offline))
+    runtime = replace(runtime, max_running=in_flight)
+    asked = RolloutFile(problems, rollouts, out, benchmark, grader)
     with writing_to(out, is_file=True):
-        if endpoint:
-            memory = runtime.grader_memory
-            trees = fetch_rollouts(problems, rollouts, out, benchmark, grader, memory, in_flight, endpoint, connection)
-        else:
-            runtime = replace(runtime, max_running=in_flight)
-            trees = sample_rollouts(problems, rollouts, out, benchmark, grader, runtime)[2]
+        trees = asked.fetch(endpoint, connection, runtime) if endpoint else asked.sample(runtime)[2]
     typer.echo(f"trees  {out}")
     for write, labelled in ((write_trl, trl), (write_math_shepherd, math_shepherd)):
         if labelled:
@@ -78,94 +75,91 @@ def rollouts_command(
             typer.echo(f"steps  {labelled}")
 
 
-def fetch_rollouts(
-    problems: "list[Problem]",
-    rollouts: RolloutSettings,
-    out: Path,
-    benchmark: str,
-    grader: str,
-    grader_memory: int,
-    in_flight: int,
-    endpoint: str,
-    connection: ConnectionOptions,
-) -> "list[TreeRecord]":
-    """Have a server sample what `out` lacks of the problems, `in_flight` at once; shows progress and totals.
+@dataclass(frozen=True, slots=True)
+class RolloutFile:
+    """A file of rollouts, and the problems that it is to hold.
 
-    Returns:
-        The trees of the problems, in their order.
+    Attributes:
+        problems: whose solutions are sampled.
+        settings: how they are sampled.
+        out: the file.
+        benchmark: name of the problems' benchmark.
+        grader: name of the grader.
     """
-    from espalier.experiments.runs.graders import make_grader
-    from espalier.experiments.verifier_training.remote import RemoteSampler, remote_configuration
-    from espalier.experiments.verifier_training.tree_file import claim
 
-    with (
-        retries_shown(),
-        connection.connect(endpoint) as client,
-        make_grader(grader, grader_memory) as checker,
-    ):
-        sampler = RemoteSampler(client, rollouts, checker, in_flight)
-        claim(out, remote_configuration(client.server_info(), benchmark, rollouts))
-        return _write(sampler, rollouts, out, problems, in_flight)
+    problems: "list[Problem]"
+    settings: RolloutSettings
+    out: Path
+    benchmark: str
+    grader: str
 
+    def fetch(self, endpoint: str, connection: ConnectionOptions, runtime: RuntimeSettings) -> "list[TreeRecord]":
+        """Have a server sample what the file lacks, `max_running` problems at once; shows progress and totals.
 
-def sample_rollouts(
-    problems: "list[Problem]",
-    rollouts: RolloutSettings,
-    out: Path,
-    benchmark: str,
-    grader: str,
-    runtime: RuntimeSettings,
-    other_heads: "Mapping[str, Head]" = MappingProxyType({}),
-) -> "tuple[Engine, Generator, list[TreeRecord]]":
-    """Load a generator, and sample what `out` lacks of the problems, `max_running` at once; shows progress and totals.
+        Returns:
+            The trees of the problems, in their order.
+        """
+        from espalier.experiments.runs.graders import make_grader
+        from espalier.experiments.verifier_training.remote import RemoteSampler, remote_configuration
+        from espalier.experiments.verifier_training.tree_file import claim
 
-    Returns:
-        The engine, the generator with `other_heads`, and the trees of the problems, in their order.
-    """
-    from rich.console import Console
+        with (
+            retries_shown(),
+            connection.connect(endpoint) as client,
+            make_grader(self.grader, runtime.grader_memory) as checker,
+        ):
+            sampler = RemoteSampler(client, self.settings, checker, runtime.max_running)
+            claim(self.out, remote_configuration(client.server_info(), self.benchmark, self.settings))
+            return self._write(sampler, runtime.max_running)
 
-    from espalier.experiments.cli.loading import bytes_progress
-    from espalier.experiments.runs.graders import make_grader
-    from espalier.experiments.verifier_training.rollouts import RolloutSampler, configuration_of
-    from espalier.experiments.verifier_training.tree_file import claim
-    from espalier.search.run.load import load_generator_alone, with_quantizations
+    def sample(
+        self, runtime: RuntimeSettings, other_heads: "Mapping[str, Head]" = MappingProxyType({})
+    ) -> "tuple[Engine, Generator, list[TreeRecord]]":
+        """Load a generator, and sample what the file lacks, `max_running` problems at once; shows progress and totals.
 
-    runtime = with_quantizations(replace(runtime, verifier=""))
-    with bytes_progress(Console(stderr=True)) as on_bytes:
-        engine, generator = load_generator_alone(runtime, on_bytes, other_heads)
-    claim(out, configuration_of(generator, benchmark, rollouts, runtime.generator_quantization))
-    with make_grader(grader, runtime.grader_memory) as checker:
-        sampler = RolloutSampler(engine, generator, rollouts, checker, runtime.max_running)
-        return engine, generator, _write(sampler, rollouts, out, problems, runtime.max_running)
+        Returns:
+            The engine, the generator with `other_heads`, and the trees of the problems, in their order.
+        """
+        from rich.console import Console
 
+        from espalier.experiments.cli.loading import bytes_progress
+        from espalier.experiments.runs.graders import make_grader
+        from espalier.experiments.verifier_training.rollouts import RolloutSampler, configuration_of
+        from espalier.experiments.verifier_training.tree_file import claim
+        from espalier.search.run.load import load_generator_alone, with_quantizations
 
-def _write(
-    sampler: "TreeSampler", settings: RolloutSettings, out: Path, problems: "list[Problem]", at_once: int
-) -> "list[TreeRecord]":
-    """Sample what `out` lacks of the problems, `at_once` together; show progress and totals, and return all trees."""
-    from espalier.experiments.cli.progress import share_progress
-    from espalier.experiments.verifier_training.rollouts import cut_solutions
-    from espalier.experiments.verifier_training.tree_file import read_trees
+        runtime = with_quantizations(replace(runtime, verifier=""))
+        with bytes_progress(Console(stderr=True)) as on_bytes:
+            engine, generator = load_generator_alone(runtime, on_bytes, other_heads)
+        claim(self.out, configuration_of(generator, self.benchmark, self.settings, runtime.generator_quantization))
+        with make_grader(self.grader, runtime.grader_memory) as checker:
+            sampler = RolloutSampler(engine, generator, self.settings, checker, runtime.max_running)
+            return engine, generator, self._write(sampler, runtime.max_running)
 
-    asked = {problem.unique_id: place for place, problem in enumerate(problems)}
-    done = sum(tree.problem_id in asked for tree in read_trees(out))
-    with share_progress(len(asked), done, at_once) as advance:
-        for tree in sampler.write(out, problems):
-            advance(*tree.outcomes)
-    trees = sorted(
-        (tree for tree in read_trees(out) if tree.problem_id in asked), key=lambda tree: asked[tree.problem_id]
-    )
-    refused = [tree for tree in trees if tree.refused]
-    steps = [step for tree in trees for step in tree.steps]
-    right, solutions = (sum(counts) for counts in zip(*(tree.outcomes for tree in trees), strict=True))
-    share = f"{100 * right / max(1, solutions):.1f}% right"
-    typer.echo(f"{len(trees) - len(refused)} problems, {solutions:,} solutions, {share}")
-    typer.echo(
-        f"{len(steps):,} steps, {sum(len(step.token_ids) for step in steps):,} tokens, "
-        f"{sum(step.continuations for step in steps):,} continuations"
-    )
-    if cut := str(cut_solutions(trees, settings)):
-        typer.echo(cut)
-    for tree in refused[:5]:
-        typer.echo(f"refused {tree.problem_id}: {tree.refused}", err=True)
-    return trees
+    def _write(self, sampler: "TreeSampler", at_once: int) -> "list[TreeRecord]":
+        """Sample what the file lacks, `at_once` problems together; show progress and totals, and return all trees."""
+        from espalier.experiments.cli.progress import share_progress
+        from espalier.experiments.verifier_training.rollouts import cut_solutions
+        from espalier.experiments.verifier_training.tree_file import read_trees
+
+        places = {problem.unique_id: place for place, problem in enumerate(self.problems)}
+        done = sum(tree.problem_id in places for tree in read_trees(self.out))
+        with share_progress(len(places), done, at_once) as advance:
+            for tree in sampler.write(self.out, self.problems):
+                advance(*tree.outcomes)
+        trees = [tree for tree in read_trees(self.out) if tree.problem_id in places]
+        trees.sort(key=lambda tree: places[tree.problem_id])
+        refused = [tree for tree in trees if tree.refused]
+        steps = [step for tree in trees for step in tree.steps]
+        right, solutions = (sum(counts) for counts in zip(*(tree.outcomes for tree in trees), strict=True))
+        share = f"{100 * right / max(1, solutions):.1f}% right"
+        typer.echo(f"{len(trees) - len(refused)} problems, {solutions:,} solutions, {share}")
+        typer.echo(
+            f"{len(steps):,} steps, {sum(len(step.token_ids) for step in steps):,} tokens, "
+            f"{sum(step.continuations for step in steps):,} continuations"
+        )
+        if cut := str(cut_solutions(trees, self.settings)):
+            typer.echo(cut)
+        for tree in refused[:5]:
+            typer.echo(f"refused {tree.problem_id}: {tree.refused}", err=True)
+        return trees

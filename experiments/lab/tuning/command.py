@@ -21,7 +21,7 @@ from espalier.experiments.cli.commands.learn_verifier import (
     read_shown,
     recorded_trees,
 )
-from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, sample_rollouts
+from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, RolloutFile
 from espalier.experiments.cli.progress import count_progress
 from espalier.experiments.cli.runs import load_problems, writing_to
 from espalier.experiments.cli.schema_options import Without, with_schema
@@ -81,8 +81,8 @@ def command(
     LastLayers(open_generator(of_trunk), tune)  # whose faults are found before hours of sampling
     started = time.perf_counter()
     with writing_to(out):
-        file, runtime = out / "rollouts.jsonl", replace(runtime, max_running=in_flight)
-        engine, _, trees = sample_rollouts(problems, rollouts, file, benchmark, grader, runtime)
+        file = RolloutFile(problems, rollouts, out / "rollouts.jsonl", benchmark, grader)
+        engine, _, trees = file.sample(replace(runtime, max_running=in_flight))
         engine.close()
         del engine, _  # whose weights would stay in memory beside the trunk's
         seconds = {"rollouts": round(time.perf_counter() - started, 1)}
