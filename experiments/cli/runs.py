@@ -3,20 +3,22 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.experiments.cli.options import parse_field_map
+from espalier.experiments.cli.options import Selection, parse_field_map
 from espalier.experiments.cli.progress import share_progress
 from espalier.search.algorithms import named, needs_verifier, unscored_default, verifier_advice, what_needs_verifier
 from espalier.search.request import SearchRequest
 
 if TYPE_CHECKING:
+    from espalier.experiments.executors.settings import ExecutorSettings
     from espalier.experiments.runs.benchmarks import Problem
+    from espalier.experiments.runs.evaluate import Evaluation
     from espalier.experiments.runs.record import Sample
     from espalier.experiments.runs.summary import Summary
     from espalier.search.run.settings import RuntimeSettings
@@ -73,6 +75,35 @@ def exit_code(summaries: "Iterable[Summary]") -> int:
     if not any(missing for missing, _ in lost):
         return 0
     return EXIT_FAILED if all(missing >= searches for missing, searches in lost) else EXIT_PARTIAL
+
+
+@contextmanager
+def evaluating(
+    benchmark: str,
+    field_map: str | None,
+    selection: Selection,
+    grader: str,
+    runtime: "RuntimeSettings",
+    where: "ExecutorSettings",
+    out: Path | None,
+    **options: Any,
+) -> "Iterator[tuple[Evaluation, dict[str, Any]]]":
+    """Load the chosen problems, the grader and the models, while nobody else writes to `out`.
+
+    The whole benchmark is loaded: the folder may hold samples of other problems, and it tells which are current.
+
+    Yields the evaluation, for whose `options` see `Evaluation`, and what describes the command; see `describe_command`.
+    """
+    from espalier.experiments.cli.loading import load_executor
+    from espalier.experiments.runs.evaluate import Evaluation
+    from espalier.experiments.runs.graders import make_grader
+    from espalier.experiments.runs.provenance import describe_command
+
+    problems = load_problems(benchmark, field_map, runtime.offline)
+    asked, checker = selection.of(problems), make_grader(grader, runtime.grader_memory)
+    with writing_to(out), closing(load_executor(runtime, where, longest_first=True)) as executor, checker:
+        command = describe_command(benchmark, runtime, executor, parse_field_map(field_map))
+        yield Evaluation(executor, problems, checker, benchmark, asked, **options), command
 
 
 @contextmanager

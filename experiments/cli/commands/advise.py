@@ -2,7 +2,6 @@
 
 import json
 import sys
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import load_problems, searches_shown, verifier_for, writing_to
+from espalier.experiments.cli.runs import evaluating, searches_shown, verifier_for
 from espalier.experiments.cli.schema_options import Lists, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.runs.grid import requests_of
@@ -56,26 +55,15 @@ def advise_command(
     from espalier.experiments.advice.advise import ADVICE, advise, record_paths, run_some, sampling_request
     from espalier.experiments.advice.forecast import Forecaster
     from espalier.experiments.advice.recommend import read_budget
-    from espalier.experiments.cli.loading import load_executor
-    from espalier.experiments.runs.evaluate import Evaluation
     from espalier.experiments.runs.folder import write_whole
-    from espalier.experiments.runs.graders import make_grader
-    from espalier.experiments.runs.provenance import describe_command
 
     limits = None if budget is None else read_budget(budget)
     requests = requests_of(_usual(runtime, values) | values)
     sampled = sampling_request(requests, paths)
-    problems = load_problems(benchmark, field_map, runtime.offline)
-    asked = selection.of(problems)
     runtime = replace(runtime, verifier=verifier_for([*requests, sampled], runtime), max_running=in_flight)
-    checker = make_grader(grader, runtime.grader_memory)
-    with (
-        writing_to(out),
-        closing(load_executor(runtime, where, longest_first=True)) as executor,
-        checker,
-    ):
-        command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
-        evaluation = Evaluation(executor, problems, checker, benchmark, asked, keep_trees=True)
+    given = benchmark, field_map, selection, grader, runtime, where, out
+    with evaluating(*given, keep_trees=True) as (evaluation, command):
+        executor = evaluation.executor
         shown = partial(searches_shown, at_once=executor.max_running, runtime=runtime)
         seconds = partial(_step_seconds, executor)
         trees, costs, cut = record_paths(evaluation, sampled, out, command, seconds, shown)

@@ -1,7 +1,6 @@
 """`espalier eval`."""
 
 import json
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +9,11 @@ import typer
 
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.runs import (
+    evaluating,
     exit_code,
-    load_problems,
     searches_for,
     searches_shown,
     verifier_for,
-    writing_to,
 )
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
@@ -45,33 +43,24 @@ def evaluate_command(
     """Run a search on every problem of a benchmark and grade the answers."""
     from rich.console import Console
 
-    from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.cli.render import show_summary
     from espalier.experiments.runs.chrome_trace import profiled
-    from espalier.experiments.runs.evaluate import Evaluation
     from espalier.experiments.runs.folder import RunFolder
-    from espalier.experiments.runs.graders import make_grader
-    from espalier.experiments.runs.provenance import describe_command
 
     if trees and out is None:
         raise typer.BadParameter("needs a folder, --out", param_hint="--trees")
-    # The folder may hold samples of other problems; the whole benchmark tells which of them are current.
-    problems = load_problems(benchmark, field_map, runtime.offline)
-    asked = selection.of(problems)
     (request,) = searches_for([request], runtime)
     runtime = replace(runtime, verifier=verifier_for([request], runtime), max_running=in_flight)
-    checker = make_grader(grader, runtime.grader_memory)
     folder, before = None, 0
-    with writing_to(out), closing(load_executor(runtime, where, longest_first=True)) as executor:
-        evaluation = Evaluation(executor, problems, checker, benchmark, asked, epochs, trees)
+    given = benchmark, field_map, selection, grader, runtime, where, out
+    with evaluating(*given, epochs=epochs, keep_trees=trees) as (evaluation, command):
+        executor, asked = evaluation.executor, evaluation.asked or ()
         if out:
-            command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
             folder = RunFolder(out, evaluation.configuration(request), command)
             before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))
         total = len(evaluation.searches)
         with (
             profiled(executor, profile),
-            checker,
             searches_shown(total, before, executor.max_running, runtime) as on_sample,
         ):
             summary = replace(evaluation, on_sample=on_sample).run(request, folder)

@@ -1,7 +1,6 @@
 """`espalier sweep`."""
 
 import json
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ import typer
 
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.runs import (
+    evaluating,
     exit_code,
     load_problems,
     searches_for,
@@ -85,16 +85,12 @@ def sweep_command(
     """
     from rich.console import Console
 
-    from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.cli.render import show_cells, show_estimates
     from espalier.experiments.planning.sweep_cost import estimates
     from espalier.experiments.plots.cells import plot_cells
     from espalier.experiments.report.runs import load_runs, runs_not_begun
     from espalier.experiments.report.write import PAGE, write_report
-    from espalier.experiments.runs.evaluate import Evaluation
     from espalier.experiments.runs.fewer_paths import without_early_stop
-    from espalier.experiments.runs.graders import make_grader
-    from espalier.experiments.runs.provenance import describe_command
     from espalier.experiments.runs.statistics import require_scipy
     from espalier.experiments.runs.sweep import TABLE, Cell, sweep
 
@@ -108,10 +104,9 @@ def sweep_command(
     requests = searches_for(requests, runtime)
     if share_work:
         requests = without_early_stop(requests)
-    problems = load_problems(benchmark, field_map, runtime.offline)
-    asked = selection.of(problems)
     if dry_run:
-        rows = estimates(requests, problems, asked, out, runtime, epochs=epochs, share_work=share_work)
+        problems = load_problems(benchmark, field_map, runtime.offline)
+        rows = estimates(requests, problems, selection.of(problems), out, runtime, epochs=epochs, share_work=share_work)
         if as_json:
             print(json.dumps([asdict(each) for each in rows], indent=2))
         else:
@@ -119,14 +114,14 @@ def sweep_command(
         return
     runtime = replace(runtime, verifier=verifier_for(requests, runtime), max_running=1 if isolated else in_flight)
     requested: list[Cell] = []
-    checker = make_grader(grader, runtime.grader_memory)
+    given = benchmark, field_map, selection, grader, runtime, where, out
     with writing_to(out):
-        with closing(load_executor(runtime, where, longest_first=True)) as executor, checker:
-            total = epochs * len(asked) * len(distinct(requests, executor.defaults.fill))
-            command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
+        with evaluating(*given, epochs=epochs, keep_trees=trees) as (evaluation, command):
+            executor = evaluation.executor
+            total = len(evaluation.searches) * len(distinct(requests, executor.defaults.fill))
             with searches_shown(total, 0, executor.max_running, runtime) as on_sample:
                 cells = sweep(
-                    Evaluation(executor, problems, checker, benchmark, asked, epochs, trees, on_sample), requests, out,
+                    replace(evaluation, on_sample=on_sample), requests, out,
                     isolated=isolated, share_work=share_work, command=command, on_cell=requested.append,
                 )  # fmt: skip
         plot_cells(cells, benchmark, out / "accuracy.png")

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 _ACCESS = "espalier.access"
@@ -90,21 +91,12 @@ def _write(target: int, data: bytes) -> None:
 def _as_json(lines: list[bytes]) -> bytes:
     """The lines that are JSON objects as they are, and what is between them as objects."""
     found: list[bytes] = []
-    plain: list[str] = []
-
-    def end_plain() -> None:
-        if text := "\n".join(plain).strip():
+    for is_object, group in groupby(lines, _is_object):
+        if is_object:
+            found += group
+        elif text := "\n".join(line.decode(errors="backslashreplace").rstrip("\r") for line in group).strip():
             said = {"time": time.time(), "level": "WARNING", "logger": "stderr", "message": text}
             found.append(json.dumps(said).encode())
-        plain.clear()
-
-    for line in lines:
-        if _is_object(line):
-            end_plain()
-            found.append(line)
-        else:
-            plain.append(line.decode(errors="backslashreplace").rstrip("\r"))
-    end_plain()
     return b"".join(line + b"\n" for line in found)
 
 
