@@ -129,8 +129,8 @@ def test_searches_with_probes_do_not_depend_on_company_or_memory(
     request = replace(BEAM, thinking="30", max_tokens=200, max_steps=12, step_rule="tokens:4", probe_every=8)
     requests = [replace(request, seed=seed) for seed in range(3)]
     requests += [replace(MAJORITY, thinking="30", max_tokens=200, max_steps=None, step_rule="tokens:4", probe_every=8)]
-    alone = [run(make_orchestrator(thinking_model), each).only for each in requests]
-    crowded = make_orchestrator(thinking_model, kv_memory_bytes=2**21, reserved_share=0.05)
+    alone = [run(make_orchestrator(thinking_model, kv_memory_bytes=2**22), each).only for each in requests]
+    crowded = make_orchestrator(thinking_model, kv_memory_bytes=9 * 2**18, reserved_share=0.05)
     together = run(crowded, *requests).results
     crowded.engine.check_drained()
     for one, other in zip(alone, together, strict=True):

@@ -585,8 +585,8 @@ def test_every_search_thinks_within_its_budget_alone_and_where_memory_is_short(
     model = load_generator(checkpoint("opened by the prompt"), torch.float32, "cpu")
     request = replace(ALL[name], thinking="12", max_tokens=150, max_steps=6, temperature=0.7)
     requests = [replace(request, seed=seed) for seed in range(2)]
-    alone = [run(make_orchestrator(model), each).only for each in requests]
-    crowded = make_orchestrator(model, kv_memory_bytes=2**21, reserved_share=0.05)
+    alone = [run(make_orchestrator(model, kv_memory_bytes=2**22), each).only for each in requests]
+    crowded = make_orchestrator(model, kv_memory_bytes=9 * 2**18, reserved_share=0.05)
     results = run(crowded, *requests).results
     crowded.engine.check_drained()
     assert list(map(outcome, results)) == list(map(outcome, alone))
