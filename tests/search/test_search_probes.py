@@ -104,10 +104,11 @@ def test_paths_go_on_to_the_bit_as_without_probes(
 def test_what_the_host_writes_behind_short_steps_fits_what_is_reserved(
     name: str, thinking_model, make_orchestrator: Callable[..., Orchestrator]
 ):
-    """The text that closes a thought is many times as long as a step of three tokens."""
+    """The text that closes a thought is many times as long as a step of three tokens. `run` watches what is held."""
     request = replace(ALL[name], thinking="12", max_tokens=150, max_steps=5, temperature=0.7, step_rule="tokens:3")
     for seed in range(3):
-        run(make_orchestrator(thinking_model, kv_memory_bytes=2**23), replace(request, seed=seed))
+        result = run(make_orchestrator(thinking_model, kv_memory_bytes=2**23), replace(request, seed=seed)).only
+        assert any(node.appended for node in result.nodes)
 
 
 def test_log_probabilities_are_those_without_probes(thinking_model, make_orchestrator: Callable[..., Orchestrator]):
