@@ -190,9 +190,8 @@ class Field:
             elif not rule or "type" in cast("ValidationError", error).errors()[0]["type"]:
                 rule = KINDS.get(self.kind, "a path")
             return f"must be {rule}, is {self.show(value)}{hint}"
-        if (
-            self.reads and isinstance(value, str) and not isinstance(value, Parsed) and (value or self.default)
-        ):  # else it has been read
+        has_been_read = isinstance(value, Parsed) or value == self.default
+        if self.reads and isinstance(value, str) and not has_been_read:
             try:
                 self.reads.read(value)
             except ValueError as error:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,11 +55,9 @@ class Submission:
     on_event: Callable[[Any], None]
     engine: Engine
     scorer: Scorer | None
-    equivalence: Equivalence | None = None
-    clock: Callable[[], float] = time.monotonic
-    outside: "Callable[[AnyRunning, Callable[[], Any], Callable[[Any], None]], None]" = lambda _, work, then: then(
-        work()
-    )
+    equivalence: Equivalence | None
+    clock: Callable[[], float]
+    outside: "Callable[[AnyRunning, Callable[[], Any], Callable[[Any], None]], None]"
 
 
 def digests(engine: Engine, scorer: Scorer | None) -> dict[str, str]:

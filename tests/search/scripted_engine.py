@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -223,6 +224,9 @@ def begin(request: SearchRequest, order: int, path_tokens: int = 40, verifier_ro
     prompts = tuple(range(PROMPT)), tuple(family.prompt_ids(request.problem))
     resolved = ResolvedRequest(effective, limits, room, {}, *prompts)
     scorer = Verifier(family) if scored else None
-    submission = Submission("search", SubmitOptions(), lambda event: None, cast(Any, engine), scorer)
+    of_engine = cast(Any, engine), scorer, None, time.monotonic
+    submission = Submission(
+        "search", SubmitOptions(), lambda event: None, *of_engine, lambda _, work, then: then(work())
+    )
     search = RunningSearch(resolved, submission)
     return Run(search, engine, search.meter)
