@@ -87,6 +87,7 @@ def test_engine_benchmark_takes_in_transformers_and_quantised_weights(bench, tmp
 
 
 @pytest.mark.usefixtures("no_grader_pool")
+@pytest.mark.slow
 def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
     file = tmp_path / "search.json"
     ran = bench(
@@ -193,6 +194,7 @@ def rate_of(problems: int, peer_problems: int, quantizations: Sequence[Quantizat
 
 
 @pytest.mark.usefixtures("no_grader_pool")
+@pytest.mark.slow
 def test_early_stop_benchmark_shows_equal_answers_and_what_is_saved(bench, tmp_path):
     file = tmp_path / "early-stop.json"
     ran = bench("early-stop", "--limit", 2, "-N", 5, "--json", file)
@@ -405,6 +407,7 @@ def test_a_file_that_cannot_be_written_ends_a_benchmark_before_it_measures(bench
     assert said in str(error)
 
 
+@pytest.mark.slow
 def test_algorithms_benchmark_compares_each_with_best_of_n_and_resumes(bench, tmp_path):
     arguments = ["algorithms", "--limit", 2, "--seeds", 2, "--paths", "1,4", "--out", tmp_path / "runs"]
     arguments += ["--plot", tmp_path / "plot.svg", "--json", tmp_path / "a.json"]
@@ -425,6 +428,7 @@ def test_algorithms_benchmark_compares_each_with_best_of_n_and_resumes(bench, tm
     assert again["rows"] == document["rows"]
 
 
+@pytest.mark.slow
 def test_host_time_is_measured_without_a_model_and_with_a_gpus_plan() -> None:
     from espalier.experiments.lab.bench.engine.host import ROWS, run
 
@@ -434,6 +438,7 @@ def test_host_time_is_measured_without_a_model_and_with_a_gpus_plan() -> None:
     assert ratios == {}
 
 
+@pytest.mark.slow
 def test_host_time_of_a_token_is_measured_early_and_late_on_a_path(bench: Callable[..., Any], tmp_path) -> None:
     assert bench("long-path", "--tokens", "2000", "--repeats", "1", "--json", str(tmp_path / "a.json")).exit_code == 0
     document = json.loads((tmp_path / "a.json").read_text())

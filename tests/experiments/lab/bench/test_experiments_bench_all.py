@@ -17,6 +17,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_all_goes_on_where_it_stopped_and_names_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(everything, "PUBLISHED", SMALL)
     monkeypatch.setattr(prefix, "SHARED", (0, 40))

@@ -68,6 +68,7 @@ def test_the_phases_are_listed_and_others_refused():
     assert "everything is no phase; they are kernels recorded" in refused.stderr
 
 
+@pytest.mark.slow
 def test_kernels_are_tested_on_an_image_with_little_more_than_torch(plain_image: dict[str, str], tmp_path: Path):
     found = call("--out", str(tmp_path / "out"), "kernels", "recorded", env=plain_image)
     assert found.returncode == 0, found.stdout + found.stderr
