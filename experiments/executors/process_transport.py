@@ -1,7 +1,8 @@
-"""Workers as processes of this machine, each behind a socket pair.
+"""Workers as processes of this machine, each on a device of its own: both ends of the socket pair between.
 
 Every worker has a thread here that starts its process, listens to it until it ends, and starts the next. Messages are
-pickled: both ends are processes of one user, and nothing leaves the machine.
+pickled: both ends are processes of one user, and nothing leaves the machine. A process, in which `main` is called, ends
+with its executor, for whatever reason that does: the socket between them is then at its end.
 """
 
 import itertools
@@ -12,25 +13,38 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from threading import Event, Lock, Thread
+from typing import Any
 
-from espalier.engine.errors import FatalError
-from espalier.experiments.executors import process_worker
-from espalier.experiments.executors.devices import Place, places_of
-from espalier.experiments.executors.process_worker import Channel, CheckReply, CheckRequest
-from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Question, Report, Stepped
-from espalier.search.run.settings import RuntimeSettings
+from espalier.engine.errors import EspalierError, FatalError
+from espalier.experiments.executors.worker import (
+    Loaded,
+    Lost,
+    NoAnswerError,
+    Order,
+    PrepareReload,
+    Question,
+    Report,
+    Stepped,
+    Worker,
+)
+from espalier.kernels.cpu.threads import usable_cores
+from espalier.search.run.executor import Resolved
+from espalier.search.run.settings import RuntimeSettings, default_cpu_kv_memory
+from espalier.search.tokenization import Tokenization
 
 log = logging.getLogger("espalier.executors")
 
-_Reports: TypeAlias = "SimpleQueue[tuple[int, Report, _Process | None]]"
-"""Reports with the number of the worker and its process."""
-_COMMAND = f"from {process_worker.__name__} import main; main()"
+_COMMAND = f"from {__name__} import main; main()"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 """Seconds before a worker is started again: twice as many each time, until it has lasted."""
 _LASTED_SECONDS = 60.0
@@ -39,10 +53,59 @@ _TAKE_SECONDS = 10.0
 """Seconds in which a process must take a message, for it takes each at once unless it hangs."""
 _END_SECONDS = 8.0
 """Seconds that a process has to end after its socket, some more than it takes by itself."""
+_LAST_SECONDS = 5.0
+"""Seconds to finish a step and to end the processes that compare answers, once the executor has gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Placement of one worker: what it loads, and what its environment has besides that of its executor."""
+
+    runtime: RuntimeSettings
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def places_of(runtime: RuntimeSettings, workers: int) -> list[Place]:
+    """Return the places of workers on this machine.
+
+    Raises:
+        EspalierError: there are more workers than GPUs, or than cores on a CPU.
+    """
+    gpus = [] if runtime.device.startswith("cpu") else visible_gpus()
+    return assign(runtime, workers, usable_cores(), gpus)
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that torch sees, each by its name for CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    count = torch.cuda.device_count()
+    names = [name.strip() for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
+    return names[:count] or [str(index) for index in range(count)]
+
+
+def assign(runtime: RuntimeSettings, workers: int, cores: int, gpus: Sequence[str]) -> list[Place]:
+    """Return the places of workers on a machine with so many cores, and these GPUs; without any, on its CPU.
+
+    Raises:
+        EspalierError: there are more workers than GPUs, or than cores on a CPU.
+    """
+    on_gpus = bool(gpus) or runtime.device.startswith("cuda")
+    kind, devices = ("GPU", len(gpus)) if on_gpus else ("core", cores)
+    if workers > devices:
+        raise EspalierError(
+            f"--workers {workers}: each needs a {kind} of its own, and there {'is' if devices == 1 else 'are'} "
+            f"{devices}; lower --workers{', or choose --device cpu' if on_gpus else ''}"
+        )
+    if on_gpus:
+        return [Place(replace(runtime, device="cuda"), {_VISIBLE: name}) for name in gpus[:workers]]
+    memory = default_cpu_kv_memory(workers) if runtime.kv_memory is None else runtime.kv_memory
+    threads = runtime.threads or cores // workers
+    return [Place(replace(runtime, device="cpu", threads=threads, kv_memory=memory))] * workers
 
 
 class ProcessTransport:
-    """A `Transport` to processes that it starts on this machine."""
+    """A `Transport` to processes that it starts on this machine; each is kept running by a thread."""
 
     def __init__(self, runtime: RuntimeSettings, workers: int) -> None:
         """Start so many workers, which load at the same time.
@@ -51,18 +114,22 @@ class ProcessTransport:
             EspalierError: there are more workers than devices.
         """
         self.workers = workers
-        self._reports: _Reports = SimpleQueue()
+        # Reports with the number of the worker and its process.
+        self._reports: SimpleQueue[tuple[int, Report, _Process | None]] = SimpleQueue()
+        self._processes: list[_Process | None] = [None] * workers  # those that run
         self._ready: list[_Process | None] = [None] * workers  # those whose `Loaded` was the last that `poll` told
-        self._closing = threading.Event()
-        places = enumerate(places_of(runtime, workers))
-        self._keepers = [_Keeper(number, place, self._reports, self._closing) for number, place in places]
+        self._closing = Event()
+        self._keepers = [
+            Thread(target=self._keep, args=each, name=f"espalier-worker-{each[0]}", daemon=True)
+            for each in enumerate(places_of(runtime, workers))
+        ]
         for keeper in self._keepers:
             keeper.start()
 
     @property
     def process_ids(self) -> list[int]:
         """Ids of the workers' processes that run now."""
-        return [process.pid for keeper in self._keepers if (process := keeper.process)]
+        return [process.pid for process in self._processes if process]
 
     def send(self, worker: int, order: Order) -> None:
         """Send an order to a worker that is ready."""
@@ -72,7 +139,7 @@ class ProcessTransport:
 
     def check(self, worker: int, request: Question, seconds: float) -> Any:
         """Have a worker resolve a request."""
-        if (process := self._keepers[worker].process) is None:
+        if (process := self._processes[worker]) is None:
             raise NoAnswerError(f"worker {worker} has ended")
         return process.check(request, seconds)
 
@@ -95,40 +162,29 @@ class ProcessTransport:
     def close(self) -> None:
         """End all workers."""
         self._closing.set()
-        for keeper in self._keepers:
-            if process := keeper.process:
+        for process in self._processes:
+            if process:
                 process.hang_up()
         for keeper in self._keepers:
             keeper.join()
 
-
-class _Keeper(threading.Thread):
-    """Keeps one worker running; `process` is the one that does."""
-
-    def __init__(self, number: int, place: Place, reports: _Reports, closing: threading.Event) -> None:
-        super().__init__(name=f"espalier-worker-{number}", daemon=True)
-        self._number = number
-        self._place = place
-        self._reports = reports
-        self._closing = closing
-        self.process: _Process | None = None
-
-    def run(self) -> None:
+    def _keep(self, number: int, place: Place) -> None:
+        """Keep one worker running."""
         # The processes inherit it: a terminal sends Ctrl-C to them too, but it is this process that ends them.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         pause = _FIRST_PAUSE
         while not self._closing.is_set():
-            lasted = self._run_one()
+            lasted = self._run_one(number, place)
             pause = _FIRST_PAUSE if lasted else pause
             self._closing.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _run_one(self) -> bool:
+    def _run_one(self, number: int, place: Place) -> bool:
         """Start a process and listen until it ends; returns whether it has lasted."""
         try:
-            self.process = process = _Process(self._number, self._place)
+            self._processes[number] = process = _Process(number, place)
         except OSError as error:
-            self._report(Lost(FatalError(f"worker {self._number} could not be started: {error}")))
+            self._reports.put((number, Lost(FatalError(f"worker {number} could not be started: {error}")), None))
             return False
         if self._closing.is_set():  # `close` may have looked for it too early
             process.hang_up()
@@ -139,14 +195,11 @@ class _Keeper(threading.Thread):
                 continue
             if isinstance(report, Loaded):
                 loaded = time.monotonic()
-            self._report(report)
+            self._reports.put((number, report, process))
         ended = process.end()
-        self.process = None
-        self._report(Lost(why or FatalError(f"worker {self._number} {ended}")))
+        self._processes[number] = None
+        self._reports.put((number, Lost(why or FatalError(f"worker {number} {ended}")), None))
         return time.monotonic() - loaded > _LASTED_SECONDS
-
-    def _report(self, report: Report) -> None:
-        self._reports.put((self._number, report, self.process))
 
 
 class _Process:
@@ -234,3 +287,101 @@ class _Process:
             if not answer.done():
                 answer.set_exception(OSError("the process has ended"))
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+# ---- the process of a worker
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRequest:
+    """A request to check, and the number that the answer will carry."""
+
+    number: int
+    request: Question
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReply:
+    """The request as it was resolved, or the digest of what was prepared, or the error that was raised for it."""
+
+    number: int
+    resolved: Resolved | Tokenization | str | None = None
+    error: Exception | None = None
+
+
+class Channel:
+    """One end of the socket. Messages may be sent on several threads."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._connection = Connection(descriptor)
+        self._lock = Lock()
+
+    def send(self, message: object) -> None:
+        """Send a message.
+
+        Raises:
+            OSError: the other end has gone, which `receive` tells too; BlockingIOError if it does not take it in time.
+        """
+        with self._lock:
+            self._connection.send(message)
+
+    def receive(self) -> Any:
+        """The next message; None at the end."""
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            return None
+
+    def close(self) -> None:
+        """Close this end."""
+        with self._lock:
+            self._connection.close()
+
+
+def main() -> None:
+    """Load what the executor names, and run its searches until it has gone; exits with 1 if that fails before.
+
+    Arguments of the process: the file descriptor of the socket, and the worker's number.
+    """
+    for kind in (signal.SIGINT, signal.SIGTERM):  # the executor gets them too, and lets searches end first
+        signal.signal(kind, lambda *_: None)  # unlike SIG_IGN, this is not inherited by processes that this one starts
+    logging.basicConfig(format=f"%(asctime)s %(levelname)s worker {sys.argv[2]}: %(message)s")
+    channel = Channel(int(sys.argv[1]))
+    worker = Worker(channel.receive(), partial(_send, channel))
+    Thread(target=_listen, args=(channel, worker), name="espalier-orders", daemon=True).start()
+    stopped = worker.run()
+    logging.shutdown()
+    os._exit(0 if stopped else 1)  # not a normal exit, which waits for threads
+
+
+def _listen(channel: Channel, worker: Worker) -> None:
+    """Pass on orders and check requests; end this process at the end of the socket."""
+    try:
+        while message := channel.receive():
+            match message:
+                case CheckRequest(_, PrepareReload()):  # takes as long as loading does
+                    Thread(target=_answer, args=(channel, worker, message), daemon=True).start()
+                case CheckRequest():
+                    _answer(channel, worker, message)
+                case order:
+                    worker.tell(order)
+        if worker.loaded:
+            worker.stop()
+            time.sleep(_LAST_SECONDS)
+    except Exception:
+        log.exception("a message could not be read")
+    finally:
+        os._exit(1)
+
+
+def _answer(channel: Channel, worker: Worker, asked: CheckRequest) -> None:
+    try:
+        answer = CheckReply(asked.number, worker.check(asked.request))
+    except EspalierError as error:
+        answer = CheckReply(asked.number, error=error)
+    _send(channel, answer)
+
+
+def _send(channel: Channel, message: Report | CheckReply) -> None:
+    with suppress(OSError):
+        channel.send(message)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from espalier.engine.stats import RoleStats, total
@@ -130,6 +130,14 @@ def _pieces(salt: bytes, problem: str) -> Iterator[int]:
         yield key
 
 
+def totals(counted: Iterable[Mapping[str, RoleStats]]) -> dict[str, RoleStats]:
+    """Sums of counters by role."""
+    of_role: dict[str, list[RoleStats]] = {}
+    for role, stats in (item for each in counted for item in each.items()):
+        of_role.setdefault(role, []).append(stats)
+    return {role: total(stats) for role, stats in of_role.items()}
+
+
 @dataclass(eq=False, slots=True)
 class WorkerState:
     """A worker as far as its executor knows.
@@ -162,8 +170,7 @@ class WorkerState:
     @property
     def stats(self) -> dict[str, RoleStats]:
         """Counters by role, those of its earlier processes included."""
-        roles = {*self.ended, *self.held.stats}
-        return {role: total(each[role] for each in (self.held.stats, self.ended) if role in each) for role in roles}
+        return totals([self.held.stats, self.ended])
 
     def has_room(self, search: Search, most: int) -> bool:
         """True if it may be given a search, beside which those of a smaller priority or of callers with more wait.

@@ -18,9 +18,8 @@ from typing import Any
 from espalier.engine.errors import CheckpointError, EspalierError, FatalError, first_line
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.roles import GENERATOR
-from espalier.engine.stats import total
-from espalier.experiments.executors.routing import RecentProblems, Search, WorkerState, choose_worker
-from espalier.experiments.executors.transport import (
+from espalier.experiments.executors.routing import RecentProblems, Search, WorkerState, choose_worker, totals
+from espalier.experiments.executors.worker import (
     Cancel,
     Loaded,
     Lost,
@@ -41,7 +40,6 @@ from espalier.search.run.kinds import result_without
 from espalier.search.run.settings import RuntimeSettings, model_names
 from espalier.search.score_session import SessionTurn
 from espalier.search.server_info import KvBlocks, Occupancy
-from espalier.search.service.errors import NotReadyError
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import make_equivalence
 
@@ -49,8 +47,6 @@ log = logging.getLogger("espalier.executors")
 
 _WAIT_SECONDS = 0.01
 """Seconds that `step` waits for a report; new searches wait as long."""
-_REMIND_SECONDS = 30.0
-"""Seconds between two messages that workers have not started."""
 _ANSWER_SECONDS = 2.0
 """Seconds that one worker has to check a request before another is asked."""
 _MAX_ASKED = 2
@@ -128,9 +124,7 @@ class WorkerExecutor:
         for role, held in (item for worker in self._workers for item in worker.held.kv_blocks.items()):
             others = blocks.get(role, KvBlocks(0, 0, 0))
             blocks[role] = KvBlocks(others.live + held.live, others.cached + held.cached, others.free + held.free)
-        counted = [worker.stats for worker in self._workers]
-        roles = {role for each in counted for role in each}
-        stats = {role: total(each[role] for each in counted if role in each) for role in roles}
+        stats = totals(worker.stats for worker in self._workers)
         up = sum(worker.up for worker in self._workers)
         return Occupancy(running, len(self._searches) - running, blocks, stats, up)
 
@@ -152,10 +146,7 @@ class WorkerExecutor:
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
         """Have one of the workers look at a prompt."""
-        try:
-            return self._ask(request)
-        except NoAnswerError as why:
-            raise NotReadyError(f"{why}; try again later") from None
+        return self._ask(request)
 
     def prepare_reload(self, folder: str) -> str:
         """Have all workers load weights beside those that go on; if one cannot, all let go of them."""
@@ -166,9 +157,6 @@ class WorkerExecutor:
                 found = list(pool.map(lambda number: self._transport.check(number, asked, _LOAD_SECONDS), workers))
             if len(set(found)) > 1:
                 raise CheckpointError(f"{folder} is not the same for all workers: their digests differ")
-        except NoAnswerError as why:
-            self.cancel_reload()
-            raise NotReadyError(f"{why}; try again later") from None
         except BaseException:
             self.cancel_reload()
             raise
@@ -294,17 +282,13 @@ class WorkerExecutor:
     def _wait_for_all(self) -> list[Loaded]:
         """Wait for every worker; raises what one of them reports while others still load."""
         described: dict[int, Loaded] = {}
-        remind = time.monotonic() + _REMIND_SECONDS
-        while missing := len(self._workers) - len(described):
+        while len(described) < len(self._workers):
             for number, report in self._transport.poll(_WAIT_SECONDS):
                 if isinstance(report, Lost):
                     raise report.error
                 if isinstance(report, Loaded):
                     described[number] = report
                     self._workers[number].up, self._workers[number].held = True, report.held
-            if time.monotonic() > remind:
-                log.warning("%d of %d workers have not started yet", missing, len(self._workers))
-                remind += _REMIND_SECONDS
         return [described[worker.number] for worker in self._workers]
 
     def _differs(self, number: int, other: Loaded) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from espalier.engine.errors import FatalError
 from espalier.engine.stats import RoleStats
-from espalier.experiments.executors.transport import (
+from espalier.experiments.executors.worker import (
     Cancel,
     Loaded,
     Lost,

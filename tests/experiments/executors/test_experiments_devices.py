@@ -3,7 +3,7 @@
 import pytest
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.executors.devices import assign, visible_gpus
+from espalier.experiments.executors.process_transport import assign, visible_gpus
 from espalier.search.run.settings import RuntimeSettings, default_cpu_kv_memory
 
 

@@ -14,9 +14,9 @@ import pytest
 from process_tree import stop, wait_until
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError
-from espalier.experiments.executors import devices, process_transport
-from espalier.experiments.executors.process_transport import ProcessTransport
-from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Report, Run, Stepped
+from espalier.experiments.executors import process_transport
+from espalier.experiments.executors.process_transport import Place, ProcessTransport
+from espalier.experiments.executors.worker import Loaded, Lost, NoAnswerError, Report, Run, Stepped
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest
 from espalier.search.run.settings import RuntimeSettings
 
@@ -27,8 +27,8 @@ STUB = """
 import os, sys, time
 from multiprocessing.connection import Connection
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
-from espalier.experiments.executors.process_worker import CheckReply, CheckRequest
-from espalier.experiments.executors.transport import Loaded, Lost, Run, Stepped
+from espalier.experiments.executors.process_transport import CheckReply, CheckRequest
+from espalier.experiments.executors.worker import Loaded, Lost, Run, Stepped
 
 connection = Connection(int(sys.argv[1]))
 runtime = connection.recv()
@@ -68,7 +68,7 @@ while True:
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ProcessTransport]]:
     """Starts small workers; after the test none is left."""
     monkeypatch.setattr(process_transport, "_COMMAND", STUB)
-    monkeypatch.setattr(process_transport, "places_of", lambda runtime, workers: [devices.Place(runtime)] * workers)
+    monkeypatch.setattr(process_transport, "places_of", lambda runtime, workers: [Place(runtime)] * workers)
     monkeypatch.setattr(process_transport, "_FIRST_PAUSE", 0.01)
     made: list[ProcessTransport] = []
 
@@ -149,11 +149,7 @@ def test_a_worker_that_cannot_load_is_tried_again_after_longer_and_longer_pauses
             if len(waited) == 5:
                 self.set()
 
-    class Keeper(process_transport._Keeper):
-        def __init__(self, number, place, reports, _closing):
-            super().__init__(number, place, reports, Impatient())
-
-    monkeypatch.setattr(process_transport, "_Keeper", Keeper)
+    monkeypatch.setattr(process_transport, "Event", Impatient)
     transport = make(runtime=RuntimeSettings(generator="missing"))
     reports = hear(transport, 5)
     assert {type(report.error) for _, report in reports} == {CheckpointError}

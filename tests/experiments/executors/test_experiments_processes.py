@@ -61,7 +61,7 @@ class Workers:
         wait_until(ready, PATIENCE)
 
     def kill(self, number: int) -> int:
-        process = self.transport._keepers[number].process
+        process = self.transport._processes[number]
         assert process
         os.kill(process.pid, signal.SIGKILL)
         return process.pid
@@ -264,7 +264,7 @@ def test_a_script_that_never_closes_its_executor_ends_and_so_does_the_worker():
 FRAGILE = """
 import os
 from espalier.engine.errors import FatalError
-from espalier.experiments.executors import process_worker, transport, worker
+from espalier.experiments.executors import process_transport, worker
 from espalier.search.run.executor import request_of
 
 class Fragile(worker.Worker):
@@ -273,8 +273,8 @@ class Fragile(worker.Worker):
             {act}
         super()._start(orchestrator, order)
 
-process_worker.Worker = Fragile
-process_worker.main()
+process_transport.Worker = Fragile
+process_transport.main()
 """
 
 

@@ -18,7 +18,7 @@ from executor_runs import REQUEST, RUNTIME, Samples, run
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, RequestTooLargeError
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings
-from espalier.experiments.executors.transport import Run
+from espalier.experiments.executors.worker import Run
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.record import Sample
@@ -31,8 +31,7 @@ from espalier.search.service.settings import ServerSettings
 
 ray = pytest.importorskip("ray")
 from espalier.experiments.executors import ray_transport  # noqa: E402 - after the check for Ray
-from espalier.experiments.executors.ray_transport import RayTransport  # noqa: E402
-from espalier.experiments.executors.ray_worker import RayWorker  # noqa: E402
+from espalier.experiments.executors.ray_transport import RayTransport, RayWorker  # noqa: E402
 
 pytestmark = pytest.mark.timeout(900)  # a dozen processes are started beside whatever else the machine does
 PATIENCE = 60.0

@@ -17,8 +17,8 @@ from espalier.engine.errors import (
     RequestTooLargeError,
 )
 from espalier.experiments.executors import worker as worker_module
-from espalier.experiments.executors.ray_worker import RayWorker
-from espalier.experiments.executors.transport import (
+from espalier.experiments.executors.ray_transport import RayWorker
+from espalier.experiments.executors.worker import (
     Cancel,
     Loaded,
     Lost,
@@ -30,8 +30,8 @@ from espalier.experiments.executors.transport import (
     Run,
     Stepped,
     Tell,
+    Worker,
 )
-from espalier.experiments.executors.worker import Worker
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest
 from espalier.search.result import Finished, SearchResult, Started, StopReason
 from espalier.search.run.executor import Rejected

@@ -17,7 +17,7 @@ from espalier.engine.errors import (
     Violation,
 )
 from espalier.experiments.executors import worker_executor
-from espalier.experiments.executors.transport import Loaded, Lost, Reload, Run, Tell
+from espalier.experiments.executors.worker import Loaded, Lost, Reload, Run, Tell
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, Started, StepDone, StopReason

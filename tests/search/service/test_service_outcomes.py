@@ -529,7 +529,7 @@ def test_no_call_is_lost_with_a_worker_that_is_killed(start, pool):
         request = {**LARGE, "temperature": 0.3, "beam_width": 24}
         together = [(type(each), pool.submit(each.ask, request)) for each in made]
         wait_until(lambda: all_in(server, 8))
-        process = transport._keepers[0].process
+        process = transport._processes[0]
         assert process
         os.kill(process.pid, signal.SIGKILL)
         assert {(endpoint, each.result(LONG)) for endpoint, each in together} == {

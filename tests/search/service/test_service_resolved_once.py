@@ -14,8 +14,7 @@ from server_thread import PATIENCE, ServerThread
 
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.experiments.executors import worker as worker_module
-from espalier.experiments.executors.transport import Order, Report
-from espalier.experiments.executors.worker import Worker
+from espalier.experiments.executors.worker import Order, Report, Worker
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search import request as request_module
 from espalier.search.client import SearchClient

@@ -16,7 +16,7 @@ from espalier.experiments.cli.options import parse_int_list, parse_list
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.ray_transport import RayTransport, import_ray
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings
-from espalier.experiments.executors.transport import Transport
+from espalier.experiments.executors.worker import Transport
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report, Show, nothing_shown
