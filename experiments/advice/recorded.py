@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.evaluate import is_right
+from espalier.experiments.runs.evaluate import checker_of
 from espalier.search.grading.answers import canonical, extract_answer
 from espalier.search.grading.math_verify import Grader
 from espalier.search.result import NodeRecord, content_of
@@ -99,7 +99,7 @@ def recorded_tree(problem: Problem, nodes: Sequence[NodeRecord], prompt_tokens: 
     by_id: dict[int, RecordedStep] = {}
     records = {node.node_id: node for node in nodes}
     steps: list[RecordedStep] = []
-    grades: dict[str, bool] = {}
+    is_right = checker_of(problem, grader)
     for node in sorted(nodes, key=lambda node: node.path):
         parent = None if node.parent_id is None else by_id[node.parent_id]
         end = Termination(node.termination) if node.termination else None
@@ -110,9 +110,7 @@ def recorded_tree(problem: Problem, nodes: Sequence[NodeRecord], prompt_tokens: 
             parent.children.append(step)
         if step.complete:
             answer = extract_answer("".join(content_of(_path(records, node))))
-            if answer not in grades:
-                grades[answer] = bool(answer) and is_right(problem, answer, grader)
-            step.answer, step.right = (canonical(answer) if answer else ""), grades[answer]
+            step.answer, step.right = (canonical(answer) if answer else ""), is_right(answer)
     return RecordedTree(tuple(steps), prompt_tokens, problem.unique_id)
 
 

@@ -108,7 +108,8 @@ def read_solutions(path: Path, forced: Format | None = None) -> tuple[Format, li
         for place, number, record in read_json(file):
             fields = _Fields(place, record)
             form = form or _recognized(fields)
-            solution = _READERS[form](fields, file.stem, f"{file.name}:{number}")
+            _, read = _FORMATS[form]
+            solution = read(fields, file.stem, f"{file.name}:{number}")
             if earlier := places.get(solution.unique_id):
                 if form is Format.PRMBENCH:
                     continue  # the published evaluation also keeps the first of these
@@ -163,24 +164,6 @@ class _Fields:
         return BenchmarkError(f"{self._place}: {f'{self._within}.{name}' if self._within else name}: {rule}{missing}")
 
 
-def _recognized(fields: _Fields) -> Format:
-    if "modified_process" in fields.record:
-        return Format.PRMBENCH
-    if "steps" in fields.record:
-        return Format.PROCESSBENCH
-    if "completions" in fields.record:
-        return Format.TRL
-    if "input" in fields.record:
-        return Format.MATH_SHEPHERD
-    if "question" in fields.record:
-        return Format.PRM800K
-    raise fields.error(
-        "steps",
-        "neither ProcessBench's `steps`, PRMBench's `modified_process`, TRL's `completions`, Math-Shepherd's `input` "
-        "nor PRM800K's `question` is there",
-    )
-
-
 def _processbench(fields: _Fields, subset: str, name: str) -> Solution:
     steps = fields.steps("steps")
     label = fields.integer("label", fields.record.get("label"), -1, len(steps) - 1)
@@ -208,7 +191,7 @@ def _trl(fields: _Fields, subset: str, name: str) -> Solution:
     for number, label in enumerate(labels, start=1):
         if label not in (True, False):
             raise fields.error("labels", f"label {number} must be true or false, is {json.dumps(label)}")
-    return _labelled(fields, subset, name, fields.text("prompt"), steps, [bool(label) for label in labels])
+    return _labelled(fields, subset, name, fields.text("prompt"), steps, list(map(bool, labels)))
 
 
 _MARK = "ки"
@@ -300,10 +283,22 @@ def _labelled(
     return Solution(unique_id if unique_id.strip() else name, problem, steps, wrong, subset)
 
 
-_READERS: Mapping[Format, Callable[[_Fields, str, str], Solution]] = {
-    Format.PROCESSBENCH: _processbench,
-    Format.PRMBENCH: _prmbench,
-    Format.TRL: _trl,
-    Format.MATH_SHEPHERD: _math_shepherd,
-    Format.PRM800K: _prm800k,
+_FORMATS: Mapping[Format, tuple[str, Callable[[_Fields, str, str], Solution]]] = {
+    Format.PRMBENCH: ("modified_process", _prmbench),
+    Format.PROCESSBENCH: ("steps", _processbench),
+    Format.TRL: ("completions", _trl),
+    Format.MATH_SHEPHERD: ("input", _math_shepherd),
+    Format.PRM800K: ("question", _prm800k),
 }
+"""The field by which a record of each format is recognized, and its reader."""
+
+
+def _recognized(fields: _Fields) -> Format:
+    for form, (field, _) in _FORMATS.items():
+        if field in fields.record:
+            return form
+    raise fields.error(
+        "steps",
+        "neither ProcessBench's `steps`, PRMBench's `modified_process`, TRL's `completions`, Math-Shepherd's `input` "
+        "nor PRM800K's `question` is there",
+    )

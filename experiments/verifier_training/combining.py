@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import nn
 
 from espalier.experiments.prm_evaluation.metrics import auc_of_problems
-from espalier.experiments.prm_evaluation.show import plot_reliability
-from espalier.experiments.runs.folder import write_whole
+from espalier.experiments.prm_evaluation.report import plot_reliability
+from espalier.experiments.runs.folder import replacing, write_whole
 from espalier.experiments.verifier_training.features import Readings
-from espalier.experiments.verifier_training.pairs import share_ahead, sibling_pairs, solution_pairs
 from espalier.experiments.verifier_training.training import (
-    at_layer,
     best_head,
     fit_line,
     measure_steps,
     minimise,
     place_of,
-    save_head,
     scores_of,
+    sibling_pairs,
+    solution_pairs,
     split,
 )
 from espalier.prm.base import Sampled
@@ -110,25 +110,16 @@ def train_trunk_evidence(
     else:
         head, scores, chosen = best_head(readings, teach, seed)
     combination = _fitted(path_features(readings, scores), readings, teach)
-    summary = {
-        "trunk": trunk,
-        **record,
-        "problems_by_use": {"teach": len(teach), "measure": len(measure)},
-        **chosen,
-        **_entries_of(combination),
-    }
+    by_use = {"teach": len(teach), "measure": len(measure)}
+    summary = {"trunk": trunk, **record, "problems_by_use": by_use, **chosen, **_entries_of(combination)}
     learned = LearnedEvidence(head, combination, summary)
     features = learned.features(readings)
     summary["measured"] = _measured(features, combination, readings, measure)
     score = np.array([combination.score(row) for row in features.tolist()])
-    of_each = [(share_ahead(score, solution_pairs(readings, [problem])), 1.0) for problem in measure]
+    of_each = [(solution_pairs(readings, [problem]).share_ahead(score), 1.0) for problem in measure]
     known = auc_of_problems(of_each)
     summary["measured"]["ranks"] = known and asdict(known)
-    config = {"architectures": [trunk_evidence.ARCHITECTURE], "model_type": trunk_evidence.NAME, "trunk": trunk}
-    config |= {"hidden_size": readings.hidden, **at_layer(chosen), **_entries_of(combination)}
-    save_head(head, folder)
-    write_whole(folder / "config.json", config)
-    write_whole(folder / "training.json", summary)
+    _write(folder, trunk_evidence.ARCHITECTURE, trunk_evidence.NAME, readings, head, summary)
     return learned
 
 
@@ -161,22 +152,13 @@ def train_own_evidence(
     combination = _fitted(features, readings, teach)
     ranked = _measured(features, combination, readings, teach)["auc_solutions"]
     taken = (ranked["score"] or 0.0) > (ranked["head"] or 0.0) + _WORTH_COMBINING
-    weights = _entries_of(combination) if taken else {}
-    summary = {
-        "trunk": trunk,
-        **record,
-        "problems_by_use": {"teach": len(teach), "measure": len(measure)},
-        **chosen,
-        **weights,
-    }
+    by_use = {"teach": len(teach), "measure": len(measure)}
+    summary = {"trunk": trunk, **record, "problems_by_use": by_use, **chosen}
+    summary |= _entries_of(combination) if taken else {}
     scores = scores_of(head, readings.states_of(place_of(readings, chosen)))
     summary["measured"] = measure_steps(scores, readings, measure)
     summary["measured"] |= _measured(path_features(readings, scores), combination, readings, measure)
-    config = {"architectures": [trunk_head.ARCHITECTURE], "model_type": "trunk-head", "trunk": trunk}
-    config |= {"hidden_size": readings.hidden, **at_layer(chosen), **weights}
-    save_head(head, folder)
-    write_whole(folder / "config.json", config)
-    write_whole(folder / "training.json", summary)
+    _write(folder, trunk_head.ARCHITECTURE, "trunk-head", readings, head, summary)
     plot_reliability(summary["measured"] | {"threshold": 0.5}, folder / "reliability.svg")
     return summary
 
@@ -184,6 +166,21 @@ def train_own_evidence(
 def _entries_of(combination: Combination) -> dict[str, Any]:
     """The entries of `config.json` for a combination; see `combination_of`."""
     return {"weights": dict(zip(FEATURES, combination.weights, strict=True)), "offset": combination.offset}
+
+
+def _write(
+    folder: Path, architecture: str, model_type: str, readings: Readings, head: nn.Linear, summary: dict[str, Any]
+) -> None:
+    """Write a verifier: its head, `training.json`, and of that what `config.json` takes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"score.0.{name}": value.detach().contiguous() for name, value in head.named_parameters()}
+    with replacing(folder / "model.safetensors") as partial:
+        save_file(tensors, partial)
+    config = {"architectures": [architecture], "model_type": model_type, "trunk": summary["trunk"]}
+    config |= {"hidden_size": readings.hidden}
+    config |= {name: summary[name] for name in ("layer", "weights", "offset") if name in summary}
+    write_whole(folder / "config.json", config)
+    write_whole(folder / "training.json", summary)
 
 
 def path_features(readings: Readings, scores: np.ndarray) -> np.ndarray:
@@ -238,6 +235,6 @@ def ranks(columns: Mapping[str, np.ndarray], readings: Readings, problems: np.nd
     """
     pairs = {"solutions": solution_pairs(readings, problems), "siblings": sibling_pairs(readings, problems)}
     return {
-        f"auc_{kind}": {name: share_ahead(column, its) for name, column in columns.items()}
+        f"auc_{kind}": {name: its.share_ahead(column) for name, column in columns.items()}
         for kind, its in pairs.items()
     }

@@ -1,12 +1,14 @@
-"""Hidden states at the ends of steps, what a trunk head reads, taken from whole trees in one pass of the engine."""
+"""Hidden states at the ends of steps, what heads learn from, read from whole trees in one pass of the engine each."""
 
 import hashlib
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score, Scored
 from espalier.experiments.runs.folder import replacing
 from espalier.experiments.verifier_training.tree_file import TreeRecord
+from espalier.search.rollout import StepRecord
 
 log = logging.getLogger("espalier.training")
 HIDDEN = "hidden"
@@ -98,65 +101,139 @@ def tap_candidates(decoder: Decoder) -> tuple[int, ...]:
     return LAST, *decoder.taps
 
 
-def take_features(
-    engine: Engine, trees: Sequence[TreeRecord], folder: Path, on_problem: Callable[[], None]
-) -> Readings:
-    """Features of all trees, from the files in `folder` as far as they are there.
+class TreeReader(ABC):
+    """Reads trees with a model, and keeps what it reads in files, of each `PART` problems one."""
 
-    Args:
-        engine: holds a generator with the head `HIDDEN`.
-        trees: of that generator.
-        folder: gets a file for each 50 problems.
-        on_problem: called for each problem that is done.
-    """
-    layers = (LAST, *engine.model(GENERATOR).decoder.taps)
+    named_by: ClassVar[str]
+    """What of a problem its readings depend on."""
+    depends_on: ClassVar[tuple[str, ...]]
+    """What of a step they depend on."""
 
-    def part(file: Path, some: Sequence[TreeRecord], first: int) -> Readings:
-        return _part(engine, some, first, layers)
+    def __init__(self, engine: Engine, trees: Sequence[TreeRecord], folder: Path) -> None:
+        """Read nothing yet; `folder` gets the files. The engine holds the model as a generator, and has no work."""
+        self.trees = trees
+        self._engine = engine
+        self._model = engine.model(GENERATOR)
+        self._folder = folder
 
-    files = part_files(trees, folder, lambda some: _digest(some, layers))
-    return read_parts(files, trees, part, layers, on_problem)
+    @property
+    def files(self) -> list[Path]:
+        """The files of the readings, named by all that theirs depend on."""
+        starts = range(0, len(self.trees), PART)
+        return [self._folder / f"{start:06}-{self._digest(self.trees[start : start + PART])}.npz" for start in starts]
+
+    def read(self, on_problem: Callable[[], None]) -> Readings:
+        """Readings of all trees, from the files as far as they are there; `on_problem` is called as one is done."""
+        parts: list[Readings] = []
+        rows = 0
+        for start, file in zip(range(0, len(self.trees), PART), self.files, strict=True):
+            some = self.trees[start : start + PART]
+            if not file.is_file():
+                self._folder.mkdir(parents=True, exist_ok=True)
+                found = self._part(file, some, start)
+                with replacing(file) as partial, partial.open("wb") as stream:
+                    np.savez(stream, **{name: getattr(found, name) for name in Readings.arrays()})
+            read = Readings(**np.load(file), layers=self._layers)
+            read.parents[read.parents >= 0] += rows
+            parts.append(read)
+            rows += len(read.values)
+            for _ in some:
+                on_problem()
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Readings.arrays()}
+        return Readings(**arrays, layers=self._layers)
+
+    @property
+    def _layers(self) -> tuple[int, ...]:
+        return LAST, *self._model.decoder.taps
+
+    @abstractmethod
+    def _identity(self) -> list[Any]:
+        """What readings depend on besides the trees."""
+
+    @abstractmethod
+    def _steps(self, tree: TreeRecord) -> Iterator[tuple[int, np.ndarray, tuple[float, float]]]:
+        """Each step that has a score, after its parent: its index, its states, and `read`."""
+
+    def _digest(self, trees: Sequence[TreeRecord]) -> str:
+        read = [
+            [getattr(tree, self.named_by), [[getattr(step, name) for name in self.depends_on] for step in tree.steps]]
+            for tree in trees
+        ]
+        return hashlib.sha256(json.dumps([Readings.arrays(), *self._identity(), read]).encode()).hexdigest()[:16]
+
+    def _part(self, file: Path, trees: Sequence[TreeRecord], first: int) -> Readings:
+        """Readings of the trees of one file, of which the first is number `first`."""
+        found = [(at, *of_step) for at, tree in enumerate(trees) for of_step in self._steps(tree)]
+        hidden = self._model.config.hidden_size
+        return readings_of(found, trees, first, self._layers, hidden)
+
+    def _computed(
+        self,
+        root: KVSequence,
+        children: Mapping[int | None, Sequence[int]],
+        work: Callable[[KVSequence, int | None], Score],
+    ) -> Iterator[tuple[int | None, np.ndarray]]:
+        """Compute a tree's steps, what paths share once; yields each one's index and values, after its parent's.
+
+        Args:
+            root: the sequence of the prompt, of index None.
+            children: indices of the steps behind each step; None for first steps.
+            work: what is computed of the prompt or a step, given its sequence.
+        """
+        engine = self._engine
+        places: dict[KVSequence, int | None] = {root: None}
+        first = work(root, None)
+        engine.submit(first)
+        try:
+            while engine.busy:
+                for done in engine.step():
+                    assert isinstance(done, Scored)
+                    sequence = done.work.sequence
+                    index = places.pop(sequence)
+                    yield index, done.values
+                    for child in children.get(index, ()):
+                        (fork,) = engine.fork(sequence, 1)
+                        places[fork] = child
+                        engine.submit(work(fork, child))
+                    engine.release(sequence)
+        except GeneratorExit:
+            engine.abandon(first.owner)
+            raise
 
 
-def part_files(trees: Sequence[TreeRecord], folder: Path, digest: Callable[[Sequence[TreeRecord]], str]) -> list[Path]:
-    """The files that keep readings of trees, one for each `PART` of them, named by what theirs depend on."""
-    starts = range(0, len(trees), PART)
-    return [folder / f"{start:06}-{digest(trees[start : start + PART])}.npz" for start in starts]
+class OwnReader(TreeReader):
+    """Reads, with the generator that sampled them and has the head `HIDDEN`, the states that tokens were drawn from."""
+
+    named_by = "problem_id"
+    depends_on = "token_ids", "value", "samples", "log_probabilities", "end", "right"
+
+    def _identity(self) -> list[Any]:
+        return [self._layers]
+
+    def _steps(self, tree: TreeRecord) -> Iterator[tuple[int, np.ndarray, tuple[float, float]]]:
+        if not tree.steps:
+            return
+        *before, token = tree.prompt_token_ids
+        root = self._engine.open(GENERATOR, before, owner=tree.problem_id)
+        children: dict[int | None, list[int]] = defaultdict(list)
+        for index, step in enumerate(tree.steps):
+            children[step.parent].append(index)
+
+        def work(sequence: KVSequence, index: int | None) -> Score:
+            ids = (token,) if index is None else tuple(tree.steps[index].token_ids)
+            return Score(tree.problem_id, sequence, ids, tuple(range(len(ids))[-2:]), head=HIDDEN)
+
+        last: dict[int | None, np.ndarray] = {}  # the state at the end of each step that is computed
+        for index, values in self._computed(root, children, work):
+            last[index] = values[-1]
+            if index is not None and is_read(step := tree.steps[index]):
+                states = values[0] if len(values) > 1 else last[step.parent]
+                yield index, states, (sum(step.log_probabilities), len(step.token_ids))
 
 
-def read_parts(
-    files: Sequence[Path],
-    trees: Sequence[TreeRecord],
-    part: Callable[[Path, Sequence[TreeRecord], int], Readings],
-    layers: tuple[int, ...],
-    on_problem: Callable[[], None],
-) -> Readings:
-    """Readings of all trees, from the files as far as they are there.
-
-    Args:
-        files: see `part_files`; their folder is made.
-        trees: what is read.
-        part: reads those of one file, given it, them, and the number of the first.
-        layers: see `Readings`.
-        on_problem: called for each problem that is done.
-    """
-    parts: list[Readings] = []
-    rows = 0
-    for start, file in zip(range(0, len(trees), PART), files, strict=True):
-        some = trees[start : start + PART]
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            found = part(file, some, start)
-            with replacing(file) as partial, partial.open("wb") as stream:
-                np.savez(stream, **{name: getattr(found, name) for name in Readings.arrays()})
-        read = Readings(**np.load(file), layers=layers)
-        read.parents[read.parents >= 0] += rows
-        parts.append(read)
-        rows += len(read.values)
-        for _ in some:
-            on_problem()
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Readings.arrays()}
-    return Readings(**arrays, layers=parts[0].layers)
+def is_read(step: StepRecord) -> bool:
+    """Return whether a step has a score in a search: those that were cut off, and those without text, have none."""
+    return step.end != "length" and bool(step.text.strip())
 
 
 def readings_of(
@@ -200,75 +277,3 @@ def readings_of(
         np.array([index for _, index, _, _ in found], np.int64),
         layers=layers,
     )
-
-
-def _digest(trees: Sequence[TreeRecord], layers: tuple[int, ...]) -> str:
-    """Digest of all that features depend on, so that those of fewer or other solutions are not taken for these."""
-    names = "token_ids", "value", "samples", "log_probabilities", "end", "right"
-    read = [[tree.problem_id, [[getattr(step, name) for name in names] for step in tree.steps]] for tree in trees]
-    return hashlib.sha256(json.dumps([Readings.arrays(), layers, read]).encode()).hexdigest()[:16]
-
-
-def _part(engine: Engine, trees: Sequence[TreeRecord], first: int, layers: tuple[int, ...]) -> Readings:
-    found: list[tuple[int, int, np.ndarray, tuple[float, float]]] = []
-    for at, tree in enumerate(trees):
-        for index, states in _states(engine, tree):
-            step = tree.steps[index]
-            if step.end != "length" and step.text.strip():
-                found.append((at, index, states, (sum(step.log_probabilities), len(step.token_ids))))
-    return readings_of(found, trees, first, layers, engine.model(GENERATOR).config.hidden_size)
-
-
-def _states(engine: Engine, tree: TreeRecord) -> Iterator[tuple[int, np.ndarray]]:
-    """Each step's index and the state that its last token was drawn from; every token of the tree is computed once."""
-    if not tree.steps:
-        return
-    *before, token = tree.prompt_token_ids
-    root = engine.open(GENERATOR, before, owner=tree.problem_id)
-    children: dict[int | None, list[int]] = defaultdict(list)
-    for index, step in enumerate(tree.steps):
-        children[step.parent].append(index)
-
-    def work(sequence: KVSequence, index: int | None) -> Score:
-        ids = (token,) if index is None else tuple(tree.steps[index].token_ids)
-        return Score(tree.problem_id, sequence, ids, tuple(range(len(ids))[-2:]), head=HIDDEN)
-
-    last: dict[int | None, np.ndarray] = {}  # the state at the end of each step that is computed
-    for index, values in read_tree(engine, root, children, work):
-        last[index] = values[-1]
-        if index is not None:
-            yield index, values[0] if len(values) > 1 else last[tree.steps[index].parent]
-
-
-def read_tree(
-    engine: Engine,
-    root: KVSequence,
-    children: Mapping[int | None, Sequence[int]],
-    work: Callable[[KVSequence, int | None], Score],
-) -> Iterator[tuple[int | None, np.ndarray]]:
-    """Compute a tree's steps, what paths share once; yields each one's index and values, after its parent's.
-
-    Args:
-        engine: has no other work.
-        root: the sequence of the prompt, of index None.
-        children: indices of the steps behind each step; None for first steps.
-        work: what is computed of the prompt or a step, given its sequence.
-    """
-    places: dict[KVSequence, int | None] = {root: None}
-    first = work(root, None)
-    engine.submit(first)
-    try:
-        while engine.busy:
-            for done in engine.step():
-                assert isinstance(done, Scored)
-                sequence = done.work.sequence
-                index = places.pop(sequence)
-                yield index, done.values
-                for child in children.get(index, ()):
-                    (fork,) = engine.fork(sequence, 1)
-                    places[fork] = child
-                    engine.submit(work(fork, child))
-                engine.release(sequence)
-    except GeneratorExit:
-        engine.abandon(first.owner)
-        raise

@@ -1,29 +1,43 @@
-"""Samples the solutions of many problems at once, into a file that can be continued."""
+"""Samples the solutions of many problems at once, here or on a server, into a file that can be continued."""
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import InvalidRequestError, NoEmbeddingError, RequestTooLargeError
+from espalier.engine.errors import EspalierError, InvalidRequestError, NoEmbeddingError, RequestTooLargeError
 from espalier.engine.models.options import Quantization
+from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Generated
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.cut_paths import CutPaths
+from espalier.experiments.runs.evaluate import checker_of
 from espalier.experiments.runs.jsonl import open_lines
 from espalier.experiments.runs.record import Unanswered
 from espalier.experiments.verifier_training.tree_file import TreeRecord, read_trees, write_tree
+from espalier.search.client import SearchClient
 from espalier.search.grading.math_verify import Grader
-from espalier.search.grading.notation.numerals import number_in
-from espalier.search.rollout import Labels, RolloutSettings, without_neutral_penalties
+from espalier.search.result import StopReason
+from espalier.search.rollout import (
+    Labels,
+    RolloutRequest,
+    RolloutResult,
+    RolloutSettings,
+    StepRecord,
+    grade,
+    without_neutral_penalties,
+)
 from espalier.search.run.generator import Generator
 from espalier.search.run.rollout import rollout_blocks
 from espalier.search.run.rollout_tree import RolloutTree
+from espalier.search.server_info import ServerInfo
+
+_OF_MODELS = (GENERATOR, "dtype", "system_prompt")
 
 
 def configuration_of(
@@ -42,6 +56,13 @@ def configuration_of(
         "benchmark": benchmark,
         **{name: value for name, value in asked.items() if name not in unused},
     }
+
+
+def remote_configuration(info: ServerInfo, benchmark: str, settings: RolloutSettings) -> dict[str, Any]:
+    """Everything known here that rollouts of a server depend on besides the problem; see `tree_file.claim`."""
+    models = {name: info.models.get(name) for name in _OF_MODELS}
+    asked = {name: value for name, value in asdict(settings).items() if value is not None or name == "temperature"}
+    return {**models, "sampled": "by a server", "benchmark": benchmark, **without_neutral_penalties(asked)}
 
 
 class TreeSampler(ABC):
@@ -107,6 +128,63 @@ class RolloutSampler(TreeSampler):
                 engine.admission.release(reservation)
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteSampler(TreeSampler):
+    """Samples the solutions of problems on a server, `in_flight` problems at once."""
+
+    client: SearchClient
+    settings: RolloutSettings
+    grader: Grader
+    in_flight: int
+
+    def __post_init__(self) -> None:
+        if self.settings.labels is Labels.BINARY_SEARCH:
+            raise EspalierError(
+                "--labels binary-search grades while it samples, which a server does not; leave out --endpoint, or "
+                "take outcome or monte-carlo"
+            )
+
+    def sample(self, problems: Sequence[Problem]) -> Iterator[TreeRecord]:
+        """Yield the tree of each problem, in the order in which they finish; what cannot be sampled says why.
+
+        Raises:
+            EspalierError: the server cannot be reached, or ends a tree early.
+        """
+        waiting, running = iter(problems), dict[Future[RolloutResult], Problem]()
+        with ThreadPoolExecutor(self.in_flight) as threads:
+            try:
+                while True:
+                    for problem in waiting:
+                        running[threads.submit(self._ask, problem)] = problem
+                        if len(running) >= 2 * self.in_flight:  # half of them wait here, while others are graded
+                            break
+                    if not running:
+                        return
+                    for done in wait(running, return_when=FIRST_COMPLETED).done:
+                        yield self._record(running.pop(done), done.result)
+            except BaseException:
+                self.client.close()  # ends what is in flight, on the server too
+                raise
+
+    def _ask(self, problem: Problem) -> RolloutResult:
+        history = tuple(problem.history)
+        return self.client.rollout(RolloutRequest(**asdict(self.settings), problem=problem.problem, history=history))
+
+    def _record(self, problem: Problem, result_of: Callable[[], RolloutResult]) -> TreeRecord:
+        try:
+            result = result_of()
+        except InvalidRequestError as error:
+            return TreeRecord(problem.unique_id, problem.problem, problem.answer, refused=str(error))
+        if result.stop_reason is not StopReason.FINISHED:
+            raise EspalierError(
+                f"the server ended the tree of {problem.unique_id} early ({result.stop_reason}); sample fewer "
+                "--solutions, lower --max-tokens, or serve with more --search-seconds"
+            )
+        grade(result.steps, checker_of(problem, self.grader))
+        prompt, steps = list(result.prompt_token_ids), list[StepRecord](result.steps)
+        return TreeRecord(problem.unique_id, problem.problem, problem.answer, prompt, steps)
+
+
 def cut_solutions(trees: Sequence[TreeRecord], settings: RolloutSettings) -> CutPaths:
     """The solutions of rollouts that were cut, and by what."""
     counts = Counter[Unanswered]()
@@ -122,20 +200,3 @@ def cut_solutions(trees: Sequence[TreeRecord], settings: RolloutSettings) -> Cut
             }
             counts[next((reason for reason, reached in limits.items() if reached), Unanswered.CONTEXT)] += step.samples
     return CutPaths.among([counts], sum(tree.outcomes[1] for tree in trees))
-
-
-def checker_of(problem: Problem, grader: Grader) -> Callable[[str], bool]:
-    """A function that says whether an answer to the problem is right."""
-
-    @cache
-    def is_right(answer: str) -> bool:
-        value = number_in(answer)
-        for gold in problem.golds:
-            if value is not None and not grader.rule and (number := number_in(gold)) is not None:
-                if number == value:
-                    return True  # most answers, without a child process
-            elif grader.grade(gold, answer).correct:
-                return True
-        return False
-
-    return is_right

@@ -5,7 +5,7 @@ The run is one of `espalier eval --algorithm best-of-n --early-stop off --trees`
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.evaluate import is_right
+from espalier.experiments.runs.evaluate import checker_of
 from espalier.experiments.runs.folder import TREES
 from espalier.experiments.runs.jsonl import damage_named, read_lines
 from espalier.experiments.runs.statistics import paired_bootstrap_interval
@@ -25,7 +25,7 @@ from espalier.search.common_fields import Vote
 from espalier.search.grading.answers import extract_answer
 from espalier.search.grading.math_verify import Grader
 from espalier.search.result import Candidate
-from espalier.search.rollout import StepRecord
+from espalier.search.rollout import RolloutStep, grade
 from espalier.search.voting.vote import select
 
 _DRAWS = 20
@@ -53,40 +53,29 @@ def trees_of_run(folder: Path, problems: Mapping[str, Problem], grader: Grader) 
     trees = list[TreeRecord]()
     for place, record in read_lines(folder / TREES):
         with damage_named(place):
-            name, nodes = record["unique_id"], sorted(record["nodes"], key=lambda node: node["path"])
-            if name not in problems:
+            if (problem := problems.get(name := record["unique_id"])) is None:
                 raise EspalierError(f"{place}: the run's benchmark has no problem {name!r}")
-            problem = problems[name]
-            steps = list(_steps(nodes, problem, grader))
-            trees.append(TreeRecord(name, problem.problem, problem.answer, steps=steps))
+            steps = _steps(sorted(record["nodes"], key=lambda node: node["path"]))
+            grade(steps, checker_of(problem, grader))
+            trees.append(TreeRecord(name, problem.problem, problem.answer, steps=list(steps)))
     return trees
 
 
-def _steps(nodes: Sequence[dict[str, Any]], problem: Problem, grader: Grader) -> Iterator[StepRecord]:
+def _steps(nodes: Sequence[dict[str, Any]]) -> list[RolloutStep]:
     """The steps of a tree but its root, parents first."""
     places: dict[int | None, int] = {}
-    steps, texts, grades = list[StepRecord](), [""], dict[str, bool]()
+    steps, texts = list[RolloutStep](), [""]
     for node in nodes:
         if node["parent_id"] is None:
             continue
         above = places.get(node["parent_id"])
         places[node["node_id"]] = len(steps)
         texts.append((texts[above + 1] if above is not None else "") + node["text"])
-        spread = [node["log_probability"] / max(1, node["tokens"])] * node["tokens"]
-        end = node["termination"] or None
-        step = StepRecord(above, node["text"], [0] * node["tokens"], spread, node["multiplicity"], end)
-        steps.append(step)
-        if end is not None:
-            answer = extract_answer(texts[-1]) if end != "length" else None
-            if answer is not None and answer not in grades:
-                grades[answer] = bool(answer) and is_right(problem, answer, grader)
-            step.answer, step.right = answer, answer is not None and grades[answer]
-    right = [step.samples * bool(step.right) for step in steps]
-    for place in range(len(steps) - 1, -1, -1):
-        steps[place].value = right[place] / steps[place].samples
-        if (above := steps[place].parent) is not None:
-            right[above] += right[place]
-    return iter(steps)
+        tokens, end = node["tokens"], node["termination"] or None
+        spread = [node["log_probability"] / max(1, tokens)] * tokens
+        answer = extract_answer(texts[-1]) if end not in (None, "length") else None
+        steps.append(RolloutStep(above, node["text"], [0] * tokens, spread, node["multiplicity"], end, answer))
+    return steps
 
 
 def measure_on_run(learned: LearnedEvidence, trees: Sequence[TreeRecord], readings: Readings) -> dict[str, Any]:

@@ -1,22 +1,21 @@
-"""Teaches linear heads to predict the values of steps from hidden states, and chooses among them by cross-fitting."""
+"""Teaches linear heads to predict the values of steps from hidden states, and chooses among them by cross-fitting.
 
-from collections.abc import Callable
+A head is chosen by the pairs of steps of one problem of which one should have the higher score.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import nn
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.prm_evaluation.metrics import auc, auc_of_problems, auc_within
-from espalier.experiments.runs.folder import replacing
 from espalier.experiments.runs.statistics import calibration
 from espalier.experiments.verifier_training.features import LAST, Readings
-from espalier.experiments.verifier_training.pairs import share_ahead, solution_pairs
 
 _MEASURED = 0.1
 """Share of the problems that teach nothing and measure what was learned."""
@@ -27,6 +26,56 @@ _WORTH_A_TAP = 0.01
 """By how much a head on a middle layer's states must rank better than one after the last: it may be chance."""
 _MAX_COUNTED = 32
 """A step that more solutions have counts no more than so often in a measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of rows of which the first should have the higher score, and what each weighs."""
+
+    better: np.ndarray
+    worse: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def of(cls, problems: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Self:
+        """Join those of problems, each with its better and worse rows and weights; a problem's weigh 1 together."""
+        found = [each for each in problems if len(each[2])]
+        if not found:
+            return cls(np.zeros(0, int), np.zeros(0, int), np.zeros(0))
+        better, worse, weights = zip(*found, strict=True)
+        return cls(*map(np.concatenate, (better, worse, [each / each.sum() for each in weights])))
+
+    def share_ahead(self, column: np.ndarray) -> float | None:
+        """The weighed share of pairs whose better row has the higher value; equal values count half."""
+        if not len(self.weights):
+            return None
+        ahead = column[self.better] - column[self.worse]
+        return float(((ahead > 0) + 0.5 * (ahead == 0)) @ self.weights / self.weights.sum())
+
+
+def solution_pairs(readings: Readings, problems: Iterable[int]) -> Pairs:
+    """Right and wrong solutions of one problem, weighed by how often they were drawn."""
+
+    def of(problem: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        ends = np.flatnonzero((readings.problems == problem) & (readings.right >= 0))
+        right, wrong = ends[readings.right[ends] == 1], ends[readings.right[ends] == 0]
+        weights = np.outer(readings.samples[right], readings.samples[wrong]).astype(float).ravel()
+        return np.repeat(right, len(wrong)), np.tile(wrong, len(right)), weights
+
+    return Pairs.of(map(of, problems))
+
+
+def sibling_pairs(readings: Readings, problems: Iterable[int]) -> Pairs:
+    """Steps behind one step of which one ends right more often, weighed by how much."""
+
+    def of(problem: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows = np.flatnonzero(readings.problems == problem)
+        alike = readings.parents[rows][:, None] == readings.parents[rows][None]
+        ahead = readings.values[rows][:, None] - readings.values[rows][None]
+        one, other = np.nonzero(alike & (ahead > 0))
+        return rows[one], rows[other], ahead[one, other].astype(float)
+
+    return Pairs.of(map(of, problems))
 
 
 def best_head(readings: Readings, teach: np.ndarray, seed: int) -> tuple[nn.Linear, np.ndarray, dict[str, Any]]:
@@ -58,7 +107,7 @@ def best_head(readings: Readings, teach: np.ndarray, seed: int) -> tuple[nn.Line
         ranked = list[tuple[float, float, np.ndarray]]()
         for penalty in _PENALTIES:
             logits = _cross_fitted(readings, place, teach, penalty, seed)
-            rank = share_ahead(readings.path_means(sigmoid(logits)), pairs) if len(pairs.weights) else None
+            rank = pairs.share_ahead(readings.path_means(sigmoid(logits)))
             ranked.append((0.5 if rank is None else rank, penalty, logits))
         rank, penalty, logits = max(ranked, key=lambda one: one[0])
         found.append((rank, place, penalty, logits))
@@ -193,11 +242,6 @@ def place_of(readings: Readings, chosen: dict[str, Any]) -> int:
     return readings.layers.index(chosen.get("layer", LAST))
 
 
-def at_layer(chosen: dict[str, Any]) -> dict[str, int]:
-    """The entry of `config.json` for the layer of a head; see `prm.heads.layer_of`."""
-    return {"layer": chosen["layer"]} if "layer" in chosen else {}
-
-
 def split(readings: Readings, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Split the problems into those that teach, and a tenth that measures.
 
@@ -231,11 +275,3 @@ def measure_steps(scores: np.ndarray, readings: Readings, problems: np.ndarray) 
         "calibration": bins,
         "expected_calibration_error": error,
     }
-
-
-def save_head(head: nn.Linear, folder: Path) -> None:
-    """Write a head as `score.0` of `model.safetensors`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"score.0.{name}": value.detach().contiguous() for name, value in head.named_parameters()}
-    with replacing(folder / "model.safetensors") as partial:
-        save_file(tensors, partial)

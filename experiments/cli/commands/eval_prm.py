@@ -69,10 +69,8 @@ def eval_prm_command(
     from espalier.experiments.cli.loading import bytes_progress
     from espalier.experiments.cli.progress import count_progress
     from espalier.experiments.demo import planted_errors_path
-    from espalier.experiments.prm_evaluation.report import make_records, summarize
-    from espalier.experiments.prm_evaluation.score_folder import ScoreFolder
-    from espalier.experiments.prm_evaluation.scoring import Scored, load_scoring
-    from espalier.experiments.prm_evaluation.show import plot_reliability, show_summary
+    from espalier.experiments.prm_evaluation.report import make_records, plot_reliability, show_summary, summarize
+    from espalier.experiments.prm_evaluation.scoring import Scored, ScoreFolder, load_scoring
     from espalier.experiments.prm_evaluation.solutions import choose, read_solutions
     from espalier.experiments.runs.provenance import describe_models
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from espalier.engine.models.model import Head
     from espalier.experiments.runs.cut_paths import CutPaths
     from espalier.experiments.verifier_training.combining import LearnedEvidence, TaughtHead
-    from espalier.experiments.verifier_training.features import Readings
+    from espalier.experiments.verifier_training.features import Readings, TreeReader
     from espalier.experiments.verifier_training.tree_file import TreeRecord
-    from espalier.experiments.verifier_training.trunk_reading import StatesHead, TreeReader
+    from espalier.experiments.verifier_training.trunk_reading import StatesHead
     from espalier.search.run.generator import Generator
 
 _RANKS = 0.55
@@ -142,12 +142,12 @@ class Learning:
         from espalier.engine.roles import GENERATOR
         from espalier.experiments.cli.progress import count_progress
         from espalier.experiments.verifier_training.combining import train_own_evidence
-        from espalier.experiments.verifier_training.features import take_features, tap_candidates
+        from espalier.experiments.verifier_training.features import OwnReader, tap_candidates
 
         started = time.perf_counter()
         tap_candidates(engine.model(GENERATOR).decoder)
         with count_progress("problems", len(self.trees)) as advance:
-            features = take_features(engine, self.trees, self.out / "features", advance)
+            features = OwnReader(engine, self.trees, self.out / "features").read(advance)
         self.record["seconds"]["features"] = round(time.perf_counter() - started, 1)
         typer.echo(f"{len(features.values):,} steps with hidden states of {features.hidden} values")
         verifier = self.out / "verifier"
@@ -254,10 +254,10 @@ def read_by_trunk(
     trees: "list[TreeRecord]", folder: Path, runtime: RuntimeSettings
 ) -> "tuple[Readings, dict[str, str]]":
     """Readings of a trunk, the generator of `runtime`, kept in `folder`; and its name and digest."""
-    from espalier.experiments.verifier_training.trunk_reading import TreeReader
+    from espalier.experiments.verifier_training.trunk_reading import TrunkReader
 
     with open_trunk(runtime) as (engine, generator):
-        readings = read_shown(TreeReader(engine, generator.system_prompt, trees, folder))
+        readings = read_shown(TrunkReader(engine, generator.system_prompt, trees, folder))
     return readings, {"name": runtime.generator, "digest": generator.model.digest}
 
 

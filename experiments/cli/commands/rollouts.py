@@ -54,7 +54,7 @@ def rollouts_command(
     connection: ConnectionOptions,
 ) -> None:
     """Sample solutions of every problem as a tree of steps, with tokens, log-probabilities, outcomes and values."""
-    from espalier.experiments.verifier_training.labelled_steps import write_math_shepherd, write_trl
+    from espalier.experiments.verifier_training.tree_file import write_math_shepherd, write_trl
 
     if endpoint:
         own = {field.name for field in declared(RuntimeSettings)} - {"offline", "grader_memory"}
@@ -100,7 +100,7 @@ class RolloutFile:
             The trees of the problems, in their order.
         """
         from espalier.experiments.runs.graders import make_grader
-        from espalier.experiments.verifier_training.remote import RemoteSampler, remote_configuration
+        from espalier.experiments.verifier_training.rollouts import RemoteSampler, remote_configuration
         from espalier.experiments.verifier_training.tree_file import claim
 
         with (

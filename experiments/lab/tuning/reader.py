@@ -1,9 +1,10 @@
 """Reads trees with a trunk, and keeps the states of all tokens that enter one of its layers."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score
 from espalier.experiments.lab.tuning.entering import BYTES_PER_VALUE, EnteringStates
 from espalier.experiments.verifier_training import trunk_reading
-from espalier.experiments.verifier_training.features import Readings, read_tree
+from espalier.experiments.verifier_training.features import Readings
 from espalier.experiments.verifier_training.tree_file import TreeRecord
-from espalier.experiments.verifier_training.trunk_reading import StatesHead, TreeReader, children_of
+from espalier.experiments.verifier_training.trunk_reading import StatesHead, TrunkReader, children_of
 
 ENTERING = "entering"
 """The head that gives the states of `Layers.tap_raw`; the trunk's model must have it."""
@@ -28,15 +29,15 @@ def heads_for(trunk: StatesHead) -> dict[str, Head]:
     return trunk_reading.heads_for(trunk) | {ENTERING: lambda states: trunk.model.decoder.states_of(states)[-1]}
 
 
-class EnteringReader(TreeReader):
+class EnteringReader(TrunkReader):
     """A reader that keeps, beside its readings, the states of all tokens that enter a layer; see `entering`."""
 
     def __init__(
         self, engine: Engine, system_prompt: str, trees: Sequence[TreeRecord], folder: Path, entering: int
     ) -> None:
-        """Read nothing yet; see `TreeReader`. `entering` is the layer."""
+        """Read nothing yet; see `TrunkReader`. `entering` is the layer."""
         super().__init__(engine, system_prompt, trees, folder)
-        self._decoder.tap_raw(entering)
+        self._model.decoder.tap_raw(entering)
         self._kept = EnteringStates()
 
     @property
@@ -55,7 +56,7 @@ class EnteringReader(TreeReader):
             children = children_of(tree)
             tokens += len(self._prompt(tree)) if children else 0
             tokens += sum(len(self._reading(tree, child).token_ids) for of in children.values() for child in of)
-        needed = tokens * self._family.model.config.hidden_size * BYTES_PER_VALUE
+        needed = tokens * self._model.config.hidden_size * BYTES_PER_VALUE
         self._folder.mkdir(parents=True, exist_ok=True)
         there = sum(file.stat().st_size for file in self.entering_files if file.is_file())
         if needed - there > (free := shutil.disk_usage(self._folder).free):
@@ -65,8 +66,9 @@ class EnteringReader(TreeReader):
             )
         return tokens, needed
 
-    def _states_read(self) -> list[int | str]:
-        return [*super()._states_read(), f"entering {self._decoder.raw_tap}"]
+    def _identity(self) -> list[Any]:
+        *of_trunk, layers = super()._identity()
+        return [*of_trunk, [*layers, f"entering {self._model.decoder.raw_tap}"]]
 
     def _part(self, file: Path, trees: Sequence[TreeRecord], first: int) -> Readings:
         """Readings of some trees; the states that enter a layer are written first, so that they are there with them."""
@@ -75,12 +77,13 @@ class EnteringReader(TreeReader):
         self._kept.write(_entering_file(file))
         return readings
 
-    def _steps(self, tree: TreeRecord) -> Iterator[tuple[int, np.ndarray]]:
+    def _steps(self, tree: TreeRecord) -> Iterator[tuple[int, np.ndarray, tuple[float, float]]]:
         self._kept.begin()
-        if not (children := children_of(tree)):
-            return
-        hidden = self._family.model.config.hidden_size
-        for index, values in read_tree(self._engine, self._root(tree), children, partial(self._work, tree)):
+        return super()._steps(tree)
+
+    def _values(self, tree: TreeRecord, children: Mapping[int | None, list[int]]) -> Iterator[tuple[int, np.ndarray]]:
+        hidden = self._model.config.hidden_size
+        for index, values in self._computed(self._root(tree), children, partial(self._work, tree)):
             if index is None:
                 self._kept.add(values, of_prompt=True)
             else:

@@ -27,8 +27,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.experiments.lab.tuning.entering import KeptStates, TreeStates
 from espalier.experiments.runs.folder import replacing, write_whole
 from espalier.experiments.verifier_training.features import Readings
-from espalier.experiments.verifier_training.pairs import Pairs, share_ahead, solution_pairs
-from espalier.experiments.verifier_training.training import LinearHead
+from espalier.experiments.verifier_training.training import LinearHead, Pairs, solution_pairs
 
 log = logging.getLogger("espalier.training")
 RANK = 16
@@ -231,7 +230,7 @@ class _Problem:
         return (each * self.samples).sum() / self.samples.sum() + ranking
 
     def ahead(self, logits: torch.Tensor) -> float:
-        found = share_ahead((self.mean @ logits.sigmoid()).numpy(), self.pairs)
+        found = self.pairs.share_ahead((self.mean @ logits.sigmoid()).numpy())
         assert found is not None
         return found
 

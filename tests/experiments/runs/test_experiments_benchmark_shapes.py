@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from espalier.experiments.runs.benchmarks import BenchmarkError, Problem, load_benchmark
-from espalier.experiments.runs.evaluate import _grade, _submit
+from espalier.experiments.runs.evaluate import _grade, _submit, checker_of
 from espalier.experiments.runs.graders import make_grader
 from espalier.experiments.runs.record import refused_sample
 from espalier.search.grading.math_verify import Grader
@@ -198,6 +198,7 @@ def test_evaluation_grades_within_the_tolerance_unless_another_rule_is_named(gra
 
     assert not is_solved(exact, grader)
     assert is_solved(within, grader)
+    assert [checker_of(problem, grader)("5.3") for problem in (exact, within)] == [False, True]
     with make_grader("exact") as by_text:
         assert not is_solved(within, by_text)
 

@@ -21,10 +21,9 @@ from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.cut_paths import CutPaths
 from espalier.experiments.runs.record import Unanswered
 from espalier.experiments.verifier_training.combining import train_own_evidence
-from espalier.experiments.verifier_training.features import HIDDEN, LAST, Readings, take_features
-from espalier.experiments.verifier_training.pairs import share_ahead, solution_pairs
+from espalier.experiments.verifier_training.features import HIDDEN, LAST, OwnReader, Readings
 from espalier.experiments.verifier_training.rollouts import RolloutSampler, cut_solutions
-from espalier.experiments.verifier_training.training import best_head
+from espalier.experiments.verifier_training.training import best_head, solution_pairs
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.prm.scorers.trunk_head import add_trunk_head
 from espalier.search.grading.math_verify import Grader
@@ -49,7 +48,7 @@ def test_features_are_transformers_hidden_states_and_are_taken_once(
     trees = sorted(unsorted, key=lambda tree: int(tree.problem_id))
     before = engine.stats()["generator"].computed_tokens
     done: list[int] = []
-    features = take_features(engine, trees, tmp_path / "features", lambda: done.append(1))
+    features = OwnReader(engine, trees, tmp_path / "features").read(lambda: done.append(1))
     engine.check_drained()
     assert len(done) == 60
     own = sum(len(tree.prompt_token_ids) + sum(len(step.token_ids) for step in tree.steps) for tree in trees)
@@ -82,11 +81,11 @@ def test_features_are_transformers_hidden_states_and_are_taken_once(
     assert (distance.min(0) < 1e-4).all()
 
     computed = engine.stats()["generator"].computed_tokens
-    again = take_features(engine, trees, tmp_path / "features", lambda: None)
+    again = OwnReader(engine, trees, tmp_path / "features").read(lambda: None)
     assert engine.stats()["generator"].computed_tokens == computed, "nothing is left to compute"
     assert np.array_equal(again.states, features.states)
     longer = [replace(tree, steps=[replace(step, value=0.5) for step in tree.steps]) for tree in trees]
-    assert set(take_features(engine, longer, tmp_path / "features", lambda: None).values.tolist()) == {0.5}
+    assert set(OwnReader(engine, longer, tmp_path / "features").read(lambda: None).values.tolist()) == {0.5}
 
 
 def separable(problems: int = 60, hidden: int = 48, labels: bool = True) -> Readings:
@@ -134,9 +133,9 @@ def test_scores_of_the_teaching_problems_are_by_heads_that_were_not_taught_them(
     with torch.no_grad():
         own = head(torch.from_numpy(readings.states))[:, 0].numpy()
     pairs = solution_pairs(readings, teach)
-    assert share_ahead(own, pairs) > 0.9, "300 values tell 200 steps apart"
-    assert share_ahead(scores, pairs) == pytest.approx(0.5, abs=0.1)
-    assert chosen["auc_by_layer"]["last"] == pytest.approx(share_ahead(scores, pairs), abs=1e-6)
+    assert pairs.share_ahead(own) > 0.9, "300 values tell 200 steps apart"
+    assert pairs.share_ahead(scores) == pytest.approx(0.5, abs=0.1)
+    assert chosen["auc_by_layer"]["last"] == pytest.approx(pairs.share_ahead(scores), abs=1e-6)
 
 
 def test_a_middle_layer_is_taken_only_where_it_ranks_better_by_a_hundredth():

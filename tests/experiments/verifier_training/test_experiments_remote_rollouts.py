@@ -13,8 +13,7 @@ from server_thread import ServerThread, wait_until
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.verifier_training.remote import RemoteSampler
-from espalier.experiments.verifier_training.rollouts import RolloutSampler
+from espalier.experiments.verifier_training.rollouts import RemoteSampler, RolloutSampler
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.search.client import SearchClient
 from espalier.search.grading.math_verify import Grader

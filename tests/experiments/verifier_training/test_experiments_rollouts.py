@@ -14,9 +14,15 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.prm_evaluation.solutions import Format, read_solutions
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.experiments.runs.jsonl import open_lines
-from espalier.experiments.verifier_training.labelled_steps import write_math_shepherd, write_trl
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
-from espalier.experiments.verifier_training.tree_file import TreeRecord, claim, read_trees, write_tree
+from espalier.experiments.verifier_training.tree_file import (
+    TreeRecord,
+    claim,
+    read_trees,
+    write_math_shepherd,
+    write_tree,
+    write_trl,
+)
 from espalier.search.grading.math_verify import Grader
 from espalier.search.rollout import Labels, RolloutSettings, StepRecord
 from espalier.search.run.generator import Generator

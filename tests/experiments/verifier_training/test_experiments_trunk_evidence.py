@@ -31,7 +31,7 @@ from espalier.experiments.verifier_training.features import LAST, Readings, read
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.testing import measure_on_run, trees_of_run
 from espalier.experiments.verifier_training.tree_file import TreeRecord
-from espalier.experiments.verifier_training.trunk_reading import TOKENS_AND_STATES, StatesHead, TreeReader
+from espalier.experiments.verifier_training.trunk_reading import TOKENS_AND_STATES, StatesHead, TrunkReader
 from espalier.prm.families import identify, load_verifier
 from espalier.prm.families.trunk_evidence import TrunkEvidence
 from espalier.prm.path_evidence import FEATURES, Combination, PathEvidence
@@ -82,7 +82,7 @@ def test_a_trunk_reads_each_tree_once_as_transformers_would(
     loaded = load_generator(trunk, torch.float32, "cpu")
     head.model = replace(loaded, other_heads={TOKENS_AND_STATES: head})
     engine = make_engine(head.model, kv_memory_bytes=2**23)
-    readings = TreeReader(engine, SYSTEM, trees, tmp_path).read(lambda: None)
+    readings = TrunkReader(engine, SYSTEM, trees, tmp_path).read(lambda: None)
     engine.check_drained()
     plain = AutoModelForCausalLM.from_pretrained(trunk.folder, dtype=torch.float32).eval()
     tokenizer = loaded.tokenizer
@@ -125,7 +125,7 @@ def test_a_trunk_reads_each_tree_once_as_transformers_would(
             assert found
             compared += 1
     assert compared > 10
-    again = TreeReader(engine, SYSTEM, trees, tmp_path).read(lambda: None)
+    again = TrunkReader(engine, SYSTEM, trees, tmp_path).read(lambda: None)
     assert all(np.array_equal(getattr(again, name), getattr(readings, name)) for name in ("states", "read", "parents"))
 
 
@@ -215,11 +215,11 @@ def test_states_of_middle_layers_are_transformers_own(
     name = TOKENS_AND_STATES
     head.model = replace(loaded, other_heads={name: head}, wide_heads=frozenset([name]))
     engine = make_engine(head.model, kv_memory_bytes=2**23)
-    plain_readings = TreeReader(engine, SYSTEM, trees, tmp_path).read(lambda: None)
+    plain_readings = TrunkReader(engine, SYSTEM, trees, tmp_path).read(lambda: None)
     layers = tap_candidates(loaded.decoder)
     assert layers[0] == LAST
     assert len(layers) > 1
-    readings = TreeReader(engine, SYSTEM, trees, tmp_path).read(lambda: None)
+    readings = TrunkReader(engine, SYSTEM, trees, tmp_path).read(lambda: None)
     assert readings.layers == layers
     assert np.array_equal(readings.states_of(0), plain_readings.states)
     assert np.array_equal(readings.read, plain_readings.read)

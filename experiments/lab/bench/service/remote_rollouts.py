@@ -13,8 +13,7 @@ from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report, Show, nothing_shown
 from espalier.experiments.lab.bench.service.server_process import serving
 from espalier.experiments.runs.benchmarks import load_benchmark
-from espalier.experiments.verifier_training.remote import RemoteSampler
-from espalier.experiments.verifier_training.rollouts import RolloutSampler, TreeSampler
+from espalier.experiments.verifier_training.rollouts import RemoteSampler, RolloutSampler, TreeSampler
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.search.client import SearchClient
 from espalier.search.grading.math_verify import Grader

@@ -32,7 +32,7 @@ from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.verifier_training.features import Readings
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.tree_file import TreeRecord
-from espalier.experiments.verifier_training.trunk_reading import StatesHead, TreeReader
+from espalier.experiments.verifier_training.trunk_reading import StatesHead, TrunkReader
 from espalier.search.grading.math_verify import Grader
 from espalier.search.rollout import RolloutSettings
 from espalier.search.run.generator import Generator
@@ -55,19 +55,19 @@ def trees(load_model: Callable[[str], Model], make_engine: Callable[..., Engine]
     return sorted(found, key=lambda tree: int(tree.problem_id))
 
 
-Read = Callable[..., tuple[Readings, TreeReader]]
+Read = Callable[..., tuple[Readings, TrunkReader]]
 
 
 @pytest.fixture
 def read(trees: list[TreeRecord], make_engine: Callable[..., Engine], tmp_path: Path) -> Read:
     """Reads the trees with a checkpoint, and keeps the states that enter a layer if one is given."""
 
-    def of(checkpoint: Checkpoint, entering: int | None = None) -> tuple[Readings, TreeReader]:
+    def of(checkpoint: Checkpoint, entering: int | None = None) -> tuple[Readings, TrunkReader]:
         trunk, loaded = StatesHead(), load_generator(checkpoint, torch.float32, "cpu")
         heads = heads_for(trunk)
         trunk.model = replace(loaded, other_heads=heads, wide_heads=frozenset(heads))
         given = make_engine(trunk.model, kv_memory_bytes=2**23), "Use steps.", trees, tmp_path / "readings"
-        reader = TreeReader(*given) if entering is None else EnteringReader(*given, entering)
+        reader = TrunkReader(*given) if entering is None else EnteringReader(*given, entering)
         return reader.read(lambda: None), reader
 
     return of
@@ -131,13 +131,13 @@ def test_kept_states_enter_the_layer_and_the_layers_above_give_the_last(
     assert (tree.states[path] - entering).abs().max() < 0.01 * entering.abs().max()
 
 
-def _ids_of(reader: TreeReader, tree: TreeRecord, rows: np.ndarray, readings: Readings) -> list[int]:
+def _ids_of(reader: TrunkReader, tree: TreeRecord, rows: np.ndarray, readings: Readings) -> list[int]:
     """What is computed on the path to the tree's last row."""
     its_rows, at = [], int(rows[-1])
     while at >= 0:
         its_rows.insert(0, at - int(rows[0]))
         at = int(readings.parents[at])
-    order = [index for index, _ in reader._steps(tree)]
+    order = [index for index, *_ in reader._steps(tree)]
     family = reader._family
     ids = family.prompt_ids(tree.problem)
     for row in its_rows:
