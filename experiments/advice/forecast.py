@@ -5,7 +5,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,8 +113,7 @@ class Forecast:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcomes:
+class _Outcomes(NamedTuple):
     """Outcomes of each problem's repetitions, `[P, R]`, and mean tokens of the steps of each problem, `[P]`.
 
     Of the latter, those that siblings begin with alike count once in `own_tokens`.
@@ -122,6 +122,12 @@ class _Outcomes:
     right: np.ndarray
     tokens: np.ndarray
     own_tokens: np.ndarray
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Sequence[tuple[float, float, float]]]) -> "_Outcomes":
+        """Take right, tokens and own tokens of each problem's repetitions."""
+        right, tokens, own_tokens = np.ascontiguousarray(np.moveaxis(np.array(outcomes, float), -1, 0))
+        return cls(right, tokens.mean(1), own_tokens.mean(1))
 
 
 class Forecaster:
@@ -137,7 +143,7 @@ class Forecaster:
         self._prompt_tokens = float(np.mean([tree.prompt_tokens for tree in trees]))
         self._own_tokens = OwnTokens(trees)
         self._models = [SearchModel(trees, seed + i, self._own_tokens) for i in range(_MODELS)]
-        self._found: dict[tuple[str, SearchRequest], _Outcomes] = {}
+        self._recorded, self._modelled = cache(self._vote_over_paths), cache(self._search_models)
         self._error = 0.0  # of the model's accuracy of step-by-step searches, where one was run
         self._more_tokens = 1.0  # than the model has, likewise
 
@@ -176,7 +182,8 @@ class Forecaster:
         Recorded paths do not tell how a verifier's errors add up over the steps of a search. A run of few problems
         tells less, and moves them less: by what is expected of a normal error of `_MODEL_ERROR`.
         """
-        run, found = self.of_run(request, samples), self._made(request, Basis.PREDICTED, self._modelled(request))
+        run = self.of_run(request, samples)
+        found = self._with_costs(request, Basis.PREDICTED, self._modelled(request))
         error = run.outcomes - found.outcomes
         noise = float(error.var()) / len(error)
         self._error = float(error.mean()) * _MODEL_ERROR**2 / (_MODEL_ERROR**2 + noise)
@@ -190,88 +197,68 @@ class Forecaster:
         """
         independent = has_independent_paths(request)
         if independent and request.beam_width <= self.paths:
-            return self._made(request, Basis.RECORDED, self._recorded(request))
+            return self._with_costs(request, Basis.RECORDED, self._recorded(request))
         found = self._modelled(request)
         if not samples_whole_paths(request):
-            return self._made(request, Basis.PREDICTED, found, self._error, self._more_tokens)
+            return self._with_costs(request, Basis.PREDICTED, found, self._error, self._more_tokens)
         shift = 0.0
         if independent:  # how far the model is off where more is known
             known = replace(request, beam_width=self.paths)
             shift = float(self._recorded(known).right.mean() - self._modelled(known).right.mean())
-        return self._made(request, Basis.PREDICTED, found, shift)
+        return self._with_costs(request, Basis.PREDICTED, found, shift)
 
-    def _made(
+    def _with_costs(
         self, request: SearchRequest, basis: Basis, found: _Outcomes, shift: float = 0.0, more_tokens: float = 1.0
     ) -> Forecast:
-        low, high = _interval(found.right, self._seed)
+        """A search that was not run, with what its tokens cost; `shift` moves its accuracy."""
         costs, prompt, steps = self.costs, self._prompt_tokens, float(found.tokens.mean())
         generator = more_tokens * (prompt + costs.sampled * float(found.own_tokens.mean()))
         verifier = costs.read_of_prompt * prompt + costs.read * steps if needs_verifier(request) else 0.0
-        verifier *= more_tokens
-        seconds = generator * costs.generator_seconds + verifier * costs.verifier_seconds
-        of_problems = found.right.mean(1)
+        return self._made(request, basis, found.right, generator, verifier * more_tokens, shift)
+
+    def _made(
+        self,
+        request: SearchRequest,
+        basis: Basis,
+        right: np.ndarray,
+        generator_tokens: float,
+        verifier_tokens: float,
+        shift: float = 0.0,
+    ) -> Forecast:
+        low, high = _interval(right, self._seed)
+        of_problems = right.mean(1)
         accuracy = float(of_problems.mean())
         if basis is Basis.PREDICTED:  # as squares: what the model errs by does not depend on the problems drawn
             low = accuracy - math.hypot(accuracy - low, _MODEL_ERROR)
             high = accuracy + math.hypot(high - accuracy, _MODEL_ERROR)
         accuracy, low, high = (float(np.clip(each + shift, 0, 1)) for each in (accuracy, low, high))
-        return Forecast(
-            settings_of(request),
-            algorithm_of(request).candidates(request),
-            basis,
-            accuracy,
-            low,
-            high,
-            generator,
-            verifier,
-            seconds,
-            of_problems + shift,
-        )
+        tokens = generator_tokens, verifier_tokens
+        seconds = generator_tokens * self.costs.generator_seconds + verifier_tokens * self.costs.verifier_seconds
+        settings, candidates = settings_of(request), algorithm_of(request).candidates(request)
+        return Forecast(settings, candidates, basis, accuracy, low, high, *tokens, seconds, of_problems + shift)
 
     def of_run(self, request: SearchRequest, samples: Mapping[str, Sample]) -> Forecast:
         """A search that was run on the recorded problems, by their ids; a problem without a sample is not solved."""
         right = np.array([[float(s.correct) if (s := samples.get(t.problem_id)) else 0.0] for t in self.trees])
-        low, high = _interval(right, self._seed)
-        generator, verifier = (
+        tokens = (
             float(np.mean([sample.usage[name] for sample in samples.values()]))
             for name in ("generator_tokens", "verifier_tokens")
         )
-        seconds = generator * self.costs.generator_seconds + verifier * self.costs.verifier_seconds
-        settings, candidates = settings_of(request), algorithm_of(request).candidates(request)
-        figures = float(right.mean()), low, high, generator, verifier, seconds
-        return Forecast(settings, candidates, Basis.RUN, *figures, right.mean(1))
-
-    def _recorded(self, request: SearchRequest) -> _Outcomes:
-        return self._once("recorded", request, self._vote_over_paths)
-
-    def _modelled(self, request: SearchRequest) -> _Outcomes:
-        return self._once("modelled", request, self._search_models)
-
-    def _once(self, kind: str, request: SearchRequest, find: Any) -> _Outcomes:
-        if (kind, request) not in self._found:
-            self._found[kind, request] = find(request)
-        return self._found[kind, request]
+        return self._made(request, Basis.RUN, right, *tokens)
 
     def _search_models(self, request: SearchRequest) -> _Outcomes:
-        outcomes = [[model.search(i, request) for model in self._models] for i in range(len(self.trees))]
-        right = np.array([[each.right for each in row] for row in outcomes], float)
-        tokens, own_tokens = (
-            np.array([[getattr(each, name) for each in row] for row in outcomes]).mean(1)
-            for name in ("tokens", "own_tokens")
-        )
-        return _Outcomes(right, tokens, own_tokens)
+        return _Outcomes.of([[model.search(i, request) for model in self._models] for i in range(len(self.trees))])
 
     def _vote_over_paths(self, request: SearchRequest) -> _Outcomes:
-        draws = [_draws_of(tree, request.beam_width, f"{self._seed} {i}") for i, tree in enumerate(self.trees)]
-        vote = vote_of(request)
         how = request.aggregation if needs_verifier(request) else None
-        right = [[_solved(paths, vote, how) for paths in row] for row in draws]
-        drawn = [[_steps(paths) for paths in row] for row in draws]
-        tokens = [[sum(step.tokens for step in steps) for steps in row] for row in drawn]
-        own_tokens = [[self._own_tokens.of_all(steps) for steps in row] for row in drawn]
-        return _Outcomes(
-            np.array(right, float), *(np.array([np.mean(row) for row in of]) for of in (tokens, own_tokens))
-        )
+
+        def outcome(paths: Sequence[RecordedStep]) -> tuple[float, float, float]:
+            steps = list(dict.fromkeys(step for end in paths for step in end.lineage()))  # the distinct ones
+            own_tokens = self._own_tokens.of_all(steps)
+            return _solved(paths, vote_of(request), how), sum(step.tokens for step in steps), own_tokens
+
+        draws = [_draws_of(tree, request.beam_width, f"{self._seed} {i}") for i, tree in enumerate(self.trees)]
+        return _Outcomes.of([list(map(outcome, row)) for row in draws])
 
     def pass_at(self) -> dict[int, float]:
         """The probability that any of k paths is right, for k of 1, 2, 4 and so on, and of all."""
@@ -349,11 +336,6 @@ def _solved(paths: Sequence[RecordedStep], vote: Vote, how: Aggregation | None) 
     ]
     best = select(candidates, vote).best
     return best is not None and best.answer == _RIGHT
-
-
-def _steps(paths: Sequence[RecordedStep]) -> list[RecordedStep]:
-    """The distinct steps of some paths of a tree."""
-    return list(dict.fromkeys(step for end in paths for step in end.lineage()))
 
 
 def _sibling_pairs(tree: RecordedTree, how: Aggregation) -> Iterator[tuple[float, float]]:

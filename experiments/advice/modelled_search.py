@@ -18,7 +18,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,8 +45,7 @@ class UnpredictableSearchError(EspalierError):
     """A search asks for what recorded samples do not tell."""
 
 
-@dataclass(frozen=True, slots=True)
-class Modelled:
+class Modelled(NamedTuple):
     """The outcome of one modelled search.
 
     Attributes:
@@ -93,60 +92,60 @@ class SearchModel:
     """Draws trees like the recorded ones, with the states of all steps drawn once.
 
     Attributes:
+        trees: the recorded ones.
         own_tokens: what a step costs beside its siblings.
+        right: the states of the recorded steps.
+        repeated: of right and of wrong steps, the share whose text was drawn more than once, where one could have been.
     """
 
     def __init__(self, trees: Sequence[RecordedTree], seed: int, own_tokens: OwnTokens | None = None) -> None:
         """Draw the states of the steps of `trees`, whose `stays_right` is set."""
-        self._trees = trees
+        self.trees = trees
         self.own_tokens = own_tokens or OwnTokens(trees)
         self._seed = seed
-        self._draw = random.Random(f"{seed} states")
-        self._right: dict[RecordedStep, bool] = {}
-        self._inner: list[dict[tuple[int, bool, bool], list[RecordedStep]]] = []
-        self._transitions: list[dict[int, tuple[int, int]]] = []
+        self.right: dict[RecordedStep, bool] = {}
+        draw = random.Random(f"{seed} states")
         for tree in trees:
-            self._label(tree)
-            self._index(tree)
+            self.right[tree.root] = True
+            for step in tree.steps[1:]:
+                assert step.parent is not None
+                self.right[step] = self.right[step.parent] and draw.random() < step.stays_right
+        self._problem_of = {step: i for i, tree in enumerate(trees) for step in tree.steps}
+        # By problem: the steps at a depth, in a state, with children in a state; and of the children of right steps at
+        # a depth, the right ones and all.
+        self._inner: list[dict[tuple[int, bool, bool], list[RecordedStep]]] = [defaultdict(list) for _ in trees]
+        self._transitions: list[dict[int, tuple[int, int]]] = [{} for _ in trees]
+        for step, problem in self._problem_of.items():
+            self._index(step, self._inner[problem], self._transitions[problem])
         ranked = sorted(range(len(trees)), key=lambda i: (trees[i].right / max(1, trees[i].paths), i))
         self._near: list[list[int]] = [[] for _ in trees]
         for place, i in enumerate(ranked):
             start = max(0, min(place - _NEIGHBOURS // 2, len(ranked) - _NEIGHBOURS - 1))
             self._near[i] = [other for other in ranked[start : start + _NEIGHBOURS + 1] if other != i]
-        counts = [each for its in self._transitions for each in its.values()]
-        self._weights = _mixture(counts)
+        self._weights = _mixture([each for its in self._transitions for each in its.values()])
         self._stays = [dict[int, float]() for _ in trees]
         self._answers = [Counter[str]() for _ in trees]
         for tree, answers in zip(trees, self._answers, strict=True):
             for step in tree.ends():
                 answers[step.answer] += step.count
-        self._repeated = {right: self._share_repeated(right) for right in (False, True)}
-        self._problem_of = {step: i for i, tree in enumerate(trees) for step in tree.steps}
+        self.repeated = {right: self._share_repeated(right) for right in (False, True)}
 
-    def _label(self, tree: RecordedTree) -> None:
-        self._right[tree.root] = True
-        for step in tree.steps[1:]:
-            assert step.parent is not None
-            self._right[step] = self._right[step.parent] and self._draw.random() < step.stays_right
-
-    def _index(self, tree: RecordedTree) -> None:
-        inner: dict[tuple[int, bool, bool], list[RecordedStep]] = defaultdict(list)
-        transitions: dict[int, tuple[int, int]] = {}
-        depth = {tree.root: 0}
-        for step in tree.steps:
-            if step.parent is not None:
-                depth[step] = depth[step.parent] + 1
-            for right in {self._right[child] for child in step.children}:
-                inner[depth[step], self._right[step], right].append(step)
-            if self._right[step] and step.children:
-                before = transitions.get(depth[step], (0, 0))
-                counts = sum(c.count for c in step.children if self._right[c]), sum(c.count for c in step.children)
-                transitions[depth[step]] = before[0] + counts[0], before[1] + counts[1]
-        self._inner.append(dict(inner))
-        self._transitions.append(transitions)
+    def _index(
+        self,
+        step: RecordedStep,
+        inner: dict[tuple[int, bool, bool], list[RecordedStep]],
+        transitions: dict[int, tuple[int, int]],
+    ) -> None:
+        right, depth = self.right, step.depth
+        for state in {right[child] for child in step.children}:
+            inner[depth, right[step], state].append(step)
+        if right[step] and step.children:
+            good, all_of = transitions.get(depth, (0, 0))
+            good += sum(child.count for child in step.children if right[child])
+            transitions[depth] = good, all_of + sum(child.count for child in step.children)
 
     def _share_repeated(self, right: bool) -> float:
-        groups = [[c.count for c in s.children if self._right[c] is right] for t in self._trees for s in t.steps]
+        groups = [[c.count for c in step.children if self.right[c] is right] for step in self._problem_of]
         several = [counts for counts in groups if sum(counts) > 1]
         return sum(n for counts in several for n in counts if n > 1) / max(1, sum(map(sum, several)))
 
@@ -160,16 +159,15 @@ class SearchModel:
 
     def child(self, step: RecordedStep, problem: int, depth: int, draw: random.Random) -> tuple[RecordedStep, bool]:
         """A child of `step`, at `depth`, of a search on `problem`; and whether it is one with a text of its own."""
-        right = self._right[step] and draw.random() < self._rate(self._problem_of[step], depth)
-        own = [child for child in step.children if self._right[child] is right]
+        right = self.right[step] and draw.random() < self._rate(self._problem_of[step], depth)
+        own = [child for child in step.children if self.right[child] is right]
         once = [child for child in own if child.count == 1]
         count = sum(child.count for child in own)
-        if count and draw.random() * (count + _BORROWED) >= len(once) + _BORROWED * (1 - self.repeated(right)):
+        if count and draw.random() * (count + _BORROWED) >= len(once) + _BORROWED * (1 - self.repeated[right]):
             return _drawn_again(own, draw), False
-        key = depth, self._right[step], right
-        home = self._problem_of[step]
-        there = self._inner[home].get(key, [])
-        seen = sum(self._right[child] is right for each in there for child in each.children)
+        key = depth, self.right[step], right
+        there = self._inner[self._problem_of[step]].get(key, [])
+        seen = sum(self.right[child] is right for each in there for child in each.children)
         others = [steps for i in self._near[problem] if (steps := self._inner[i].get(key))]
         if others and draw.random() * (seen + _BORROWED) < _BORROWED:
             there = draw.choice(others)
@@ -178,20 +176,8 @@ class SearchModel:
         if not there:
             return RecordedStep(step, end=Termination.LENGTH), True
         like = _near(there, step, draw)
-        again = once if like is step and once else [child for child in like.children if self._right[child] is right]
+        again = once if like is step and once else [child for child in like.children if self.right[child] is right]
         return _drawn_again(again, draw), True
-
-    def is_right(self, step: RecordedStep) -> bool:
-        """The state of a recorded step in this model."""
-        return self._right.get(step, False)
-
-    def repeated(self, right: bool) -> float:
-        """The share of right or wrong steps whose text was drawn more than once, where one could have been."""
-        return self._repeated[right]
-
-    def root(self, problem: int) -> RecordedStep:
-        """The root of a problem's recorded tree."""
-        return self._trees[problem].root
 
     def gave(self, problem: int, step: RecordedStep) -> int:
         """The number of recorded paths of a problem that gave the answer of `step`; 0 for a step of another problem."""
@@ -216,7 +202,7 @@ class _ModelledSearch:
         self._request = request
         self._draw = draw
         self._root = Node(0, None, ())
-        self._step: dict[Node, RecordedStep] = {self._root: model.root(problem)}
+        self._step: dict[Node, RecordedStep] = {self._root: model.trees[problem].root}
         self._new: set[Node] = set()  # nodes of paths with a text that was not recorded
         self._own_tokens = 0.0
 
@@ -227,11 +213,8 @@ class _ModelledSearch:
             algorithm.tell(sorted(told, key=lambda node: node.path))
         voters = [node for node in algorithm.kept() if node.complete]
         best = select([self._candidate(node) for node in voters], vote_of(self._request)).best
-        return Modelled(
-            best is not None and best.answer == _RIGHT,
-            sum(node.num_tokens for node in self._step),
-            self._own_tokens,
-        )
+        tokens = sum(node.num_tokens for node in self._step)
+        return Modelled(best is not None and best.answer == _RIGHT, tokens, self._own_tokens)
 
     def _expand(self, expand: Expand) -> list[Node]:
         if expand.greedy:
@@ -249,9 +232,9 @@ class _ModelledSearch:
         step, merged, nodes = self._step[parent], dict[RecordedStep | bool, Node](), list[Node]()
         for index in range(parent.num_children, parent.num_children + count):
             child, is_new = self._model.child(step, self._problem, parent.depth, self._draw)
-            right = self._model.is_right(child)
+            right = self._model.right.get(child, False)
             same = child if not is_new else right  # a text that was not recorded may be drawn again, too
-            if same in merged and not (is_new and self._draw.random() >= self._model.repeated(right)):
+            if same in merged and not (is_new and self._draw.random() >= self._model.repeated[right]):
                 twin = merged[same]
                 twin.multiplicity += 1
                 twin.draws = (*twin.draws, index)
