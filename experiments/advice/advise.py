@@ -14,11 +14,10 @@ from espalier.experiments.advice.modelled_search import UnpredictableSearchError
 from espalier.experiments.advice.recommend import Advice, Budget, Findings, recommend
 from espalier.experiments.advice.recorded import RecordedTree, recorded_tree
 from espalier.experiments.report.trees import trees_in
-from espalier.experiments.runs.cut_paths import CutPaths
 from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.grid import distinct
-from espalier.experiments.runs.record import Sample, lost_paths
+from espalier.experiments.runs.record import CutPaths, Sample, lost_paths
 from espalier.search.algorithms import algorithm_of, last_score_suffices, needs_verifier
 from espalier.search.common_fields import Aggregation, AlgorithmName, EarlyStop
 from espalier.search.request import SearchRequest

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.advice.forecast import Basis, Forecast, difference
-from espalier.experiments.runs.cut_paths import CutPaths
+from espalier.experiments.runs.record import CutPaths
 
 _CHANCE = 0.55
 """AUC from which a verifier ranks better than chance."""

@@ -113,7 +113,7 @@ def writing_to(out: Path | None, is_file: bool = False) -> Iterator[None]:
     Raises:
         EspalierError: another process writes there; see `folder_lock`.
     """
-    from espalier.experiments.runs.folder_lock import file_lock, folder_lock
+    from espalier.experiments.runs.files import file_lock, folder_lock
 
     lock = nullcontext() if out is None else file_lock(out) if is_file else folder_lock(out)
     try:

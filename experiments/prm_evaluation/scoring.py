@@ -11,8 +11,8 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, EspalierError, InvalidRequestError, RequestTooLargeError
 from espalier.engine.roles import VERIFIER
 from espalier.experiments.prm_evaluation.solutions import Solution
-from espalier.experiments.runs.folder import RunFolder, write_whole
-from espalier.experiments.runs.jsonl import append, damage_named, open_lines, read_lines
+from espalier.experiments.runs.files import append, damage_named, open_lines, read_lines, write_whole
+from espalier.experiments.runs.folder import RunFolder
 from espalier.prm.scorer import Scorer
 from espalier.prm.scorers import names_function
 from espalier.prm.scorers.function import FunctionScorer

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from espalier.experiments.report.runs import Run
+from espalier.experiments.runs.files import damage_named, read_lines
 from espalier.experiments.runs.folder import TREES
-from espalier.experiments.runs.jsonl import damage_named, read_lines
 from espalier.search.result import NodeRecord
 from espalier.search.tree import Probe, path_to
 

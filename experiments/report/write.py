@@ -14,7 +14,7 @@ from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import Run
 from espalier.experiments.report.stopping import ReplayedRule, stopping_table
 from espalier.experiments.runs.benchmark_files import SUFFIXES
-from espalier.experiments.runs.folder import write_whole
+from espalier.experiments.runs.files import write_whole
 from espalier.search.thoughts.stop_rule import StopRule
 
 PAGE, MARKDOWN, TABLE, DIFFERENCES = "report.html", "report.md", "table.csv", "differences.csv"

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -13,9 +14,8 @@ from typing import Any
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.fewer_paths import with_fewer_paths
+from espalier.experiments.runs.files import append, folder_lock
 from espalier.experiments.runs.folder import RunFolder
-from espalier.experiments.runs.folder_lock import folder_lock
-from espalier.experiments.runs.jsonl import append
 from espalier.experiments.runs.record import Sample, refused_sample, sample_of, tree_record
 from espalier.experiments.runs.summary import Summary, search_fields, summarise
 from espalier.search.algorithms import own_code
@@ -163,8 +163,11 @@ class Evaluation:
             writers = [_Writer(each, self.problems, paths) for each, paths in smaller]
             for writer in (own, *writers):
                 writer.open(stack, wanted, self.keep_trees)
-            for sample in self._graded_again(list(samples.values())):
-                own.write(sample)
+            by_id = {problem.unique_id: problem for problem in self.problems}
+            for sample in [sample for sample in samples.values() if sample.ungraded]:
+                grade = _grade(_submit(by_id[sample.unique_id], sample.answer, self.grader), self.grader)
+                if grade.error != sample.error:
+                    own.write(replace(sample, correct=grade.correct, error=grade.error))
             last = time.monotonic()
             for writer, sample, result in self._searched(wanted, request, own, writers):
                 if writer.paths:
@@ -183,15 +186,6 @@ class Evaluation:
                 folder.write_summary(summary)
         return summary
 
-    def _graded_again(self, samples: list[Sample]) -> Iterator[Sample]:
-        """Yield those of `samples` that were not graded before and are now."""
-        by_id = {problem.unique_id: problem for problem in self.problems}
-        for sample in samples:
-            if sample.ungraded:
-                grade = _grade(_submit(by_id[sample.unique_id], sample.answer, self.grader), self.grader)
-                if grade.error != sample.error:
-                    yield replace(sample, correct=grade.correct, error=grade.error)
-
     def _searched(
         self,
         wanted: Mapping[_Key, Problem],
@@ -199,7 +193,7 @@ class Evaluation:
         own: _Writer,
         smaller: Sequence[_Writer],
     ) -> Iterator[tuple[_Writer, Sample, SearchResult | None]]:
-        """Yield samples and results in the order of grading; the engine never waits for a grade.
+        """Yield samples and results in the order in which searches end; the engine never waits for a grade.
 
         Those that are derived for `smaller` searches come before the own one, so that none is missing once that is
         written.
@@ -207,7 +201,7 @@ class Evaluation:
         executor, grader = self.executor, self.grader
         by_search: dict[str, _Key] = {}
         max_tokens = executor.defaults.fill(request).max_tokens
-        grading: list[list[_InGrading]] = []  # the results that follow from one search, which are written together
+        grading = deque[list[_InGrading]]()  # the results that follow from one search, which are written together
 
         def graded(group: list[_InGrading]) -> Iterator[tuple[_Writer, Sample, SearchResult]]:
             for writer, problem, epoch, found, grades in group:
@@ -222,10 +216,9 @@ class Evaluation:
                     # The salt is unique, so that the search computes its own prompts.
                     options = SubmitOptions(salt=secrets.token_bytes(16), timed_from_start=True)
                     by_search[executor.submit(asked, options=options)] = name, epoch
-                except RequestTooLargeError as error:
-                    yield own, refused_sample(problem, str(error), epoch), None
-                except InvalidRequestError as error:
-                    if any(violation.field not in ("problem", "history") for violation in error.violations):
+                except (RequestTooLargeError, InvalidRequestError) as error:
+                    wrong = error.violations if isinstance(error, InvalidRequestError) else ()
+                    if any(violation.field not in ("problem", "history") for violation in wrong):
                         raise
                     yield own, refused_sample(problem, str(error), epoch), None
             while executor.busy:
@@ -236,22 +229,18 @@ class Evaluation:
                     if result.error:
                         yield own, refused_sample(problem, result.error, epoch), None
                         continue
-                    lacking = [writer for writer in smaller if writer.lacks(key)]
                     results = [
-                        (writer, with_fewer_paths(result, writer.paths, executor.equivalence)) for writer in lacking
+                        (writer, with_fewer_paths(result, writer.paths, executor.equivalence))
+                        for writer in smaller
+                        if writer.lacks(key)
                     ]
                     grading.append([
                         (writer, problem, epoch, found, _submit(problem, found.answer, grader))
                         for writer, found in [*results, (own, result)]
                         if found
                     ])  # fmt: skip
-                waiting: list[list[_InGrading]] = []
-                for group in grading:
-                    if all(grade.done() for *_, grades in group for grade in grades):
-                        yield from graded(group)
-                    else:
-                        waiting.append(group)
-                grading = waiting
+                while grading and all(grade.done() for *_, grades in grading[0] for grade in grades):
+                    yield from graded(grading.popleft())
         finally:  # cancel remaining searches; the caller closes the executor
             executor.drop(by_search)
         for group in grading:

@@ -1,26 +1,29 @@
 """The folder of an evaluation run: its configuration, samples and summary."""
 
 import json
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from espalier.engine.errors import EspalierError, first_line
+from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.folder_lock import folder_lock
-from espalier.experiments.runs.jsonl import damage_named, open_lines, read_lines
+from espalier.experiments.runs.files import (
+    damage_named,
+    folder_lock,
+    open_lines,
+    read_lines,
+    remove_partial_files,
+    replacing,
+    write_whole,
+)
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.summary import Summary
 
 CONFIG, SAMPLES, TREES = "config.json", "samples.jsonl", "trees.jsonl"
 COMMANDS, ASKED = "commands", "asked"
 """Keys of what is not compared: the commands that ran in the folder, and how many searches they asked for together."""
-_PARTIAL = ".partial"
-"""Suffix of a file that is being written; the id of the process that writes it comes before."""
 _LACKING = object()
 _LONGEST_SHOWN = 60
 
@@ -110,9 +113,9 @@ class RunFolder:
                 last[tree["unique_id"], tree["epoch"]] = place
         kept = {place for key, place in last.items() if key in keep}
         if self._trees.is_file():
-            with self._trees.open("rb") as stream:
+            with self._trees.open("rb") as stream, replacing(self._trees) as partial, partial.open("wb") as whole:
                 lines = enumerate(stream, start=1)
-                _replace(self._trees, (line for number, line in lines if f"{self._trees}:{number}" in kept))
+                whole.writelines(line for number, line in lines if f"{self._trees}:{number}" in kept)
         return open_lines(self._trees)
 
     def write_summary(self, summary: Summary) -> None:
@@ -166,59 +169,6 @@ def read_configuration(folder: Path) -> StoredConfiguration | None:
         raise EspalierError(f"cannot use {folder} for a run: {error}") from error
     except (ValueError, TypeError, AttributeError) as error:
         raise EspalierError(f"{config} is damaged: {error}; name another --out") from error
-
-
-def write_whole(path: Path, value: Any) -> None:
-    """Write `value` to `path` atomically, a string as text and anything else as JSON."""
-    _replace(path, value if isinstance(value, str) else json.dumps(value, indent=2) + "\n")
-
-
-def remove_partial_files(folder: Path) -> None:
-    """Remove files that processes were writing to `folder` when they were killed."""
-    for path in folder.glob(f"*{_PARTIAL}"):
-        writer = path.name.removesuffix(_PARTIAL).rpartition(".")[2]
-        if writer.isdecimal() and (int(writer) == os.getpid() or not _is_running(int(writer))):
-            path.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # not ours, but there
-        pass
-    return True
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path to write a file at, which takes the place of `path` once it is whole; else nothing is left of it.
-
-    Raises:
-        EspalierError: it cannot be written; on a full disk, libraries that write tensors raise what they like.
-    """
-    partial = path.with_name(f"{path.name}.{os.getpid()}{_PARTIAL}")
-    try:
-        yield partial
-        partial.replace(path)
-    except EspalierError:
-        raise
-    except Exception as error:
-        why = error.strerror if isinstance(error, OSError) else f"{first_line(error)}; is the disk full?"
-        raise EspalierError(f"cannot write {path}: {why}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _replace(path: Path, content: str | Iterable[bytes]) -> None:
-    """Replace `path` atomically by a text, or by lines of bytes."""
-    with replacing(path) as partial:
-        if isinstance(content, str):
-            partial.write_text(content, encoding="utf-8")
-        else:
-            with partial.open("wb") as stream:
-                stream.writelines(content)
 
 
 _Models = Mapping[str, Mapping[str, Any]]

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espalier import __version__
-
-if TYPE_CHECKING:
-    from espalier.search.run.executor import Executor
-    from espalier.search.run.settings import RuntimeSettings
+from espalier.search.run.executor import Executor
+from espalier.search.run.settings import RuntimeSettings
 
 _PACKAGES = ("torch", "transformers", "numba")
 _GIT_SECONDS = 10.0
@@ -26,7 +24,7 @@ _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def describe_command(
-    benchmark: str, runtime: "RuntimeSettings", executor: "Executor", field_map: Mapping[str, str] | None = None
+    benchmark: str, runtime: RuntimeSettings, executor: Executor, field_map: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Describe a command for a run's `config.json`, with what does not affect samples; see `RunFolder`.
 
@@ -53,7 +51,7 @@ def describe_command(
     }
 
 
-def describe_models(runtime: "RuntimeSettings") -> dict[str, dict[str, str]]:
+def describe_models(runtime: RuntimeSettings) -> dict[str, dict[str, str]]:
     """Name, folder and quantization of each model by role; none of a verifier without weights of its own."""
     from espalier.engine.models.hub import HubSettings, locate_with_adapter
     from espalier.search.run.load import with_quantizations

@@ -1,9 +1,9 @@
-"""The outcome of one problem of an evaluation, a line of `samples.jsonl`; and why it may be without an answer."""
+"""The outcome of one problem of an evaluation, a line of `samples.jsonl`; why it may be without an answer, or cut."""
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -60,6 +60,10 @@ _STOPPED = {
 }
 _ENDED = {"budget": Unanswered.BUDGET, "degenerate": Unanswered.REPETITION, "unclosed": Unanswered.THOUGHT}
 """Reasons by a node's termination, apart from `length`, which has several."""
+_MANY = 0.2
+"""Share of the paths. One that is cut counts as wrong, so that any accuracy may be too low by as much."""
+_CUT = (Unanswered.MAX_TOKENS, Unanswered.MAX_STEPS, Unanswered.MAX_STEP_TOKENS, Unanswered.CONTEXT,
+        Unanswered.BUDGET, Unanswered.VERIFIER)  # fmt: skip
 _MAX_LISTED = 6
 _STEP_END = "\n\n"
 
@@ -275,3 +279,38 @@ def unanswered_text(counts: Mapping[str, int], searches: int) -> str:
     why = ", ".join(f"{counts[reason]} {reason.text}" for reason in reasons)
     advice = ", ".join(reason.advice for reason in reasons if reason.advice)
     return f"{total} of {searches} searches ended without an answer: {why}" + (f"; {advice}" if advice else "")
+
+
+@dataclass(frozen=True, slots=True)
+class CutPaths:
+    """The paths of some searches that were cut.
+
+    Attributes:
+        counts: how many, by reason.
+        paths: cut or not.
+    """
+
+    counts: Mapping[Unanswered, int]
+    paths: int
+
+    @classmethod
+    def among(cls, lost: Iterable[Mapping[Unanswered, int]], paths: int) -> "CutPaths":
+        """The cut ones among paths without an answer, see `lost_paths`, of several trees."""
+        total = sum(map(Counter, lost), Counter[Unanswered]())
+        return cls({reason: total[reason] for reason in _CUT if total[reason]}, paths)
+
+    @property
+    def many(self) -> bool:
+        """True if a verdict that follows from the paths may be the limit's and not the model's."""
+        return sum(self.counts.values()) > _MANY * self.paths
+
+    def __str__(self) -> str:
+        """Say how many were cut by what, and what would help; empty where none was."""
+        if not self.counts:
+            return ""
+        reasons = sorted(self.counts, key=lambda reason: -self.counts[reason])
+        why = reasons[0].text
+        if reasons[1:]:
+            why = ", ".join(["cut before their end", *(f"{self.counts[reason]:,} {reason.text}" for reason in reasons)])
+        advice = ", ".join(reason.advice for reason in reasons)
+        return f"{sum(self.counts.values()):,} of {self.paths:,} paths were {why}; {advice}"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from types import ModuleType
 
 from espalier.engine.errors import EspalierError
@@ -33,11 +34,9 @@ def clustered_standard_error(clusters: Sequence[Sequence[float]]) -> float:
     Raises:
         ValueError: there are no values.
     """
-    count = sum(len(values) for values in clusters)
-    if not count:
-        raise ValueError("a standard error needs at least one value")
-    mean = math.fsum(value for values in clusters for value in values) / count
-    return math.sqrt(math.fsum(math.fsum(value - mean for value in values) ** 2 for values in clusters)) / count
+    every = [value for values in clusters for value in values]
+    mean = fmean(every)
+    return math.sqrt(math.fsum(math.fsum(value - mean for value in values) ** 2 for values in clusters)) / len(every)
 
 
 def effective_trials(clusters: Sequence[Sequence[float]]) -> float:
@@ -46,12 +45,11 @@ def effective_trials(clusters: Sequence[Sequence[float]]) -> float:
     It is used for Wilson intervals of clustered samples (N. Dean and M. Pagano, 2015). It is at most the number of
     values; where all values are equal and the standard error is 0, it is the number of clusters.
     """
-    count = sum(len(values) for values in clusters)
-    if not count:
+    values = [value for cluster in clusters for value in cluster]
+    if not values:
         return 0.0
-    mean = math.fsum(value for values in clusters for value in values) / count
-    error = clustered_standard_error(clusters)
-    return min(mean * (1 - mean) / error**2, float(count)) if error else float(len(clusters))
+    mean, error = fmean(values), clustered_standard_error(clusters)
+    return min(mean * (1 - mean) / error**2, float(len(values))) if error else float(len(clusters))
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

@@ -10,15 +10,8 @@ from typing import Any
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.fewer_paths import holds_the_paths_of
-from espalier.experiments.runs.folder import (
-    CONFIG,
-    RunFolder,
-    read_configuration,
-    read_samples,
-    remove_partial_files,
-    write_whole,
-)
-from espalier.experiments.runs.folder_lock import LOCK
+from espalier.experiments.runs.files import LOCK, remove_partial_files, write_whole
+from espalier.experiments.runs.folder import CONFIG, RunFolder, read_configuration, read_samples
 from espalier.experiments.runs.grid import (
     FIELDS,
     cell_name,
@@ -207,14 +200,10 @@ def _require_isolated(places: Iterable[_Place]) -> None:
     """
     for place in places:
         if (samples := read_samples(place.path)) and (stored := read_configuration(place.path)):
-            if not stored.commands or any(each.get("in_flight") != 1 for each in stored.commands):
-                raise EspalierError(
-                    f"--isolated: {place.path} holds samples of searches that ran beside others; name another --out"
-                )
-            if any(sample.derived_from for sample in samples):
-                raise EspalierError(
-                    f"--isolated: {place.path} holds samples derived from a larger search; name another --out"
-                )
+            beside = not stored.commands or any(each.get("in_flight") != 1 for each in stored.commands)
+            if beside or any(sample.derived_from for sample in samples):
+                what = "of searches that ran beside others" if beside else "derived from a larger search"
+                raise EspalierError(f"--isolated: {place.path} holds samples {what}; name another --out")
 
 
 def _cell(place: _Place, varied: Sequence[str], summary: Summary) -> Cell:
@@ -224,22 +213,14 @@ def _cell(place: _Place, varied: Sequence[str], summary: Summary) -> Cell:
 
 def _in_order(cells: Iterable[Cell], varied: Sequence[str]) -> list[Cell]:
     """Cells by their settings; values of a choice in the order of their declaration."""
+
+    def rank(name: str, value: Any) -> tuple[bool, bool, Any]:
+        choices = list(kind) if issubclass(kind := FIELDS[name].kind, StrEnum) else []
+        known = choices.index(value) if value in choices else value or 0
+        return value is not None, isinstance(value, CodeName), known
+
     names = column_names(varied)
-    choices = {name: kind for name in names if issubclass(kind := FIELDS[name].kind, StrEnum)}
-    ordinal = {name: {value: i for i, value in enumerate(kind)} for name, kind in choices.items()}
-
-    def key(cell: Cell) -> list[tuple[bool, bool, Any]]:
-        values = [(name, cell.settings[name]) for name in names]
-        return [
-            (
-                value is not None,
-                isinstance(value, CodeName),
-                0 if value is None else ordinal.get(name, {}).get(value, value),
-            )
-            for name, value in values
-        ]
-
-    return sorted(cells, key=key)
+    return sorted(cells, key=lambda cell: [rank(name, cell.settings[name]) for name in names])
 
 
 def _write(folder: Path, cells: Sequence[Cell], varied: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 
 from espalier.experiments.prm_evaluation.metrics import auc_of_problems
 from espalier.experiments.prm_evaluation.report import plot_reliability
-from espalier.experiments.runs.folder import replacing, write_whole
+from espalier.experiments.runs.files import replacing, write_whole
 from espalier.experiments.verifier_training.features import Readings
 from espalier.experiments.verifier_training.training import (
     best_head,

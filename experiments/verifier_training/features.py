@@ -18,7 +18,7 @@ from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score, Scored
-from espalier.experiments.runs.folder import replacing
+from espalier.experiments.runs.files import replacing
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.search.rollout import StepRecord
 
@@ -105,9 +105,9 @@ class TreeReader(ABC):
     """Reads trees with a model, and keeps what it reads in files, of each `PART` problems one."""
 
     named_by: ClassVar[str]
-    """What of a problem its readings depend on."""
+    """Attribute of a problem that its readings depend on."""
     depends_on: ClassVar[tuple[str, ...]]
-    """What of a step they depend on."""
+    """Attributes of a step that they depend on."""
 
     def __init__(self, engine: Engine, trees: Sequence[TreeRecord], folder: Path) -> None:
         """Read nothing yet; `folder` gets the files. The engine holds the model as a generator, and has no work."""
@@ -148,7 +148,7 @@ class TreeReader(ABC):
 
     @abstractmethod
     def _identity(self) -> list[Any]:
-        """What readings depend on besides the trees."""
+        """Values that readings depend on besides the trees."""
 
     @abstractmethod
     def _steps(self, tree: TreeRecord) -> Iterator[tuple[int, np.ndarray, tuple[float, float]]]:

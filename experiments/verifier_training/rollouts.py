@@ -15,10 +15,9 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Generated
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.cut_paths import CutPaths
 from espalier.experiments.runs.evaluate import checker_of
-from espalier.experiments.runs.jsonl import open_lines
-from espalier.experiments.runs.record import Unanswered
+from espalier.experiments.runs.files import open_lines
+from espalier.experiments.runs.record import CutPaths, Unanswered
 from espalier.experiments.verifier_training.tree_file import TreeRecord, read_trees, write_tree
 from espalier.search.client import SearchClient
 from espalier.search.grading.math_verify import Grader

@@ -14,8 +14,8 @@ import numpy as np
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.evaluate import checker_of
+from espalier.experiments.runs.files import damage_named, read_lines
 from espalier.experiments.runs.folder import TREES
-from espalier.experiments.runs.jsonl import damage_named, read_lines
 from espalier.experiments.runs.statistics import paired_bootstrap_interval
 from espalier.experiments.verifier_training.combining import LearnedEvidence, ranks
 from espalier.experiments.verifier_training.features import Readings

@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.runs.folder import write_whole
-from espalier.experiments.runs.jsonl import append, damage_named, read_lines
+from espalier.experiments.runs.files import append, damage_named, read_lines, write_whole
 from espalier.search.rollout import StepRecord
 
 _FORMAT = 1

@@ -55,7 +55,7 @@ def advise_command(
     from espalier.experiments.advice.advise import ADVICE, advise, record_paths, run_some, sampling_request
     from espalier.experiments.advice.forecast import Forecaster
     from espalier.experiments.advice.recommend import read_budget
-    from espalier.experiments.runs.folder import write_whole
+    from espalier.experiments.runs.files import write_whole
 
     limits = None if budget is None else read_budget(budget)
     requests = requests_of(_usual(runtime, values) | values)

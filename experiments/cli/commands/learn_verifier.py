@@ -22,7 +22,7 @@ from espalier.search.run.settings import RuntimeSettings
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine
     from espalier.engine.models.model import Head
-    from espalier.experiments.runs.cut_paths import CutPaths
+    from espalier.experiments.runs.record import CutPaths
     from espalier.experiments.verifier_training.combining import LearnedEvidence, TaughtHead
     from espalier.experiments.verifier_training.features import Readings, TreeReader
     from espalier.experiments.verifier_training.tree_file import TreeRecord
@@ -197,7 +197,7 @@ class Learning:
         from rich.console import Console
 
         from espalier.experiments.cli.render import table_of
-        from espalier.experiments.runs.folder import write_whole
+        from espalier.experiments.runs.files import write_whole
         from espalier.experiments.verifier_training.testing import measure_on_run
 
         readings, _ = read_by_trunk(self.tests, self.out / "test-readings", runtime)

@@ -58,7 +58,7 @@ def report_command(
     from espalier.experiments.report.stopping import choose_rule, holds_probes, replay_rules, stopping_table
     from espalier.experiments.report.tables import main_table
     from espalier.experiments.report.write import MARKDOWN, PAGE, write_report
-    from espalier.experiments.runs.folder_lock import folder_lock
+    from espalier.experiments.runs.files import folder_lock
 
     if log:
         check_installed(log)  # before the work, not after it

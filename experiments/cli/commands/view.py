@@ -23,7 +23,7 @@ def view_command(
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write one HTML page that shows a recorded search tree, round by round."""
-    from espalier.experiments.runs.folder import write_whole
+    from espalier.experiments.runs.files import write_whole
     from espalier.search.service.page.standalone import standalone_page
     from espalier.search.trace import read_trace
 

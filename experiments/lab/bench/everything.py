@@ -13,7 +13,7 @@ import typer
 from espalier.engine.errors import EspalierError
 from espalier.experiments.lab.bench.options import SearchAndLearnFolder, VllmPython
 from espalier.experiments.lab.bench.report import cell
-from espalier.experiments.runs.folder import write_whole
+from espalier.experiments.runs.files import write_whole
 
 _COMPARED = tuple(f"--only={name}" for name in ("best-of-n", "beam", "dvts", "rebase", "auto"))
 PUBLISHED: dict[str, tuple[str, ...]] = {

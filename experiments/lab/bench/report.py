@@ -55,7 +55,7 @@ class Report:
         self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _write(self, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], complete: bool) -> None:
-        from espalier.experiments.runs.folder import write_whole
+        from espalier.experiments.runs.files import write_whole
 
         if self._json_path is None:
             return

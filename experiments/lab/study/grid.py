@@ -9,7 +9,8 @@ from typing import Any
 from espalier.engine.errors import EspalierError
 from espalier.experiments.lab.study.figures import Cell
 from espalier.experiments.lab.study.measure import measure_cell
-from espalier.experiments.runs.folder import RunFolder, write_whole
+from espalier.experiments.runs.files import write_whole
+from espalier.experiments.runs.folder import RunFolder
 from espalier.search.request import SearchRequest
 from espalier.search.run.orchestrator import Orchestrator
 

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from espalier.experiments.lab.study.figures import PHASES, Cell, draw_all, unshared_bytes
-from espalier.experiments.runs.folder import write_whole
+from espalier.experiments.runs.files import write_whole
 from espalier.experiments.runs.table import Table
 from espalier.search.algorithms import ALGORITHMS
 from espalier.search.algorithms.base import Growth

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from espalier.experiments.runs.folder import replacing
+from espalier.experiments.runs.files import replacing
 from espalier.experiments.verifier_training.features import Readings
 
 BYTES_PER_VALUE = torch.bfloat16.itemsize

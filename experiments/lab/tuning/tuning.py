@@ -25,7 +25,7 @@ from torch import nn
 from espalier.engine.errors import CheckpointError, EspalierError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.experiments.lab.tuning.entering import KeptStates, TreeStates
-from espalier.experiments.runs.folder import replacing, write_whole
+from espalier.experiments.runs.files import replacing, write_whole
 from espalier.experiments.verifier_training.features import Readings
 from espalier.experiments.verifier_training.training import LinearHead, Pairs, solution_pairs
 

@@ -8,8 +8,7 @@ import pytest
 from espalier.engine.errors import EspalierError
 from espalier.experiments.advice.forecast import Basis, Forecast
 from espalier.experiments.advice.recommend import Budget, Findings, cheapest_first, read_budget, recommend
-from espalier.experiments.runs.cut_paths import CutPaths
-from espalier.experiments.runs.record import Unanswered
+from espalier.experiments.runs.record import CutPaths, Unanswered
 
 FOUND = Findings({1: 0.3, 16: 0.8}, path_rank=0.8, sibling_rank=0.75, sibling_pairs=90, useful_width=16)
 

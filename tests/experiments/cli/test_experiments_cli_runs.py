@@ -15,7 +15,7 @@ import pytest
 from espalier.engine.models.hub import locate
 from espalier.experiments.runs import evaluate
 from espalier.experiments.runs.benchmarks import load_benchmark
-from espalier.experiments.runs.jsonl import append
+from espalier.experiments.runs.files import append
 from espalier.experiments.runs.provenance import git_state, hardware
 from espalier.experiments.verifier_training import tree_file
 

@@ -19,8 +19,8 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.report.runs import load_runs
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.evaluate import Evaluation
+from espalier.experiments.runs.files import file_lock, folder_lock
 from espalier.experiments.runs.folder import RunFolder
-from espalier.experiments.runs.folder_lock import file_lock, folder_lock
 
 # What a process of Espalier does, without its seconds of imports.
 _HOLD = """

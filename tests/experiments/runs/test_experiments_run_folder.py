@@ -14,8 +14,8 @@ from run_samples import CONFIGURATION, REQUEST, sample
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.evaluate import Evaluation
-from espalier.experiments.runs.folder import RunFolder, replacing
-from espalier.experiments.runs.jsonl import append
+from espalier.experiments.runs.files import append, replacing
+from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.summary import search_fields
 from espalier.search.request import AlgorithmName

@@ -18,8 +18,7 @@ from espalier.engine.models.model import Model
 from espalier.experiments.cli.commands.learn_verifier import _judge
 from espalier.experiments.prm_evaluation.metrics import auc_of_problems
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.cut_paths import CutPaths
-from espalier.experiments.runs.record import Unanswered
+from espalier.experiments.runs.record import CutPaths, Unanswered
 from espalier.experiments.verifier_training.combining import train_own_evidence
 from espalier.experiments.verifier_training.features import HIDDEN, LAST, OwnReader, Readings
 from espalier.experiments.verifier_training.rollouts import RolloutSampler, cut_solutions

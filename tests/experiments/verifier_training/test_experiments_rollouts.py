@@ -13,7 +13,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.experiments.prm_evaluation.solutions import Format, read_solutions
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
-from espalier.experiments.runs.jsonl import open_lines
+from espalier.experiments.runs.files import open_lines
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.tree_file import (
     TreeRecord,

@@ -21,9 +21,9 @@ from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report
 from espalier.experiments.prm_evaluation.metrics import auc_within
 from espalier.experiments.report.runs import load_recorded_paths
+from espalier.experiments.runs.files import read_lines
 from espalier.experiments.runs.folder import TREES, read_samples
 from espalier.experiments.runs.graders import make_grader
-from espalier.experiments.runs.jsonl import read_lines
 from espalier.search.common_fields import Aggregation, Vote
 from espalier.search.grading.answers import extract_answer
 from espalier.search.grading.math_verify import Grader
