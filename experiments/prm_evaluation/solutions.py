@@ -18,6 +18,7 @@ A record without an `id` is named by its file and its number there.
 """
 
 import json
+import os
 import random
 import re
 from collections import Counter
@@ -27,7 +28,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from espalier.experiments.runs.benchmark_files import BenchmarkError, is_path, read_json
+from espalier.experiments.runs.benchmark_files import BenchmarkError, read_json
 
 
 class Format(StrEnum):
@@ -99,9 +100,9 @@ def read_solutions(path: Path, forced: Format | None = None) -> tuple[Format, li
         BenchmarkError: a file is missing or invalid.
     """
     files = [path]
-    if is_path(Path.is_dir, path):
+    if os.path.isdir(path):
         files = sorted(each for each in path.iterdir() if each.suffix.lower() in (".json", ".jsonl"))
-    if not files or not all(is_path(Path.is_file, file) for file in files):
+    if not files or not all(map(os.path.isfile, files)):
         raise BenchmarkError(f"no benchmark {str(path)!r}: neither `demo`, a file, nor a folder of .json or .jsonl")
     form, solutions, places = forced, [], {}
     for file in files:

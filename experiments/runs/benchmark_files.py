@@ -11,10 +11,11 @@ Without it, that is the only split, or `test`.
 
 import csv
 import json
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import StringIO
 from itertools import chain
@@ -35,9 +36,6 @@ _MAX_INTEGER_DIGITS = 4300
 """Digits that Python reads as one number by default."""
 _SAVED = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes into a folder of several splits, and of one."""
-
-_TEXT_PART = "text"
-"""Type of those parts of a message's content that are text, in OpenAI's form."""
 
 
 class BenchmarkError(EspalierError):
@@ -70,11 +68,11 @@ def read_records(name: str, offline: bool = False) -> tuple[str, Iterator[Record
         BenchmarkError: there is no such benchmark, or it cannot be read; names the file and the line or row.
     """
     path = Path(name)
-    if is_path(Path.is_file, path):
+    if os.path.isfile(path):  # which, unlike `path.is_file`, takes any name
         return path.stem, _of_file(path)
     source, part = _source_and_part(name)
     folder = Path(source)
-    if is_path(Path.is_dir, folder):
+    if os.path.isdir(folder):
         return folder.resolve().name, _of_folder(folder, part)
     if (found := _HUB_NAME.fullmatch(source)) and folder.suffix.lower() not in SUFFIXES:
         return found["repository"].partition("/")[2], _of_hub(found["repository"], found["revision"], part, offline)
@@ -85,17 +83,9 @@ def read_records(name: str, offline: bool = False) -> tuple[str, Iterator[Record
     )
 
 
-def is_path(kind: Callable[[Path], bool], path: Path) -> bool:
-    """Return the answer of `Path.is_file` or `is_dir`; false where the system refuses the name or the look."""
-    try:
-        return kind(path)
-    except OSError:
-        return False
-
-
 def _source_and_part(name: str) -> tuple[str, Part]:
     source, mark, text = name.rpartition(":")
-    if not mark or is_path(Path.is_dir, Path(name)):
+    if not mark or os.path.isdir(name):
         return name, Part()
     if not (found := _PART.fullmatch(text)):
         raise BenchmarkError(f"no benchmark {name!r}: behind the colon stands SPLIT or CONFIGURATION/SPLIT")
@@ -231,27 +221,24 @@ def _of_table(path: Path) -> Iterator[Record]:
     rows = StringIO(_read(path, any_newline=False), newline="")
     reader = csv.reader(rows, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
     header: list[str] = []
-    number = 0
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise BenchmarkError(f"{path}:{line}: not a row of a table: {error}") from error
-        if cells is None:
-            return
-        if not cells:
-            continue
-        if not header:
-            header = [name.strip() for name in cells]
-            if repeated := [name for name in dict.fromkeys(header) if header.count(name) > 1]:
-                raise BenchmarkError(f"{path}:{line}: the header names {', '.join(map(repr, repeated))} twice")
-            continue
-        if len(cells) != len(header):
-            raise BenchmarkError(f"{path}:{line}: {len(cells)} cells, but the header names {len(header)} fields")
-        number += 1
-        fields = {name: cell or None for name, cell in zip(header, cells, strict=True) if name}
-        yield Record(f"{path}:{line}", number, fields)
+    line, number = 1, 0  # the line on which a row begins
+    try:
+        for cells in reader:
+            if cells and not header:
+                header = [name.strip() for name in cells]
+                if repeated := [name for name in dict.fromkeys(header) if header.count(name) > 1]:
+                    raise BenchmarkError(f"{path}:{line}: the header names {', '.join(map(repr, repeated))} twice")
+            elif cells:
+                if len(cells) != len(header):
+                    raise BenchmarkError(
+                        f"{path}:{line}: {len(cells)} cells, but the header names {len(header)} fields"
+                    )
+                number += 1
+                fields = {name: cell or None for name, cell in zip(header, cells, strict=True) if name}
+                yield Record(f"{path}:{line}", number, fields)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise BenchmarkError(f"{path}:{line}: not a row of a table: {error}") from error
 
 
 def _of_parquet(path: Path) -> Iterator[Record]:
@@ -290,8 +277,13 @@ def _of_folder(folder: Path, part: Part) -> Iterator[Record]:
 def _of_hub(repository: str, revision: str | None, part: Part, offline: bool) -> Iterator[Record]:
     datasets = _library("datasets", repository)
     name = f"{repository}@{revision}" if revision else repository
-    with _without_network(datasets.config) if offline else nullcontext(), _dataset_errors(repository, part, revision):
-        splits = datasets.load_dataset(repository, part.configuration, revision=revision)
+    config = datasets.config  # the library has no argument for it, and reads the environment only when imported
+    before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, offline or config.HF_HUB_OFFLINE
+    try:
+        with _dataset_errors(repository, part, revision):
+            splits = datasets.load_dataset(repository, part.configuration, revision=revision)
+    finally:
+        config.HF_HUB_OFFLINE = before
     yield from _rows(name, splits, part)
 
 
@@ -318,17 +310,6 @@ def _chosen(name: str, splits: Iterable[str], part: Part) -> str:
     missing = f"no split {part.split!r}" if part.split else "no split `test`"
     where = f"{name}:{part.configuration}/" if part.configuration else f"{name}:"
     raise BenchmarkError(f"{name} has {missing}; it has {', '.join(found)}: write {where}{found[0]}")
-
-
-@contextmanager
-def _without_network(config: Any) -> Iterator[None]:
-    """Keep the library from the network: it has no argument for that, and reads the environment only when imported."""
-    before = config.HF_HUB_OFFLINE
-    config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        config.HF_HUB_OFFLINE = before
 
 
 @contextmanager
@@ -424,11 +405,10 @@ def _message(number: int, message: Any) -> ChatMessage:
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise ValueError(f"the role of message {number} is {role!r}, none of {', '.join(_ROLES)}")
-    if isinstance(content, list) and all(
-        isinstance(part, Mapping) and part.get("type") == _TEXT_PART and isinstance(part.get("text"), str)
-        for part in content
-    ):
-        content = "".join(part["text"] for part in content)
+    if isinstance(content, list):  # parts in OpenAI's form
+        texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        known = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+        content = "".join(map(str, texts)) if known else None
     if not isinstance(content, str):
         raise ValueError(f"the content of message {number} is no text")
     thought = message.get("reasoning_content") or message.get("reasoning") or ""

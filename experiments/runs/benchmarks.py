@@ -136,11 +136,9 @@ def load_benchmark(
     if not problems:
         raise BenchmarkError(f"{name} holds no problems")
     if doubts:
-        notify(
-            f"{len(doubts)} of {len(problems)} problems of {name} have a gold answer that only the same text equals: "
-            + "; ".join(doubts[:_SHOWN_GOLDS])
-            + ("; …" if len(doubts) > _SHOWN_GOLDS else "")
-        )
+        shown = "; ".join(doubts[:_SHOWN_GOLDS] + ["…"] * (len(doubts) > _SHOWN_GOLDS))
+        of = f"{len(doubts)} of {len(problems)} problems of {name}"
+        notify(f"{of} have a gold answer that only the same text equals: {shown}")
     if ids.repeats:
         place, wanted, given = ids.repeats[0]
         notify(
@@ -178,7 +176,12 @@ class _Reading:
 
     def problem(self, default_id: str) -> Problem:
         name, value = self._take("problem")
-        text, history = self._prompt(name, value)
+        if not isinstance(value, str | list):
+            raise self._error(f"its {name} is {_kind(value)}, not text or a list of messages")
+        try:
+            text, history = (value, ()) if isinstance(value, str) else read_chat(value)
+        except ValueError as error:
+            raise self._error(f"its {name} is no conversation: {error}") from None
         if not text.strip():
             raise self._error(f"its {name} is empty")
         if self._of_olympiad_bench:
@@ -188,17 +191,6 @@ class _Reading:
         return Problem(
             self._id(default_id), text, golds[0], self._level(), golds[1:], self._subject(), self._tolerances(), history
         )
-
-    def _prompt(self, name: str, value: Any) -> tuple[str, tuple[ChatMessage, ...]]:
-        """The problem, and what was said before it."""
-        if isinstance(value, str):
-            return value, ()
-        if not isinstance(value, list):
-            raise self._error(f"its {name} is {_kind(value)}, not text or a list of messages")
-        try:
-            return read_chat(value)
-        except ValueError as error:
-            raise self._error(f"its {name} is no conversation: {error}") from None
 
     def _take(self, what: str) -> tuple[str, Any]:
         """The first name under which the record has a field, and its value."""
@@ -244,20 +236,16 @@ class _Reading:
             if not math.isfinite(value):
                 raise self._error(f"its {name} is {value}, not a number")
             return _plain_number(value)
-        if not (gold := self._gold_of_text(name, value)):
-            raise self._error(f"its {name} is empty: a problem needs a gold answer")
-        if doubt := doubt_of(gold):
-            self.doubts.append(f"{self._place}, {name}: {doubt}")
-        return gold
-
-    def _gold_of_text(self, name: str, text: str) -> str:
-        gold = extract_gold(text)
-        if not gold and boxed(text).cut >= 0:
+        if gold := extract_gold(value):
+            if doubt := doubt_of(gold):
+                self.doubts.append(f"{self._place}, {name}: {doubt}")
+            return gold
+        if boxed(value).cut >= 0:
             raise self._error(f"its {name} has a last box without an end, so its answer is not known")
-        if not gold and "####" not in text and "\\boxed" not in text and "\n" in text.strip():
+        if "####" not in value and "\\boxed" not in value and "\n" in value.strip():
             how = "'#### gold' or \\boxed{gold}"
             raise self._error(f"its {name} has several lines and must give the answer as {how}")
-        return gold
+        raise self._error(f"its {name} is empty: a problem needs a gold answer")
 
     def _with_context(self, question: str) -> str:
         context = self._folded.get("context")
@@ -270,13 +258,14 @@ class _Reading:
         """Refuse what has no answer to compare with; its solution would otherwise be taken for one."""
         if "answer" in self._map or self._folded.get("answer") is not None:
             return
-        if self._folded["final_answer"] is None or self._folded["final_answer"] == []:
+        answer, kind = self._folded["final_answer"], self._folded["answer_type"]
+        if answer is None or answer == []:
             raise self._error(
                 "its final_answer is empty, as of a proof, which cannot be graded; take OlympiadBench's OE parts"
             )
-        if "human" in str(self._folded["answer_type"]).lower():
-            raise self._error(f"its answer_type is {self._folded['answer_type']}: it cannot be graded by a program")
-        if str(self._folded["final_answer"]).startswith(("['", '["')) and isinstance(self._folded["final_answer"], str):
+        if "human" in str(kind).lower():
+            raise self._error(f"its answer_type is {kind}: it cannot be graded by a program")
+        if isinstance(answer, str) and answer.startswith(("['", '["')):
             raise self._error("its final_answer is a list written as a text; take JSON or Parquet, which have lists")
 
     def _wants_all(self) -> bool:
