@@ -91,100 +91,99 @@ def sampling_request(requests: Sequence[SearchRequest], paths: int) -> SearchReq
     return request
 
 
-def record_paths(
-    evaluation: Evaluation,
-    request: SearchRequest,
-    out: Path,
-    command: dict[str, Any],
-    seconds: Callable[[], Any],
-    shown: Shown,
-) -> tuple[list[RecordedTree], Costs, CutPaths]:
-    """Sample the paths that the folder `out`/samples lacks, and read all of them.
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Runs searches on the problems, in run folders of their own.
 
-    Args:
+    Attributes:
         evaluation: of the problems, with `keep_trees`.
-        request: of `sampling_request`.
-        out: folder of the advice.
-        command: see `RunFolder`.
-        seconds: returns the seconds of the engine's steps so far, by role; empty where they are not known.
-        shown: see `Shown`.
-    """
-    folder = RunFolder(out / SAMPLES, evaluation.configuration(request), command)
-    asked = evaluation.asked or evaluation.problems
-    before, started, stepped = {s.key for s in folder.samples_of(asked)}, time.perf_counter(), seconds()
-    _run(evaluation, request, folder, shown)
-    wall = time.perf_counter() - started
-    stepped = {role: value - stepped.get(role, 0.0) for role, value in seconds().items()}
-    samples = [sample for sample in folder.samples_of(asked) if not sample.refused and sample.epoch == 0]
-    nodes = trees_in(folder.folder, {sample.unique_id for sample in samples})
-    samples = [sample for sample in samples if sample.key in nodes]
-    if not samples:
-        raise EspalierError(f"no problem could be searched; see {out / SAMPLES}")
-    problems = {problem.unique_id: problem for problem in evaluation.problems}
-    trees = {
-        s.key: recorded_tree(problems[s.unique_id], nodes[s.key], s.usage["prompt_tokens"], evaluation.grader)
-        for s in samples
-    }
-    fresh = [sample for sample in samples if sample.key not in before]
-    if not fresh:  # their time is known in all only
-        fresh, stepped, wall = samples, {}, sum(sample.wall_seconds for sample in samples)
-    filled = evaluation.executor.defaults.fill(request)
-    lost = (lost_paths(nodes[sample.key], filled) for sample in samples)
-    cut = CutPaths.among(lost, sum(tree.paths for tree in trees.values()))
-    return list(trees.values()), costs_of([trees[s.key] for s in fresh], [s.usage for s in fresh], stepped, wall), cut
-
-
-def _run(evaluation: Evaluation, request: SearchRequest, folder: RunFolder, shown: Shown) -> None:
-    """Run a search on the problems that its folder lacks, and show that."""
-    asked = evaluation.asked or evaluation.problems
-    done = sum(not sample.refused for sample in folder.samples_of(asked))
-    with shown(len(asked), done) as on_sample:
-        replace(evaluation, on_sample=on_sample).run(request, folder)
-
-
-def run_some(
-    forecaster: Forecaster,
-    evaluation: Evaluation,
-    requests: Sequence[SearchRequest],
-    out: Path,
-    command: dict[str, Any],
-    shown: Shown,
-) -> dict[SearchRequest, dict[str, Sample]]:
-    """Run those of the searches of which recorded paths tell too little.
-
-    One path of the likeliest tokens costs little, and samples do not show it. Of the step-by-step searches one is run,
-    and corrects the forecasts of the others; see `Forecaster.step_by_step`.
-
-    Args:
-        forecaster: of the recorded paths.
-        evaluation: see `record_paths`.
-        requests: the searches to choose from.
-        out: folder of the advice; gets one for each search that is run.
+        out: folder of the advice, which gets the run folders.
         command: see `RunFolder`.
         shown: see `Shown`.
-
-    Returns:
-        Their samples by problem, by the request with every default filled in.
     """
-    fill = evaluation.executor.defaults.fill
-    filled = {fill(request): request for request in distinct(requests, fill)}
-    folders = {
-        each: str(each.algorithm)
-        for each in filled
-        if each.temperature == 0 and algorithm_of(each).candidates(each) == 1
-    }
-    step_by_step = forecaster.step_by_step([each for each in filled if each not in folders])
-    if step_by_step:
-        folders[step_by_step] = f"{step_by_step.algorithm}-{step_by_step.beam_width}x{step_by_step.expansion}"
-    found: dict[SearchRequest, dict[str, Sample]] = {}
-    for each, name in folders.items():
-        folder = RunFolder(out / name, evaluation.configuration(filled[each]), command)
-        _run(evaluation, filled[each], folder, shown)
-        samples = folder.samples_of(evaluation.asked or evaluation.problems)
-        found[each] = {sample.unique_id: sample for sample in samples if not sample.refused}
-    if step_by_step and found[step_by_step]:
-        forecaster.correct(step_by_step, found[step_by_step])
-    return {request: samples for request, samples in found.items() if samples}
+
+    evaluation: Evaluation
+    out: Path
+    command: dict[str, Any]
+    shown: Shown
+
+    def record_paths(
+        self, request: SearchRequest, seconds: Callable[[], Any]
+    ) -> tuple[list[RecordedTree], Costs, CutPaths]:
+        """Sample the paths that the folder `out`/samples lacks, and read all of them.
+
+        Args:
+            request: of `sampling_request`.
+            seconds: returns the seconds of the engine's steps so far, by role; empty where they are not known.
+        """
+        evaluation, folder = self.evaluation, self._folder(SAMPLES, request)
+        before, started, stepped = {s.key for s in self._samples(folder)}, time.perf_counter(), seconds()
+        self._run(request, folder)
+        wall = time.perf_counter() - started
+        stepped = {role: value - stepped.get(role, 0.0) for role, value in seconds().items()}
+        samples = [sample for sample in self._samples(folder) if sample.epoch == 0]
+        nodes = trees_in(folder.folder, {sample.unique_id for sample in samples})
+        samples = [sample for sample in samples if sample.key in nodes]
+        if not samples:
+            raise EspalierError(f"no problem could be searched; see {folder.folder}")
+        problems = {problem.unique_id: problem for problem in evaluation.problems}
+        trees = {
+            s.key: recorded_tree(problems[s.unique_id], nodes[s.key], s.usage["prompt_tokens"], evaluation.grader)
+            for s in samples
+        }
+        fresh = [sample for sample in samples if sample.key not in before]
+        if not fresh:  # their time is known in all only
+            fresh, stepped, wall = samples, {}, sum(sample.wall_seconds for sample in samples)
+        filled = evaluation.executor.defaults.fill(request)
+        lost = (lost_paths(nodes[sample.key], filled) for sample in samples)
+        cut = CutPaths.among(lost, sum(tree.paths for tree in trees.values()))
+        costs = costs_of([trees[s.key] for s in fresh], [s.usage for s in fresh], stepped, wall)
+        return list(trees.values()), costs, cut
+
+    def run_some(
+        self, forecaster: Forecaster, requests: Sequence[SearchRequest]
+    ) -> dict[SearchRequest, dict[str, Sample]]:
+        """Run those of the searches of which recorded paths tell too little.
+
+        One path of the likeliest tokens costs little, and samples do not show it. Of the step-by-step searches one is
+        run, and corrects the forecasts of the others; see `Forecaster.step_by_step`.
+
+        Args:
+            forecaster: of the recorded paths.
+            requests: the searches to choose from.
+
+        Returns:
+            Their samples by problem, by the request with every default filled in.
+        """
+        fill = self.evaluation.executor.defaults.fill
+        filled = {fill(request): request for request in distinct(requests, fill)}
+        greedy = [each for each in filled if each.temperature == 0 and algorithm_of(each).candidates(each) == 1]
+        names = {each: str(each.algorithm) for each in greedy}
+        step_by_step = forecaster.step_by_step([each for each in filled if each not in names])
+        if step_by_step:
+            names[step_by_step] = f"{step_by_step.algorithm}-{step_by_step.beam_width}x{step_by_step.expansion}"
+        found: dict[SearchRequest, dict[str, Sample]] = {}
+        for each, name in names.items():
+            folder = self._folder(name, filled[each])
+            self._run(filled[each], folder)
+            found[each] = {sample.unique_id: sample for sample in self._samples(folder)}
+        if step_by_step and found[step_by_step]:
+            forecaster.correct(step_by_step, found[step_by_step])
+        return {request: samples for request, samples in found.items() if samples}
+
+    def _folder(self, name: str, request: SearchRequest) -> RunFolder:
+        return RunFolder(self.out / name, self.evaluation.configuration(request), self.command)
+
+    def _samples(self, folder: RunFolder) -> list[Sample]:
+        """Samples of the problems that were searched."""
+        samples = folder.samples_of(self.evaluation.asked or self.evaluation.problems)
+        return [sample for sample in samples if not sample.refused]
+
+    def _run(self, request: SearchRequest, folder: RunFolder) -> None:
+        """Run a search on the problems that its folder lacks, and show that."""
+        asked = self.evaluation.asked or self.evaluation.problems
+        with self.shown(len(asked), len(self._samples(folder))) as on_sample:
+            replace(self.evaluation, on_sample=on_sample).run(request, folder)
 
 
 def advise(

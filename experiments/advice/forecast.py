@@ -12,8 +12,7 @@ import numpy as np
 
 from espalier.engine.roles import GENERATOR
 from espalier.experiments.advice.modelled_search import SearchModel, UnpredictableSearchError
-from espalier.experiments.advice.recorded import OwnTokens, RecordedStep, RecordedTree
-from espalier.experiments.advice.step_states import fit_step_states
+from espalier.experiments.advice.recorded import OwnTokens, RecordedStep, RecordedTree, fit_step_states
 from espalier.experiments.prm_evaluation.metrics import auc_within
 from espalier.experiments.runs.grid import settings_of
 from espalier.experiments.runs.record import Sample
@@ -147,14 +146,10 @@ class Forecaster:
         self._error = 0.0  # of the model's accuracy of step-by-step searches, where one was run
         self._more_tokens = 1.0  # than the model has, likewise
 
-    @property
-    def scores_steps(self) -> bool:
-        """True if the verifier scored steps that are not the last of a path."""
-        return any(step.score is not None and step.end is None for tree in self.trees for step in tree.steps)
-
     def can(self, request: SearchRequest) -> bool:
         """Return true if the search reads no scores that the paths were recorded without."""
-        return answers_suffice(request) or self.scores_steps
+        inner = (step for tree in self.trees for step in tree.steps if step.end is None)
+        return answers_suffice(request) or any(step.score is not None for step in inner)
 
     def step_by_step(self, requests: Sequence[SearchRequest]) -> SearchRequest | None:
         """The search to run and to give to `correct`: a step-by-step one of about as many candidates as recorded paths.
@@ -269,12 +264,10 @@ class Forecaster:
         """The share of pairs of a right and a wrong path of a problem in which the right one has the higher score."""
         groups: list[tuple[list[float], list[float]]] = []
         for tree in self.trees:
-            scored = [
-                (end.right, aggregate(end.scores(), how) or 0.0, end.count) for end in tree.ends() if end.complete
-            ]
-            right, wrong = (
-                [s for good, s, count in scored if good is kind for _ in range(count)] for kind in (True, False)
-            )
+            right, wrong = list[float](), list[float]()
+            for end in tree.ends():
+                if end.complete:
+                    (right if end.right else wrong).extend([aggregate(end.scores(), how) or 0.0] * end.count)
             groups.append((right, wrong))
         return auc_within(groups)
 
@@ -291,10 +284,9 @@ class Forecaster:
         A score that errs gains less from each doubling, and loses where the best of many is one that it overrates. A
         doubling counts if it gains more than its standard error over the problems.
         """
-        curve: list[np.ndarray] = []
         widths = [2**i for i in range(self.paths.bit_length())]
-        for width in widths:
-            curve.append(self._recorded(replace(request, beam_width=width, vote=Vote.NAIVE)).right.mean(1))
+        asked = (replace(request, beam_width=width, vote=Vote.NAIVE) for width in widths)
+        curve = [self._recorded(each).right.mean(1) for each in asked]
         useful = 1
         for width, before, now in zip(widths[1:], curve, curve[1:], strict=False):
             gain = now - before
@@ -364,11 +356,9 @@ def costs_of(
     """
     prompts = np.array([tree.prompt_tokens for tree in trees], float)
     steps = np.array([sum(step.tokens for step in tree.steps) for tree in trees], float)
-    own = OwnTokens(trees)
-    own_tokens = sum(own.of_all(tree.steps) for tree in trees)
-    generator, verifier = (
-        np.array([u[name] for u in usages], float) for name in ("generator_tokens", "verifier_tokens")
-    )
+    own_tokens = sum(map(OwnTokens(trees).of_all, (tree.steps for tree in trees)))
+    counted = [(usage["generator_tokens"], usage["verifier_tokens"]) for usage in usages]
+    generator, verifier = np.array(counted, float).T
     stepped = sum(seconds.values())
     share = seconds.get(GENERATOR, 0.0) / stepped if stepped else generator.sum() / (generator + verifier).sum()
     of_prompt, of_steps = np.linalg.lstsq(np.stack([prompts, steps], 1), verifier, rcond=None)[0]

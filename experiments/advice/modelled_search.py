@@ -5,7 +5,7 @@ A child of a modelled step is one of the recorded steps, with its score, tokens,
 1. A step that was recorded as a child of this one, as likely as it is that a further sample repeats one that was seen
    (the share of samples whose text was drawn more than once: I. Good, 1953).
 2. Otherwise a text that was not seen yet. It is like those that were seen once, at the same depth of the same problem,
-   behind a step in the same state (right, or wrong; see `step_states`) with one of the nearest scores (U. Lall and A.
+   behind a step in the same state (right, or wrong; see `recorded`) with one of the nearest scores (U. Lall and A.
    Sharma, 1996), so that a verifier that errs on a path errs on it again.
 3. Where a problem has few such steps, now and then one of a problem of which about as many paths are right.
 

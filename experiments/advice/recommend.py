@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from espalier.engine.errors import EspalierError
@@ -39,14 +40,10 @@ def read_budget(text: str) -> Budget:
     Raises:
         EspalierError: it is neither.
     """
-    seconds = text.endswith("s")
-    try:
-        value = float(text.removesuffix("s"))
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise EspalierError(f"--budget: {text!r} is neither seconds a problem, like 2.5s, nor tokens, like 3000")
-    return Budget(seconds=value) if seconds else Budget(tokens=value)
+    with suppress(ValueError):
+        if 0 < (value := float(text.removesuffix("s"))) < float("inf"):
+            return Budget(seconds=value) if text.endswith("s") else Budget(tokens=value)
+    raise EspalierError(f"--budget: {text!r} is neither seconds a problem, like 2.5s, nor tokens, like 3000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +110,8 @@ def recommend(
     within = [search for search in searches if (budget or Budget()).covers(search)]
     if not within:
         cheapest = min(searches, key=lambda each: each.seconds)
-        return Advice(
-            None,
-            (f"no search fits the budget: the cheapest takes {cheapest.seconds:.3g} s and {cheapest.tokens:.0f} tokens "
-             "a problem",),
-        )  # fmt: skip
+        takes = f"{cheapest.seconds:.3g} s and {cheapest.tokens:.0f} tokens a problem"
+        return Advice(None, (f"no search fits the budget: the cheapest takes {takes}",))
     frontier = cheapest_first(within)
     best = frontier[-1]
     gain, low, high = difference(best, single)
@@ -125,7 +119,7 @@ def recommend(
     if unknown := _unknown(len(single.outcomes), low, high, ahead, cut):
         return Advice(None, unknown, withheld=True)
     if low <= 0:
-        return Advice(None, (f"search will not help: {ahead}", *_why_not(found)))
+        return Advice(None, (f"search will not help: {ahead}", _why_not(found)))
     reasons: list[str] = []
     if target is not None:
         reached = [search for search in frontier if search.accuracy >= target]
@@ -149,32 +143,23 @@ def _unknown(problems: int, low: float, high: float, ahead: str, cut: CutPaths) 
     if problems < _FEWEST:
         reasons.append(f"{problems} problems are too few to tell, take {_FEWEST} or more: {ahead}")
     elif low <= 0 and high > _GAIN:
-        wanted = _round_up(problems * (high / _GAIN) ** 2)
-        reasons.append(f"{problems} problems are too few to tell, about {wanted:,} would do: {ahead}")
+        wanted = problems * (high / _GAIN) ** 2
+        unit = 10 ** (len(str(int(wanted))) - 1)  # one digit, as a number that is guessed has no more
+        about = f"{math.ceil(wanted / unit) * unit:,}"
+        reasons.append(f"{problems} problems are too few to tell, about {about} would do: {ahead}")
     return tuple(reasons)
 
 
-def _round_up(count: float) -> int:
-    """Round up to one digit, as a number of problems that is guessed has no more."""
-    unit = 10 ** (len(str(int(count))) - 1)
-    return math.ceil(count / unit) * unit
-
-
-def _why_not(found: Findings) -> list[str]:
+def _why_not(found: Findings) -> str:
     paths, any_right = max(found.pass_at.items())
-    reasons: list[str] = []
     if any_right - found.pass_at[1] < _LITTLE:
-        reasons.append(
+        return (
             f"any of {paths} paths is right on {any_right:.1%} of the problems, one on {found.pass_at[1]:.1%}: there "
             "is little to choose from; raise --temperature, or take another generator"
         )
-    elif found.path_rank is not None and found.path_rank < _CHANCE:
-        reasons.append(
-            f"the verifier ranks right paths no better than chance (AUC within a problem {found.path_rank:.2f})"
-        )
-    else:
-        reasons.append("right answers are neither what most paths give nor what the verifier ranks first")
-    return reasons
+    if found.path_rank is not None and found.path_rank < _CHANCE:
+        return f"the verifier ranks right paths no better than chance (AUC within a problem {found.path_rank:.2f})"
+    return "right answers are neither what most paths give nor what the verifier ranks first"
 
 
 def _verifier_reasons(best: Forecast, without: Sequence[Forecast], found: Findings) -> list[str]:
@@ -185,8 +170,5 @@ def _verifier_reasons(best: Forecast, without: Sequence[Forecast], found: Findin
         return [f"the verifier adds nothing to a vote{ranks}"] if found.useful_width and best in without else []
     vote = max(votes, key=lambda each: each.accuracy)
     gain, low, high = difference(best, vote)
-    sure = "more" if low > 0 else "more, which may be chance,"
-    return [
-        f"it solves {100 * gain:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}) {sure} than the best vote that "
-        "costs no more"
-    ]
+    ahead = f"{100 * gain:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}) more"
+    return [f"it solves {ahead}{'' if low > 0 else ', which may be chance,'} than the best vote that costs no more"]

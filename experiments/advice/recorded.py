@@ -1,5 +1,14 @@
-"""The recorded trees of a run of independent paths, with the answers of their paths graded."""
+"""The recorded trees of a run of independent paths, with the answers of their paths graded.
 
+Which of their steps are right follows from a hidden Markov model of trees and expectation maximisation. A step is
+right, or wrong; what follows a wrong step is wrong. What is seen of it: the verifier's score, whose distribution
+differs between right and wrong steps, and whether the paths through it end right. Fitted are both distributions
+(histograms over quantiles of all scores) and, for each problem, how often a step after a right one is wrong, drawn
+towards the mean of all problems.
+"""
+
+import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +21,13 @@ from espalier.search.grading.answers import canonical, extract_answer
 from espalier.search.grading.math_verify import Grader
 from espalier.search.result import NodeRecord, content_of
 from espalier.search.tree import Termination
+
+_BINS = 12
+_ROUNDS = 12
+_PRIOR = 2.0
+"""Steps of an average problem that are added to each problem's own."""
+_LUCK = 0.02
+"""Probability that a path with a wrong step ends with the right answer, before it is fitted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +43,7 @@ class RecordedStep:
         end: how its path ended here; None if it went on.
         answer: of a complete path, in its canonical form; empty without one.
         right: whether that answer is right.
-        stays_right: probability that the step is right given that its parent is; see `step_states`.
+        stays_right: probability that the step is right given that its parent is; see `fit_step_states`.
     """
 
     parent: "RecordedStep | None"
@@ -123,17 +139,15 @@ class OwnTokens:
 
     def __init__(self, trees: Sequence[RecordedTree]) -> None:
         """Measure by how many siblings a step has before it what share of it is its own; a mean over tokens."""
-        own, all_of = [0.0], [0.0]  # by siblings before
-        for children in (step.children for tree in trees for step in tree.steps if len(step.children) > 1):
+        groups = [step.children for tree in trees for step in tree.steps if len(step.children) > 1]
+        own, all_of = np.zeros((2, max(map(len, groups), default=1)))  # by siblings before
+        for children in groups:
             for before, child in enumerate(children):
-                if before == len(own):
-                    own.append(0.0)
-                    all_of.append(0.0)
                 shared = max((_alike(child.text, other.text) for other in children[:before]), default=0)
                 own[before] += child.tokens * (1 - shared / max(1, len(child.text)))
                 all_of[before] += child.tokens
         # Few steps have many siblings: a share is at most that of one sibling fewer.
-        shares = np.array([mine / whole if whole else 1.0 for mine, whole in zip(own, all_of, strict=True)])
+        shares = np.divide(own, all_of, out=np.ones_like(own), where=all_of > 0)
         self._shares: list[float] = np.minimum.accumulate(shares).tolist()
 
     def of(self, step: RecordedStep, before: int) -> float:
@@ -160,3 +174,76 @@ def _path(records: dict[int, NodeRecord], node: NodeRecord) -> list[NodeRecord]:
     while (above := path[-1].parent_id) is not None:
         path.append(records[above])
     return path[::-1][1:]
+
+
+# ---- states of steps
+
+
+def fit_step_states(trees: Sequence[RecordedTree]) -> None:
+    """Set `stays_right` of every recorded step."""
+    ranked = sorted(s.score for tree in trees for s in tree.steps if s.score is not None)
+    # Inner bounds of bins with as many scores each; fewer where scores are equal.
+    bounds = sorted({ranked[len(ranked) * i // _BINS] for i in range(1, _BINS)} - {ranked[0]}) if ranked else []
+    bins = [[None if s.score is None else bisect_right(bounds, s.score) for s in tree.steps] for tree in trees]
+    right, wrong = _start(len(bounds) + 1)
+    errors, luck = [0.2] * len(trees), _LUCK
+    for _ in range(_ROUNDS):
+        counts = [[0.5] * len(right), [0.5] * len(right)]
+        slips: list[tuple[float, float]] = []
+        lucky = [_LUCK, 1.0]  # expected wrong paths with the right answer, and all wrong paths
+        for tree, its, error in zip(trees, bins, errors, strict=True):
+            _upward(tree, its, right, wrong, error, luck)
+            slips.append(_downward(tree, its, counts, lucky))
+        mean = (sum(s for s, _ in slips) + _PRIOR / 10) / (sum(n for _, n in slips) + _PRIOR)
+        errors = [(slip + _PRIOR * mean) / (seen + _PRIOR) for slip, seen in slips]
+        luck = lucky[0] / lucky[1]
+        right, wrong = ([count / sum(each) for count in each] for each in counts)
+
+
+def _start(bins: int) -> tuple[list[float], list[float]]:
+    """Distributions that rise and fall with the score, so that a high one means right."""
+    rising = [2 * (i + 1) / (bins * (bins + 1)) for i in range(bins)]
+    return rising, rising[::-1]
+
+
+def _upward(
+    tree: RecordedTree, bins: list[int | None], right: list[float], wrong: list[float], error: float, luck: float
+) -> None:
+    """Set `stays_right` from the likelihoods of what is seen at and below each step, in its two states."""
+    ends: dict[RecordedStep, tuple[float, float]] = {}  # logarithms of the likelihoods: right, wrong
+    for step, its in zip(reversed(tree.steps), reversed(bins), strict=True):
+        if_right = if_wrong = 0.0
+        if its is not None:
+            if_right, if_wrong = math.log(right[its]), math.log(wrong[its])
+        if step.complete:
+            if_right += 0.0 if step.right else -math.inf
+            if_wrong += math.log(luck) if step.right else math.log1p(-luck)
+        for child in step.children:
+            child_right, child_wrong = ends.pop(child)
+            stay, slip = math.log1p(-error) + child_right, math.log(error) + child_wrong
+            both = max(stay, slip) + math.log1p(math.exp(-abs(stay - slip)))
+            child.stays_right = math.exp(stay - both)
+            if_right += both
+            if_wrong += child_wrong
+        ends[step] = if_right, if_wrong
+
+
+def _downward(
+    tree: RecordedTree, bins: list[int | None], counts: list[list[float]], lucky: list[float]
+) -> tuple[float, float]:
+    """Add the expected scores of right and wrong steps to `counts`; return expected slips, and chances for one."""
+    at: dict[RecordedStep, float] = {tree.root: 1.0}
+    slips = seen = 0.0
+    for step, its in zip(tree.steps[1:], bins[1:], strict=True):
+        assert step.parent is not None
+        before = at[step.parent]
+        at[step] = before * step.stays_right
+        slips += before - at[step]
+        seen += before
+        if its is not None:
+            counts[0][its] += at[step]
+            counts[1][its] += 1 - at[step]
+        if step.complete:
+            lucky[0] += step.count * (1 - at[step]) * step.right
+            lucky[1] += step.count * (1 - at[step])
+    return slips, seen

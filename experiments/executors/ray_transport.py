@@ -130,14 +130,9 @@ class RayTransport:
             threads=threads if runtime.threads or not gpus else None,
             **{name: _absolute(getattr(runtime, name)) for name in _PATHS},
         )
-        actor_class = self._ray.remote(RayWorker)
+        options = {"num_cpus": threads, "num_gpus": gpus, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
         for number in range(settings.workers):
-            actor = actor_class.options(
-                num_cpus=threads,
-                num_gpus=gpus,
-                max_restarts=-1,
-                scheduling_strategy="SPREAD",
-            ).remote(runtime)
+            actor = self._ray.remote(RayWorker).options(**options).remote(runtime)
             self._actors.append(actor)
             self._calls[actor.load.remote()] = number, "load"
 

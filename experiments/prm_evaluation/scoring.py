@@ -62,8 +62,10 @@ def load_scoring(
         digest = function.digests.get(VERIFIER, "")
         return partial(_score_by_function, function), {"verifier": digest, "verifier_family": function.identity}
     engine, verifier = load_verifier_alone(runtime, on_bytes)
+    if verifier.needs.scores != "steps":
+        raise CheckpointError(f"{verifier.name} scores whole answers only and has no scores of steps")
     model = engine.model(VERIFIER)
-    return SolutionScorer(engine, verifier, in_flight).score, {
+    return partial(score_on_engine, engine, verifier, in_flight), {
         "verifier": model.digest,
         "verifier_family": verifier.identity,
         "dtype": str(model.decoder.dtype),
@@ -78,43 +80,32 @@ def _score_by_function(scorer: FunctionScorer, solutions: Sequence[Solution], on
         on_scored(Scored(solution.unique_id, tuple(scores)))
 
 
-class SolutionScorer:
-    """Scores solutions step by step; at most `in_flight` of them hold KV memory at once.
+def score_on_engine(
+    engine: Engine, scorer: Scorer, in_flight: int, solutions: Sequence[Solution], on_scored: OnScored
+) -> None:
+    """Score solutions step by step, calling `on_scored` for each as it is finished or refused.
 
-    Every token of a solution is computed once; the full blocks of its problem come from the prefix cache if another
-    solution of it was scored before. One that does not fit into the KV pool alone is refused.
+    At most `in_flight` of them hold KV memory at once. Every token of a solution is computed once; the full blocks of
+    its problem come from the prefix cache if another solution of it was scored before. One that does not fit into the
+    KV pool alone is refused.
+
+    Raises:
+        EspalierError: the device failed, or an incremental score differs from that of the whole text.
     """
-
-    def __init__(self, engine: Engine, scorer: Scorer, in_flight: int) -> None:
-        """Create a scorer of solutions.
-
-        Raises:
-            CheckpointError: `scorer` scores whole answers, not steps.
-        """
-        if scorer.needs.scores != "steps":
-            raise CheckpointError(f"{scorer.name} scores whole answers only and has no scores of steps")
-        self._orchestrator = Orchestrator(engine, None, scorer, in_flight)
-
-    def score(self, solutions: Sequence[Solution], on_scored: OnScored) -> None:
-        """Score `solutions`, calling `on_scored` for each as it is finished or refused.
-
-        Raises:
-            EspalierError: the device failed, or an incremental score differs from that of the whole text.
-        """
-        orchestrator, names = self._orchestrator, dict[str, str]()
-        try:
-            for solution in solutions:
-                request = ScoreRequest(solution.problem, (solution.steps,))
-                try:
-                    names[orchestrator.submit(request)] = solution.unique_id
-                except (InvalidRequestError, RequestTooLargeError) as error:
-                    on_scored(Scored(solution.unique_id, refused=str(error)))
-            while orchestrator.busy:
-                for result in orchestrator.step():
-                    assert isinstance(result, ScoreResult)
-                    on_scored(_scored(names[result.search_id], result))
-        finally:
-            orchestrator.close()
+    orchestrator, names = Orchestrator(engine, None, scorer, in_flight), dict[str, str]()
+    try:
+        for solution in solutions:
+            request = ScoreRequest(solution.problem, (solution.steps,))
+            try:
+                names[orchestrator.submit(request)] = solution.unique_id
+            except (InvalidRequestError, RequestTooLargeError) as error:
+                on_scored(Scored(solution.unique_id, refused=str(error)))
+        while orchestrator.busy:
+            for result in orchestrator.step():
+                assert isinstance(result, ScoreResult)
+                on_scored(_scored(names[result.search_id], result))
+    finally:
+        orchestrator.close()
 
 
 def _scored(name: str, result: ScoreResult) -> Scored:

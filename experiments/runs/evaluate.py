@@ -126,8 +126,8 @@ class Evaluation:
 
     def summary(self, request: SearchRequest, samples: Sequence[Sample]) -> Summary:
         """Return the summary of a run's samples."""
-        effective = self.executor.defaults.fill(request)
-        return summarise(samples, self.benchmark, search_fields(effective), self.grader.name)
+        fields = search_fields(self.executor.defaults.fill(request))
+        return summarise(samples, self.benchmark, fields, self.grader.name)
 
     def run(
         self,

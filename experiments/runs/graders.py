@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -41,16 +42,13 @@ def make_grader(name: str = DEFAULT, memory_bytes: int = DEFAULT_MEMORY_BYTES) -
 
 def _check(name: str) -> Check:
     kind, _, argument = name.partition(":")
-    if not argument and name in _CHECKS:
+    if name in _CHECKS:
         return _CHECKS[name]
     if kind == "numeric":
-        try:
-            tolerance = float(argument)
-        except ValueError:
-            tolerance = -1.0
-        if not 0 <= tolerance < float("inf"):
-            raise EspalierError(f"--grader numeric: the tolerance must be a number from 0 on, is {argument!r}")
-        return partial(is_close, tolerance=tolerance)
+        with suppress(ValueError):
+            if 0 <= (tolerance := float(argument)) < float("inf"):
+                return partial(is_close, tolerance=tolerance)
+        raise EspalierError(f"--grader numeric: the tolerance must be a number from 0 on, is {argument!r}")
     if not (kind and argument):
         raise EspalierError(
             f"--grader: {name!r} is none of {DEFAULT}, {', '.join(_CHECKS)}, numeric:TOLERANCE, MODULE:FUNCTION"

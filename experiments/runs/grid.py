@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from itertools import combinations, product
 from math import prod
@@ -219,11 +218,6 @@ def is_cell_name(name: str, effective: SearchRequest) -> bool:
 
 def _part(name: str, value: Any) -> str:
     return f"{_SHORT.get(name, name.replace('_', '-'))}{'none' if value is None else _UNSAFE.sub('_', str(value))}"
-
-
-def in_unused_fields_of(request: SearchRequest, other: SearchRequest) -> SearchRequest:
-    """Return `request` with the values of `other` in the fields that the search does not use."""
-    return replace(request, **{name: getattr(other, name) for name in unused_fields(request)})
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

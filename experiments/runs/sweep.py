@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from espalier.experiments.runs.grid import (
     cell_name,
     column_names,
     distinct,
-    in_unused_fields_of,
     is_cell_name,
     key_of,
     settings_of,
@@ -25,6 +24,7 @@ from espalier.experiments.runs.grid import (
 )
 from espalier.experiments.runs.summary import Summary
 from espalier.experiments.runs.table import Table
+from espalier.search.algorithms import unused_fields
 from espalier.search.request import SearchRequest, with_own_code
 from espalier.search.schema import CodeName, from_values
 
@@ -180,7 +180,7 @@ def _places(
     places: list[_Place] = []
     for request, full in zip(requests, effective, strict=True):
         if there := by_key.get(key_of(full)):
-            kept = in_unused_fields_of(request, there.request)
+            kept = replace(request, **{name: getattr(there.request, name) for name in unused_fields(request)})
             places.append(_Place(there.path, kept, fill(kept)))
             continue
         name = first = cell_name(full, varied)

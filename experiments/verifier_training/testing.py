@@ -103,7 +103,7 @@ def measure_on_run(learned: LearnedEvidence, trees: Sequence[TreeRecord], readin
     scores = {"score": combined, **scores, CONFIDENCE: np.exp(sampled)}
     problems = [_paths(number, tree, readings, scores) for number, tree in enumerate(trees)]
     most = max((sum(path["samples"] for path in paths) for paths in problems), default=0)
-    counts = [count for count in (2**power for power in range(1, 16)) if count < most] + [most]
+    counts = [*(2**power for power in range(1, 16) if 2**power < most), most]
     solved = [_solved(problems, list(scores), count) for count in counts]
     return {
         "problems": len(trees),

@@ -52,7 +52,7 @@ def advise_command(
     where: ExecutorSettings,
 ) -> None:
     """Sample paths once, and advise what search to spend on: accuracy and cost of many, most of which are not run."""
-    from espalier.experiments.advice.advise import ADVICE, advise, record_paths, run_some, sampling_request
+    from espalier.experiments.advice.advise import ADVICE, Sampling, advise, sampling_request
     from espalier.experiments.advice.forecast import Forecaster
     from espalier.experiments.advice.recommend import read_budget
     from espalier.experiments.runs.files import write_whole
@@ -66,9 +66,10 @@ def advise_command(
         executor = evaluation.executor
         shown = partial(searches_shown, at_once=executor.max_running, runtime=runtime)
         seconds = partial(_step_seconds, executor)
-        trees, costs, cut = record_paths(evaluation, sampled, out, command, seconds, shown)
+        sampling = Sampling(evaluation, out, command, shown)
+        trees, costs, cut = sampling.record_paths(sampled, seconds)
         forecaster = Forecaster(trees, costs)
-        run = run_some(forecaster, evaluation, requests, out, command, shown)
+        run = sampling.run_some(forecaster, requests)
         report = advise(forecaster, requests, executor.defaults.fill, target, limits, run, cut)
     found = {"command": command, "benchmark": benchmark} | report.to_dict()
     write_whole(out / ADVICE, found)

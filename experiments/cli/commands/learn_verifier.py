@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from espalier.engine.models.model import Head
     from espalier.experiments.runs.record import CutPaths
     from espalier.experiments.verifier_training.combining import LearnedEvidence, TaughtHead
-    from espalier.experiments.verifier_training.features import Readings, TreeReader
+    from espalier.experiments.verifier_training.features import Readings, StatesHead, TreeReader
     from espalier.experiments.verifier_training.tree_file import TreeRecord
-    from espalier.experiments.verifier_training.trunk_reading import StatesHead
     from espalier.search.run.generator import Generator
 
 _RANKS = 0.55
@@ -227,8 +226,7 @@ def open_trunk(
     from rich.console import Console
 
     from espalier.experiments.cli.loading import bytes_progress
-    from espalier.experiments.verifier_training.features import tap_candidates
-    from espalier.experiments.verifier_training.trunk_reading import StatesHead, heads_for
+    from espalier.experiments.verifier_training.features import StatesHead, heads_for, tap_candidates
     from espalier.search.run.load import load_generator_alone
 
     trunk = StatesHead()
@@ -254,7 +252,7 @@ def read_by_trunk(
     trees: "list[TreeRecord]", folder: Path, runtime: RuntimeSettings
 ) -> "tuple[Readings, dict[str, str]]":
     """Readings of a trunk, the generator of `runtime`, kept in `folder`; and its name and digest."""
-    from espalier.experiments.verifier_training.trunk_reading import TrunkReader
+    from espalier.experiments.verifier_training.features import TrunkReader
 
     with open_trunk(runtime) as (engine, generator):
         readings = read_shown(TrunkReader(engine, generator.system_prompt, trees, folder))

@@ -1,6 +1,6 @@
 """States that enter one of a trunk's layers, of all tokens of trees, kept in files: the layers above are tuned on them.
 
-Each file belongs to one of readings (`trunk_reading`) and holds, bfloat16 `[T, hidden]`, the states of the tokens of
+Each file belongs to one of readings (`features`) and holds, bfloat16 `[T, hidden]`, the states of the tokens of
 each problem: of the prompt, then of each step that was read, in the order of the readings' rows. What is computed for a
 step is the token before it and its tokens but the last, so that the last of its states is the one that heads read.
 """

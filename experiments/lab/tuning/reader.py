@@ -15,18 +15,17 @@ from espalier.engine.models.model import Head
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score
 from espalier.experiments.lab.tuning.entering import BYTES_PER_VALUE, EnteringStates
-from espalier.experiments.verifier_training import trunk_reading
-from espalier.experiments.verifier_training.features import Readings
+from espalier.experiments.verifier_training import features
+from espalier.experiments.verifier_training.features import Readings, StatesHead, TrunkReader, children_of
 from espalier.experiments.verifier_training.tree_file import TreeRecord
-from espalier.experiments.verifier_training.trunk_reading import StatesHead, TrunkReader, children_of
 
 ENTERING = "entering"
 """The head that gives the states of `Layers.tap_raw`; the trunk's model must have it."""
 
 
 def heads_for(trunk: StatesHead) -> dict[str, Head]:
-    """The heads that a trunk's model needs whose entering states are kept; see `trunk_reading.heads_for`."""
-    return trunk_reading.heads_for(trunk) | {ENTERING: lambda states: trunk.model.decoder.states_of(states)[-1]}
+    """The heads that a trunk's model needs whose entering states are kept; see `features.heads_for`."""
+    return features.heads_for(trunk) | {ENTERING: lambda states: trunk.model.decoder.states_of(states)[-1]}
 
 
 class EnteringReader(TrunkReader):

@@ -9,8 +9,7 @@ import pytest
 from espalier.experiments.advice import forecast
 from espalier.experiments.advice.forecast import Basis, Costs, Forecaster
 from espalier.experiments.advice.modelled_search import SearchModel, UnpredictableSearchError
-from espalier.experiments.advice.recorded import OwnTokens, RecordedStep, RecordedTree
-from espalier.experiments.advice.step_states import fit_step_states
+from espalier.experiments.advice.recorded import OwnTokens, RecordedStep, RecordedTree, fit_step_states
 from espalier.experiments.runs.record import Sample
 from espalier.search.algorithms import make_algorithm, vote_of, with_defaults
 from espalier.search.common_fields import Aggregation

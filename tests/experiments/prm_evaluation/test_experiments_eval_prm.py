@@ -11,7 +11,7 @@ import pytest
 
 from espalier.experiments.demo import planted_errors_path
 from espalier.experiments.lab.recipe.planted_errors import SUBSETS, demo_records, write_planted_errors
-from espalier.experiments.prm_evaluation.scoring import Scored, SolutionScorer
+from espalier.experiments.prm_evaluation.scoring import Scored, score_on_engine
 from espalier.experiments.prm_evaluation.solutions import Solution, choose, read_solutions
 from espalier.search.run.load import load_verifier_alone
 from espalier.search.run.settings import RuntimeSettings
@@ -31,7 +31,7 @@ def demo_verifier():
 def score(loaded, solutions, in_flight=8) -> dict[str, Scored]:
     found: dict[str, Scored] = {}
     engine, scorer = loaded
-    SolutionScorer(engine, scorer, in_flight).score(solutions, lambda each: found.update({each.unique_id: each}))
+    score_on_engine(engine, scorer, in_flight, solutions, lambda each: found.update({each.unique_id: each}))
     engine.check_integrity()
     engine.check_drained()
     return found

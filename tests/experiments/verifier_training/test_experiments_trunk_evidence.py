@@ -27,11 +27,18 @@ from espalier.experiments.verifier_training.combining import (
     train_own_evidence,
     train_trunk_evidence,
 )
-from espalier.experiments.verifier_training.features import LAST, Readings, readings_of, tap_candidates
+from espalier.experiments.verifier_training.features import (
+    LAST,
+    TOKENS_AND_STATES,
+    Readings,
+    StatesHead,
+    TrunkReader,
+    readings_of,
+    tap_candidates,
+)
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.testing import measure_on_run, trees_of_run
 from espalier.experiments.verifier_training.tree_file import TreeRecord
-from espalier.experiments.verifier_training.trunk_reading import TOKENS_AND_STATES, StatesHead, TrunkReader
 from espalier.prm.families import identify, load_verifier
 from espalier.prm.families.trunk_evidence import TrunkEvidence
 from espalier.prm.path_evidence import FEATURES, Combination, PathEvidence

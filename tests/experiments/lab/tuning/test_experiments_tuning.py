@@ -29,10 +29,9 @@ from espalier.experiments.lab.tuning.entering import KeptStates
 from espalier.experiments.lab.tuning.reader import EnteringReader, heads_for
 from espalier.experiments.lab.tuning.tuning import LastLayers, Tuner
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.verifier_training.features import Readings
+from espalier.experiments.verifier_training.features import Readings, StatesHead, TrunkReader
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.tree_file import TreeRecord
-from espalier.experiments.verifier_training.trunk_reading import StatesHead, TrunkReader
 from espalier.search.grading.math_verify import Grader
 from espalier.search.rollout import RolloutSettings
 from espalier.search.run.generator import Generator
