@@ -220,16 +220,13 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what it prints must not mix with results
             )
+        self.pid = self._popen.pid
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_TAKE_SECONDS), 0))
         self._channel = Channel(os.dup(self._socket.fileno()))
         self._numbers = itertools.count()
         self._answers: dict[int, Future[Any]] = {}
         with suppress(OSError):
             self.send(place.runtime)
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
 
     def send(self, message: object) -> None:
         """Send a message; a process that does not take it in time is killed.

@@ -35,7 +35,7 @@ import logging
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import islice
@@ -194,31 +194,28 @@ class _Reading:
 
     def _take(self, what: str) -> tuple[str, Any]:
         """The first name under which the record has a field, and its value."""
-        for name, value in self._candidates(what):
-            if value is not None:
-                return name, value
-        found = names_in(self._record)
-        shown = ", ".join(found[:_SHOWN_FIELDS]) + (", …" if len(found) > _SHOWN_FIELDS else "")
-        wanted = ", ".join(self._names(what)).replace("+", " and ")
+        for found in self._found(what):
+            return found
+        names = names_in(self._record)
+        shown = ", ".join(names[:_SHOWN_FIELDS]) + (", …" if len(names) > _SHOWN_FIELDS else "")
+        wanted = ", ".join([self._map[what]] if what in self._map else FIELDS[what]).replace("+", " and ")
         flag = f"name it with --field-map {what}=NAME, or NAME.FIELD for a field within it"
         raise self._error(f"no {what}: the record has {shown or 'no fields'}; wanted: {wanted}; {flag}")
 
-    def _names(self, what: str) -> Sequence[str]:
-        return (self._map[what],) if what in self._map else FIELDS[what]
-
-    def _candidates(self, what: str) -> Iterator[tuple[str, Any]]:
-        fields = self._record if what in self._map else self._folded
-        for name in self._names(what):
-            folded = name if what in self._map else name.lower()
-            values = [value_at(fields, part) for part in folded.split("+")]
-            if len(values) == 1:
-                yield name, values[0]
-            elif all(isinstance(value, str) for value in values):
-                yield name, " ".join(str(value).strip() for value in values)
-
     def _found(self, what: str) -> Iterator[tuple[str, Any]]:
-        """The candidates of a field that need not be there, unless a field map names it."""
-        return iter([self._take(what)]) if what in self._map else self._candidates(what)
+        """All names under which the record has a field, and the values."""
+        mapped = what in self._map
+        fields = self._record if mapped else self._folded
+        for name in (self._map[what],) if mapped else FIELDS[what]:
+            values = [value_at(fields, part) for part in (name if mapped else name.lower()).split("+")]
+            if len(values) > 1 and all(isinstance(value, str) for value in values):
+                yield name, " ".join(str(value).strip() for value in values)
+            elif len(values) == 1 and values[0] is not None:
+                yield name, values[0]
+
+    def _optional(self, what: str) -> Iterator[tuple[str, Any]]:
+        """The same of a field that need not be there, unless a field map names it."""
+        return iter([self._take(what)]) if what in self._map else self._found(what)
 
     def _golds(self, name: str, value: Any) -> tuple[str, ...]:
         if isinstance(value := as_listed(value), list):
@@ -289,17 +286,16 @@ class _Reading:
         return found
 
     def _id(self, default: str) -> str:
-        for name, value in self._found("id"):
-            if value is None or value == "":
-                continue
+        for name, value in self._optional("id"):
             if isinstance(value, bool) or not isinstance(value, str | int):
                 raise self._error(f"its {name} is {_kind(value)}, not a text or a whole number")
-            return str(value)
+            if value != "":
+                return str(value)
         return default
 
     def _level(self) -> int | None:
         """The level as a number, also from MATH's `Level 5`; None without one."""
-        name, value = next(self._found("level"))
+        name, value = next(self._optional("level"), ("level", None))
         text = str(value).removeprefix("Level ").removesuffix(".0")
         if text.isdecimal() and len(text) <= _MAX_LEVEL_DIGITS:
             return int(text)
@@ -309,7 +305,7 @@ class _Reading:
 
     def _subject(self) -> str | None:
         """The subject as text; None without one."""
-        for name, value in self._found("subject"):
+        for name, value in self._optional("subject"):
             if isinstance(value, str) and value.strip():
                 return value.strip()
             if "subject" in self._map:

@@ -199,13 +199,12 @@ def _differing(
     A digest says little, so a model is described by the options of the last command and of this one where they differ.
     """
     now = json.loads(json.dumps(configuration))
-    names = sorted(name for name in there.keys() | now if there.get(name, _LACKING) != now.get(name, _LACKING))
-    described = {name: _why_another(name, models_there, models_now) for name in names}
-    return [
-        line
-        for name in names
-        for line in described[name] or [f"{name} is {_shown(there, name, now)} there, {_shown(now, name, there)} now"]
-    ]
+    found: list[str] = []
+    for name in sorted(there.keys() | now):
+        if there.get(name, _LACKING) != now.get(name, _LACKING):
+            values = f"{name} is {_shown(there, name, now)} there, {_shown(now, name, there)} now"
+            found += _why_another(name, models_there, models_now) or [values]
+    return found
 
 
 def _shown(values: Mapping[str, Any], name: str, others: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -104,22 +105,17 @@ def vector_units() -> list[str]:
 
 def memory_bytes() -> int | None:
     """The machine's memory, or less where a container limits it; None where the system does not say."""
-    try:
+    installed = None
+    with suppress(AttributeError, OSError, ValueError):  # no such figure, no such file, or "max"
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
-    try:
         return min(installed, int(_MEMORY_LIMIT.read_text(encoding="ascii")))
-    except (OSError, ValueError):  # no such file, or "max"
-        return installed
+    return installed
 
 
 def gpus() -> list[dict[str, Any]]:
     """Name, bytes of memory and compute capability of each GPU that torch sees, in its order."""
     import torch
 
-    if not torch.cuda.is_available():
-        return []
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return [
         {"name": gpu.name, "memory_bytes": gpu.total_memory, "compute_capability": f"{gpu.major}.{gpu.minor}"}

@@ -129,6 +129,8 @@ def summarise(samples: Sequence[Sample], benchmark: str, configuration: Mapping[
     def mean(name: str) -> float:
         return total(name) / max(1, len(ran))
 
+    most = min(map(len, clusters), default=0)
+    ks = sorted({2**i for i in range(most.bit_length())} | {most}) if most > 1 else []
     verifier_tree = total("verifier_tree_tokens")
     searched = [] if derived else ran
     shares = [u["physical_blocks"] / u["logical_blocks"] for u in searched if u["logical_blocks"]]
@@ -146,7 +148,7 @@ def summarise(samples: Sequence[Sample], benchmark: str, configuration: Mapping[
         low=low,
         high=high,
         standard_error=clustered_standard_error(clusters) if several else None,
-        pass_at=_pass_at(clusters) if several else {},
+        pass_at={k: fmean(pass_at_k(len(found), sum(found), k) for found in clusters) for k in ks},
         accuracy_by_level=_accuracy_by(samples, "level"),
         accuracy_by_subject=_accuracy_by(samples, "subject"),
         generated_tokens=mean("generated_tokens"),
@@ -176,9 +178,3 @@ def grouped(samples: Sequence[Sample], field: str) -> dict[Any, list[bool]]:
 
 def _accuracy_by(samples: Sequence[Sample], field: str) -> dict[str, float]:
     return {str(group): fmean(correct) for group, correct in sorted(grouped(samples, field).items())}
-
-
-def _pass_at(clusters: Sequence[Sequence[bool]]) -> dict[int, float]:
-    most = min(map(len, clusters))
-    ks = sorted({2**i for i in range(most.bit_length())} | {most}) if most > 1 else []
-    return {k: fmean(pass_at_k(len(found), sum(found), k) for found in clusters) for k in ks}

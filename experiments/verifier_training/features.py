@@ -40,6 +40,11 @@ LAST = 0
 """Stands for the states after the last layer among numbers of layers."""
 PART = 50
 """Problems of one file, after which an interrupted run goes on."""
+_ARRAYS = {
+    "states": np.float32, "values": np.float32, "samples": np.int64, "problems": np.int64, "parents": np.int64,
+    "right": np.int64, "read": np.float64, "sampled": np.float64, "steps": np.int64,
+}  # fmt: skip
+"""The arrays of `Readings`, with their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +96,6 @@ class Readings:
                 lengths[row] += lengths[above]
         return sums / lengths
 
-    @classmethod
-    def arrays(cls) -> tuple[str, ...]:
-        """Names of the arrays."""
-        return "states", "values", "samples", "problems", "parents", "right", "read", "sampled", "steps"
-
 
 def tap_candidates(decoder: Decoder) -> tuple[int, ...]:
     """Have a decoder give the states of layers that heads may rank better on than after the last; returns all of them.
@@ -143,14 +143,14 @@ class TreeReader(ABC):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 found = self._part(file, some, start)
                 with replacing(file) as partial, partial.open("wb") as stream:
-                    np.savez(stream, **{name: getattr(found, name) for name in Readings.arrays()})
+                    np.savez(stream, **{name: getattr(found, name) for name in _ARRAYS})
             read = Readings(**np.load(file), layers=self._layers)
             read.parents[read.parents >= 0] += rows
             parts.append(read)
             rows += len(read.values)
             for _ in some:
                 on_problem()
-        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Readings.arrays()}
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         return Readings(**arrays, layers=self._layers)
 
     @property
@@ -170,7 +170,7 @@ class TreeReader(ABC):
             [getattr(tree, self.named_by), [[getattr(step, name) for name in self.depends_on] for step in tree.steps]]
             for tree in trees
         ]
-        return hashlib.sha256(json.dumps([Readings.arrays(), *self._identity(), read]).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([list(_ARRAYS), *self._identity(), read]).encode()).hexdigest()[:16]
 
     def _part(self, file: Path, trees: Sequence[TreeRecord], first: int) -> Readings:
         """Readings of the trees of one file, of which the first is number `first`."""
@@ -264,30 +264,23 @@ def readings_of(
         hidden: width of the states of one layer.
     """
     row_of: dict[tuple[int, int], int] = {}
-    rows: list[tuple[float, int, int, int, int]] = []
-    for at, index, _, _ in found:
+    columns: dict[str, list[Any]] = {name: [] for name in _ARRAYS}
+    for at, index, states, read in found:
         tree = trees[at]
         step = tree.steps[index]
         above = next((row_of[at, i] for i in reversed(tree.lineage(index)[:-1]) if (at, i) in row_of), -1)
-        row_of[at, index] = len(rows)
-        rows.append((step.value, step.samples, first + at, above, -1 if step.end is None else int(bool(step.right))))
-    values, samples, problems, parents, right = (
-        (np.array(column) for column in zip(*rows, strict=True)) if rows else (np.zeros(0),) * 5
-    )
-    steps = [trees[at].steps[index] for at, index, _, _ in found]
-    sampled = [(sum(step.log_probabilities), len(step.token_ids)) for step in steps]
-    return Readings(
-        np.array([states for _, _, states, _ in found], np.float32).reshape(-1, len(layers) * hidden),
-        values.astype(np.float32),
-        samples.astype(np.int64),
-        problems.astype(np.int64),
-        parents.astype(np.int64),
-        right.astype(np.int64),
-        np.array([read for _, _, _, read in found], np.float64).reshape(-1, 2),
-        np.array(sampled, np.float64).reshape(-1, 2),
-        np.array([index for _, index, _, _ in found], np.int64),
-        layers=layers,
-    )
+        row_of[at, index] = len(row_of)
+        right = -1 if step.end is None else int(bool(step.right))
+        sampled = sum(step.log_probabilities), len(step.token_ids)
+        row = states, step.value, step.samples, first + at, above, right, read, sampled, index
+        for column, value in zip(columns.values(), row, strict=True):
+            column.append(value)
+    widths = {"states": (len(layers) * hidden,), "read": (2,), "sampled": (2,)}
+    arrays = {
+        name: np.array(column, _ARRAYS[name]).reshape(len(column), *widths.get(name, ()))
+        for name, column in columns.items()
+    }
+    return Readings(**arrays, layers=layers)
 
 
 # ---- trunks

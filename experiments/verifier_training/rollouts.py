@@ -1,6 +1,5 @@
 """Samples the solutions of many problems at once, here or on a server, into a file that can be continued."""
 
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -64,26 +63,21 @@ def remote_configuration(info: ServerInfo, benchmark: str, settings: RolloutSett
     return {**models, "sampled": "by a server", "benchmark": benchmark, **without_neutral_penalties(asked)}
 
 
-class TreeSampler(ABC):
-    """Samples the solutions of problems as trees."""
+Sample = Callable[[Sequence[Problem]], Iterator[TreeRecord]]
+"""Yields the tree of each problem, in the order in which they finish; what cannot be sampled says why."""
 
-    __slots__ = ()
 
-    @abstractmethod
-    def sample(self, problems: Sequence[Problem]) -> Iterator[TreeRecord]:
-        """Yield the tree of each problem, in the order in which they finish; what cannot be sampled says why."""
-
-    def write(self, path: Path, problems: Sequence[Problem]) -> Iterator[TreeRecord]:
-        """Sample the problems that the file `path` lacks; each is appended once it is whole, and then yielded."""
-        done = {tree.problem_id for tree in read_trees(path)}
-        with open_lines(path) as stream:
-            for tree in self.sample([problem for problem in problems if problem.unique_id not in done]):
-                write_tree(stream, tree)
-                yield tree
+def sample_into(path: Path, problems: Sequence[Problem], sample: Sample) -> Iterator[TreeRecord]:
+    """Sample the problems that the file `path` lacks; each is appended once it is whole, and then yielded."""
+    done = {tree.problem_id for tree in read_trees(path)}
+    with open_lines(path) as stream:
+        for tree in sample([problem for problem in problems if problem.unique_id not in done]):
+            write_tree(stream, tree)
+            yield tree
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutSampler(TreeSampler):
+class RolloutSampler:
     """Samples the solutions of problems in this process; at most `in_flight` problems at once, where memory allows."""
 
     engine: Engine
@@ -93,7 +87,7 @@ class RolloutSampler(TreeSampler):
     in_flight: int
 
     def sample(self, problems: Sequence[Problem]) -> Iterator[TreeRecord]:
-        """See `TreeSampler`."""
+        """See `Sample`."""
         waiting, engine = deque(problems), self.engine
         running: dict[str, tuple[TreeRecord, RolloutTree, Reservation]] = {}
         try:
@@ -128,7 +122,7 @@ class RolloutSampler(TreeSampler):
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteSampler(TreeSampler):
+class RemoteSampler:
     """Samples the solutions of problems on a server, `in_flight` problems at once."""
 
     client: SearchClient

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from espalier.engine.engine import Engine
     from espalier.engine.models.model import Head
     from espalier.experiments.runs.benchmarks import Problem
-    from espalier.experiments.verifier_training.rollouts import TreeSampler
+    from espalier.experiments.verifier_training.rollouts import Sample
     from espalier.experiments.verifier_training.tree_file import TreeRecord
     from espalier.search.run.generator import Generator
 
@@ -110,7 +110,7 @@ class RolloutFile:
         ):
             sampler = RemoteSampler(client, self.settings, checker, runtime.max_running)
             claim(self.out, remote_configuration(client.server_info(), self.benchmark, self.settings))
-            return self._write(sampler, runtime.max_running)
+            return self._write(sampler.sample, runtime.max_running)
 
     def sample(
         self, runtime: RuntimeSettings, other_heads: "Mapping[str, Head]" = MappingProxyType({})
@@ -134,18 +134,18 @@ class RolloutFile:
         claim(self.out, configuration_of(generator, self.benchmark, self.settings, runtime.generator_quantization))
         with make_grader(self.grader, runtime.grader_memory) as checker:
             sampler = RolloutSampler(engine, generator, self.settings, checker, runtime.max_running)
-            return engine, generator, self._write(sampler, runtime.max_running)
+            return engine, generator, self._write(sampler.sample, runtime.max_running)
 
-    def _write(self, sampler: "TreeSampler", at_once: int) -> "list[TreeRecord]":
+    def _write(self, sample: "Sample", at_once: int) -> "list[TreeRecord]":
         """Sample what the file lacks, `at_once` problems together; show progress and totals, and return all trees."""
         from espalier.experiments.cli.progress import share_progress
-        from espalier.experiments.verifier_training.rollouts import cut_solutions
+        from espalier.experiments.verifier_training.rollouts import cut_solutions, sample_into
         from espalier.experiments.verifier_training.tree_file import read_trees
 
         places = {problem.unique_id: place for place, problem in enumerate(self.problems)}
         done = sum(tree.problem_id in places for tree in read_trees(self.out))
         with share_progress(len(places), done, at_once) as advance:
-            for tree in sampler.write(self.out, self.problems):
+            for tree in sample_into(self.out, self.problems, sample):
                 advance(*tree.outcomes)
         trees = [tree for tree in read_trees(self.out) if tree.problem_id in places]
         trees.sort(key=lambda tree: places[tree.problem_id])

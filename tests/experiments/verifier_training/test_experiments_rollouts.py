@@ -14,7 +14,7 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.prm_evaluation.solutions import Format, read_solutions
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.experiments.runs.files import open_lines
-from espalier.experiments.verifier_training.rollouts import RolloutSampler
+from espalier.experiments.verifier_training.rollouts import RolloutSampler, sample_into
 from espalier.experiments.verifier_training.tree_file import (
     TreeRecord,
     claim,
@@ -157,7 +157,7 @@ class TestFile:
             path = tmp_path / f"{name}.jsonl"
             claim(path, {"seed": 0, **configuration})
             sampler = RolloutSampler(engine, Generator(engine, "", {}), SETTINGS, grader, 2)
-            seen = list(sampler.write(path, problems))
+            seen = list(sample_into(path, problems, sampler.sample))
             run.seen = seen  # type: ignore[attr-defined]
             return path
 

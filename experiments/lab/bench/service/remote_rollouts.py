@@ -13,7 +13,7 @@ from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report, Show, nothing_shown
 from espalier.experiments.lab.bench.service.server_process import serving
 from espalier.experiments.runs.benchmarks import load_benchmark
-from espalier.experiments.verifier_training.rollouts import RemoteSampler, RolloutSampler, TreeSampler
+from espalier.experiments.verifier_training.rollouts import RemoteSampler, RolloutSampler
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.search.client import SearchClient
 from espalier.search.grading.math_verify import Grader
@@ -56,7 +56,7 @@ def run(
         Grader() as grader,
     ):
 
-        def sampler(way: str, seed: int) -> TreeSampler:
+        def sampler(way: str, seed: int) -> RemoteSampler | RolloutSampler:
             settings = RolloutSettings(solutions=solutions, max_tokens=max_tokens, seed=seed)
             if way == _SERVER:
                 return RemoteSampler(client, settings, grader, in_flight)
