@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -193,7 +192,7 @@ class Evaluation:
         own: _Writer,
         smaller: Sequence[_Writer],
     ) -> Iterator[tuple[_Writer, Sample, SearchResult | None]]:
-        """Yield samples and results in the order in which searches end; the engine never waits for a grade.
+        """Yield samples and results in the order of grading; the engine never waits for a grade.
 
         Those that are derived for `smaller` searches come before the own one, so that none is missing once that is
         written.
@@ -201,7 +200,7 @@ class Evaluation:
         executor, grader = self.executor, self.grader
         by_search: dict[str, _Key] = {}
         max_tokens = executor.defaults.fill(request).max_tokens
-        grading = deque[list[_InGrading]]()  # the results that follow from one search, which are written together
+        grading = list[list[_InGrading]]()  # the results that follow from one search, which are written together
 
         def graded(group: list[_InGrading]) -> Iterator[tuple[_Writer, Sample, SearchResult]]:
             for writer, problem, epoch, found, grades in group:
@@ -239,8 +238,9 @@ class Evaluation:
                         for writer, found in [*results, (own, result)]
                         if found
                     ])  # fmt: skip
-                while grading and all(grade.done() for *_, grades in grading[0] for grade in grades):
-                    yield from graded(grading.popleft())
+                for group in [each for each in grading if all(grade.done() for *_, of in each for grade in of)]:
+                    grading.remove(group)
+                    yield from graded(group)
         finally:  # cancel remaining searches; the caller closes the executor
             executor.drop(by_search)
         for group in grading:
