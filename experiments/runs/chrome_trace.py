@@ -15,6 +15,7 @@ from espalier.engine.errors import EspalierError
 from espalier.engine.step_record import StepRecord
 from espalier.search.run.executor import Executor
 
+_Args = dict[str, Any] | None
 _PROCESS = 1
 _HOST = 1
 """Track of what happens between steps: the search's own work, votes, and waiting."""
@@ -59,12 +60,11 @@ class ChromeTrace:
         self._stream = stream
         self._start = self._last = perf_counter()
         self._tracks = {role: _HOST + 1 + place for place, role in enumerate(engine.schedulers)}
-        pool = engine.kv_pool
-        stream.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        names = {_HOST: "between steps", **{track: role for role, track in self._tracks.items()}}
-        metadata = [self._event("M", "process_name", 0, args={"name": f"espalier, KV pool {pool.num_bytes:,} bytes"})]
-        metadata += [self._event("M", "thread_name", track, args={"name": name}) for track, name in names.items()]
-        stream.write(",\n".join(map(json.dumps, metadata)))
+        self._separator = '{"displayTimeUnit": "ms", "traceEvents": [\n'  # before the next event
+        process = f"espalier, KV pool {engine.kv_pool.num_bytes:,} bytes"
+        self._write("M", "process_name", 0, None, {"name": process})
+        for name, track in {"between steps": _HOST, **self._tracks}.items():
+            self._write("M", "thread_name", track, None, {"name": name})
 
     def add(self, record: StepRecord) -> None:
         """Write a step: its phases, the time since the step before, and what the pool holds after it."""
@@ -89,23 +89,19 @@ class ChromeTrace:
             self._slice(name, track, begun, ended, sizes | memory if ahead and name == "launch" else None)
         for pool in (pool for pools in held.values() for pool in pools):
             blocks = {"live": pool.live_blocks, "cached": pool.cached_blocks, "free in its slabs": pool.free_blocks}
-            self._write(self._event("C", f"{pool.name} blocks", track, record.update_end, args=blocks))
-        self._write(self._event("C", "live KV bytes", track, record.update_end, args=used))
+            self._write("C", f"{pool.name} blocks", track, record.update_end, blocks)
+        self._write("C", "live KV bytes", track, record.update_end, used)
 
     def close(self) -> None:
         """End the file."""
         self._stream.write("\n]}\n")
 
-    def _slice(self, name: str, track: int, begun: float, ended: float, args: dict[str, Any] | None = None) -> None:
-        self._write(self._event("X", name, track, begun, args) | {"dur": round(1e6 * (ended - begun), 3)})
+    def _slice(self, name: str, track: int, begun: float, ended: float, args: _Args = None) -> None:
+        self._write("X", name, track, begun, args, dur=round(1e6 * (ended - begun), 3))
 
-    def _event(
-        self, phase: str, name: str, track: int, at: float | None = None, args: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        event: dict[str, Any] = {"ph": phase, "name": name, "pid": _PROCESS, "tid": track}
+    def _write(self, phase: str, name: str, track: int, at: float | None, args: _Args, **more: float) -> None:
+        event: dict[str, Any] = {"ph": phase, "name": name, "pid": _PROCESS, "tid": track, **more}
         if at is not None:
             event["ts"] = round(1e6 * (at - self._start), 3)
-        return event | ({"args": args} if args else {})
-
-    def _write(self, event: dict[str, Any]) -> None:
-        self._stream.write(",\n" + json.dumps(event))
+        self._stream.write(self._separator + json.dumps(event | ({"args": args} if args else {})))
+        self._separator = ",\n"

@@ -188,14 +188,9 @@ def refused_sample(problem: Problem, why: str, epoch: int = 0) -> Sample:
 
 
 def _sample(problem: Problem, epoch: int, **fields: Any) -> Sample:
-    return Sample(
-        problem.unique_id, problem.level, _gold(problem), asked=_digest(problem), epoch=epoch, subject=problem.subject,
-        **fields,
-    )  # fmt: skip
-
-
-def _gold(problem: Problem) -> str:
-    return " or ".join(problem.golds)
+    gold = " or ".join(problem.golds)
+    of_problem = {"asked": _digest(problem), "epoch": epoch, "subject": problem.subject}
+    return Sample(problem.unique_id, problem.level, gold, **of_problem, **fields)
 
 
 def _digest(problem: Problem) -> str:

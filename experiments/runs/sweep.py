@@ -116,13 +116,13 @@ def sweep(
         _require_isolated(places)
     asked_paths = {place.path for place in places}
     everything = [*(place for place in held if place.path not in asked_paths), *places]
-    varied = varied_fields(place.effective for place in everything)
+    names = column_names(varied_fields(place.effective for place in everything))
     cells: dict[Path, Cell] = {}
     for place in everything:
         if (place.path / CONFIG).is_file():
             run_folder = RunFolder(place.path, evaluation.configuration(place.request))
             if samples := run_folder.samples_of(evaluation.problems):
-                cells[place.path] = _cell(place, varied, evaluation.summary(place.request, samples))
+                cells[place.path] = _cell(place, names, evaluation.summary(place.request, samples))
     if share_work:
         places.sort(key=lambda place: -place.effective.beam_width)
     # All before the first, so that a report of an interrupted sweep knows of every cell.
@@ -136,11 +136,11 @@ def sweep(
             if share_work and holds_the_paths_of(place.effective, other.effective)
         ]
         summary = evaluation.run(place.request, folders[place.path], smaller)
-        cells[place.path] = _cell(place, varied, summary)
+        cells[place.path] = _cell(place, names, summary)
         if on_cell:
             on_cell(cells[place.path])
-        _write(folder, _in_order(cells.values(), varied), varied)
-    return _in_order(cells.values(), varied)
+        _write(folder, _in_order(cells.values(), names), names)
+    return _in_order(cells.values(), names)
 
 
 def held_requests(folder: Path) -> list[tuple[Path, SearchRequest]]:
@@ -206,12 +206,12 @@ def _require_isolated(places: Iterable[_Place]) -> None:
                 raise EspalierError(f"--isolated: {place.path} holds samples {what}; name another --out")
 
 
-def _cell(place: _Place, varied: Sequence[str], summary: Summary) -> Cell:
+def _cell(place: _Place, names: Sequence[str], summary: Summary) -> Cell:
     settings = settings_of(place.effective)
-    return Cell(place.path.name, {name: settings[name] for name in column_names(varied)}, summary)
+    return Cell(place.path.name, {name: settings[name] for name in names}, summary)
 
 
-def _in_order(cells: Iterable[Cell], varied: Sequence[str]) -> list[Cell]:
+def _in_order(cells: Iterable[Cell], names: Sequence[str]) -> list[Cell]:
     """Cells by their settings; values of a choice in the order of their declaration."""
 
     def rank(name: str, value: Any) -> tuple[bool, bool, Any]:
@@ -219,12 +219,10 @@ def _in_order(cells: Iterable[Cell], varied: Sequence[str]) -> list[Cell]:
         known = choices.index(value) if value in choices else value or 0
         return value is not None, isinstance(value, CodeName), known
 
-    names = column_names(varied)
     return sorted(cells, key=lambda cell: [rank(name, cell.settings[name]) for name in names])
 
 
-def _write(folder: Path, cells: Sequence[Cell], varied: Sequence[str]) -> None:
-    names = column_names(varied)
+def _write(folder: Path, cells: Sequence[Cell], names: Sequence[str]) -> None:
     write_whole(folder / CELLS, [cell.to_dict() for cell in cells])
     rows = []
     for cell in cells:
