@@ -196,8 +196,7 @@ class Worker:
             Whether it was stopped; False if it could not load or its engine failed, which was reported.
         """
         try:
-            orchestrator = load_orchestrator(self._runtime)
-            self._orchestrator = orchestrator
+            self._orchestrator = orchestrator = load_orchestrator(self._runtime)
             self._send(_loaded(orchestrator))
             self._loop.run(orchestrator, self._report)
             orchestrator.close()
@@ -208,15 +207,7 @@ class Worker:
 
     def tell(self, order: Order) -> None:
         """Take an order, to be carried out before the next step."""
-        match order:
-            case Run():
-                self._loop.call(partial(self._start, order=order))
-            case Cancel(name):
-                self._loop.call(lambda orchestrator: orchestrator.cancel(name))
-            case Tell(name, turn):
-                self._loop.call(lambda orchestrator: orchestrator.tell(name, turn))
-            case Reload(folder):
-                self._loop.call(partial(self._reload, folder=folder))
+        self._loop.call(partial(self._carry_out, order=order))
 
     def forget(self) -> None:
         """Drop all searches, for an executor that has taken this worker for lost."""
@@ -258,10 +249,20 @@ class Worker:
             self._send(Stepped(orchestrator.occupancy(), events))
             self._report_due = now + _REPORT_SECONDS
 
+    def _carry_out(self, orchestrator: Orchestrator, order: Order) -> None:
+        match order:
+            case Run(name) if name not in self._running:
+                self._start(orchestrator, order)
+            case Cancel(name):
+                orchestrator.cancel(name)
+            case Tell(name, turn):
+                orchestrator.tell(name, turn)
+            case Reload(folder):
+                orchestrator.reload(folder)
+                self._send(_loaded(orchestrator, folder))
+
     def _start(self, orchestrator: Orchestrator, order: Run) -> None:
         name = order.search_id
-        if name in self._running:
-            return
 
         def on_event(event: AnyEvent) -> None:
             if isinstance(event, Finished):
@@ -275,10 +276,6 @@ class Worker:
             self._running.add(name)
         except Exception as error:
             self._events.append(Rejected(name, _public(error)))
-
-    def _reload(self, orchestrator: Orchestrator, folder: str) -> None:
-        orchestrator.reload(folder)
-        self._send(_loaded(orchestrator, folder))
 
     def _forget(self, orchestrator: Orchestrator) -> None:
         orchestrator.drop(list(self._running))

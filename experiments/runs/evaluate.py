@@ -254,8 +254,9 @@ def checker_of(problem: Problem, grader: Grader) -> Callable[[str], bool]:
     def is_right(answer: str) -> bool:
         if not (grader.rule or problem.tolerances) and (value := number_in(answer)) is not None:
             numbers = [number_in(gold) for gold in problem.golds]
-            if value in numbers or None not in numbers:
-                return value in numbers  # most answers, without a child process
+            # Most answers need no child process; but two numbers that differ may be one, rounded.
+            if value in numbers or all(number is not None and number.denominator == 1 for number in (value, *numbers)):
+                return value in numbers
         return bool(answer) and _grade(_submit(problem, answer, grader), grader).correct
 
     return is_right

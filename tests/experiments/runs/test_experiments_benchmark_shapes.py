@@ -199,6 +199,8 @@ def test_evaluation_grades_within_the_tolerance_unless_another_rule_is_named(gra
     assert not is_solved(exact, grader)
     assert is_solved(within, grader)
     assert [checker_of(problem, grader)("5.3") for problem in (exact, within)] == [False, True]
+    third = checker_of(Problem("b", "1/3?", "\\frac{1}{3}", None), grader)
+    assert [third(answer) for answer in ("1/3", "0.333333", "0.3", "3", "")] == [True, True, False, False, False]
     with make_grader("exact") as by_text:
         assert not is_solved(within, by_text)
 
