@@ -12,8 +12,7 @@ nothing on the server, and the same request with the same seed gives the same an
 
 from espalier.search.client.async_client import AsyncSearchClient
 from espalier.search.client.connection import Tls
-from espalier.search.client.errors import ConnectionSettingsError, ServiceError
-from espalier.search.client.retries import NO_RETRIES, RetryPolicy
+from espalier.search.client.errors import NO_RETRIES, ConnectionSettingsError, RetryPolicy, ServiceError
 from espalier.search.client.search_client import SearchClient
 from espalier.search.server_info import ServerInfo
 

@@ -13,9 +13,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from espalier.engine.errors import EspalierError, MisuseError
+from espalier.search.client import errors
 from espalier.search.client.connection import Connection, Tls
-from espalier.search.client.errors import ConnectionSettingsError, cancelled, typed_error
-from espalier.search.client.retries import DEFAULT_RETRIES, NO_RETRIES, Attempts, RetryPolicy
 from espalier.search.client.score_session import AsyncScoreSession
 from espalier.search.request import SearchFields, SearchRequest, make_request, several
 from espalier.search.result import Event, SearchResult
@@ -25,16 +24,7 @@ from espalier.search.score_session import ScoreSessionRequest
 from espalier.search.scores import ScoreRequest, ScoreResult, make_score_request
 from espalier.search.server_info import Reloaded, ServerInfo
 from espalier.search.service.access.calls import REQUEST_ID, request_id_of
-from espalier.search.service.grpc_api.convert import (
-    SESSION_OPEN,
-    event_from_wire,
-    info_from_wire,
-    reloaded_from_wire,
-    request_to_wire,
-    result_from_wire,
-    rollout_from_wire,
-    scores_from_wire,
-)
+from espalier.search.service.grpc_api import convert
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
 
@@ -87,7 +77,7 @@ class AsyncSearchClient:
         token: str | None = None,
         tls: Tls | bool = False,
         insecure_token: bool = False,
-        retry: RetryPolicy = DEFAULT_RETRIES,
+        retry: errors.RetryPolicy = errors.DEFAULT_RETRIES,
     ) -> None:
         """Create a client; it connects on the first call.
 
@@ -186,7 +176,7 @@ class AsyncSearchClient:
         """
         message = pb.SolveProblemStreamRequest(request=_solve_message(request, fields, include_nodes, priority))
         method = self._stub.SolveProblemStream
-        async with aclosing(self._responses(method, message, event_from_wire, timeout, request_id)) as events:
+        async with aclosing(self._responses(method, message, convert.event_from_wire, timeout, request_id)) as events:
             async for event in events:
                 yield event
 
@@ -289,8 +279,8 @@ class AsyncSearchClient:
             ServiceError: the call failed for any other reason.
         """
         request = make_score_request(request, steps)
-        message = request_to_wire(request, pb.ScoreSolutionRequest, priority=priority)
-        read = partial(scores_from_wire, request=request)
+        message = convert.request_to_wire(request, pb.ScoreSolutionRequest, priority=priority)
+        read = partial(convert.from_wire, configuration=request)
         return await _only(self._responses(self._stub.ScoreSolution, message, read, timeout, request_id))
 
     async def rollout(
@@ -318,9 +308,9 @@ class AsyncSearchClient:
         if isinstance(request, str):
             golds = tuple(fields.pop("golds", ()))
             request = replace(from_values(RolloutRequest, {"problem": request, **fields}), golds=golds)
-        message = request_to_wire(request, pb.RolloutRequest, priority=priority)
+        message = convert.request_to_wire(request, pb.RolloutRequest, priority=priority)
         responses = self._responses(self._stub.Rollout, message, lambda response: response, timeout, request_id)
-        return rollout_from_wire([each async for each in responses], request)
+        return convert.rollout_from_wire([each async for each in responses], request)
 
     def score_session(
         self,
@@ -345,13 +335,13 @@ class AsyncSearchClient:
         """
         if isinstance(request, str):
             request = from_values(ScoreSessionRequest, {"problem": request, **fields})
-        opening = request_to_wire(request, pb.ScoreSession, priority=priority)
+        opening = convert.request_to_wire(request, pb.ScoreSession, priority=priority)
         used, message = _request_id_to_send(request_id), pb.ScoreStepsRequest(open=opening)
         return AsyncScoreSession(partial(self._open_session, message, timeout, used), request, self.endpoint, used)
 
     async def _open_session(self, message: pb.ScoreStepsRequest, timeout: float | None, request_id: str) -> Any:
         """Start the call of a session, and wait until the server says that it is open."""
-        attempts = Attempts(self.retry, timeout)
+        attempts = errors.Attempts(self.retry, timeout)
 
         def begin(message: pb.ScoreStepsRequest, **options: Any) -> Any:
             return self._stub.ScoreSteps(**options)
@@ -361,11 +351,11 @@ class AsyncSearchClient:
             try:
                 with suppress(asyncio.InvalidStateError):  # it was refused before it was read
                     await call.write(message)
-                if SESSION_OPEN not in (*await call.initial_metadata(),):
+                if convert.SESSION_OPEN not in (*await call.initial_metadata(),):
                     await call.read()  # raises what the server has refused it for
                 return call
             except grpc.RpcError as error:
-                failed = typed_error(error, self.endpoint, request_id)
+                failed = errors.typed_error(error, self.endpoint, request_id)
             except BaseException:
                 call.cancel()
                 self._require_own_end(request_id)
@@ -375,7 +365,7 @@ class AsyncSearchClient:
     async def server_info(self, timeout: float | None = INFO_TIMEOUT) -> ServerInfo:
         """Return what the server serves, and what it holds now; raises `ServiceError` as `solve` does."""
         message = pb.GetServerInfoRequest()
-        return await _only(self._responses(self._stub.GetServerInfo, message, info_from_wire, timeout))
+        return await _only(self._responses(self._stub.GetServerInfo, message, convert.info_from_wire, timeout))
 
     async def reload(self, path: str, timeout: float | None = TIMEOUT) -> Reloaded:
         """Have the server's generator go on with other weights; searches meanwhile go on.
@@ -389,7 +379,7 @@ class AsyncSearchClient:
             ServiceError: the call failed for any other reason.
         """
         message = pb.ReloadRequest(path=path)
-        return await _only(self._responses(self._stub.Reload, message, reloaded_from_wire, timeout))
+        return await _only(self._responses(self._stub.Reload, message, convert.from_wire, timeout))
 
     async def health(self, timeout: float | None = HEALTH_TIMEOUT) -> bool:
         """Return whether the server accepts searches: it does not while it loads or drains. Asks once.
@@ -398,7 +388,8 @@ class AsyncSearchClient:
             ServiceError: it cannot be reached.
         """
         message = health_pb2.HealthCheckRequest(service=_SERVICE)
-        return await _only(self._responses(self._health.Check, message, _serves, timeout, policy=NO_RETRIES))
+        answers = self._responses(self._health.Check, message, lambda each: each, timeout, policy=errors.NO_RETRIES)
+        return (await _only(answers)).status == health_pb2.HealthCheckResponse.SERVING
 
     async def _responses(
         self,
@@ -407,11 +398,11 @@ class AsyncSearchClient:
         read: Callable[[Any], T | None],
         timeout: float | None,
         request_id: str | None = None,
-        policy: RetryPolicy | None = None,
+        policy: errors.RetryPolicy | None = None,
     ) -> AsyncGenerator[T, None]:
         """The responses of a call, but those that `read` makes nothing of; tries again while there was none."""
         request_id = _request_id_to_send(request_id)
-        attempts = Attempts(policy or self.retry, timeout)
+        attempts = errors.Attempts(policy or self.retry, timeout)
         begun = False
         while True:
             call = self._start(method, message, attempts, request_id)
@@ -422,7 +413,7 @@ class AsyncSearchClient:
                         yield value
                 return
             except (grpc.RpcError, ValueError) as error:
-                failed = typed_error(error, self.endpoint, request_id)
+                failed = errors.typed_error(error, self.endpoint, request_id)
             except asyncio.CancelledError:
                 self._require_own_end(request_id)
                 raise
@@ -432,7 +423,7 @@ class AsyncSearchClient:
                 raise failed
             await self._wait_after(attempts, failed)
 
-    def _start(self, method: Callable[..., Any], message: Any, attempts: Attempts, request_id: str) -> Any:
+    def _start(self, method: Callable[..., Any], message: Any, attempts: errors.Attempts, request_id: str) -> Any:
         self.require_usable()
         if asyncio.get_running_loop() is not self._loop:
             raise MisuseError("the client was created on another event loop; create one on each")
@@ -447,9 +438,9 @@ class AsyncSearchClient:
         """
         task = asyncio.current_task()
         if self._closing.is_set() and task is not None and not task.cancelling():
-            raise cancelled(request_id) from None
+            raise errors.cancelled(request_id) from None
 
-    async def _wait_after(self, attempts: Attempts, error: EspalierError) -> None:
+    async def _wait_after(self, attempts: errors.Attempts, error: EspalierError) -> None:
         """Wait for the next attempt of a call that failed.
 
         Raises:
@@ -464,7 +455,7 @@ class AsyncSearchClient:
                 await self._closing.wait()
         except TimeoutError:
             return
-        raise cancelled()
+        raise errors.cancelled()
 
 
 async def _only(values: AsyncIterator[T]) -> T:
@@ -491,15 +482,11 @@ def _solve_message(
     """
     if fields or not isinstance(request, SearchRequest):  # a whole one is checked by the server, with its limits
         request = make_request(request, fields)
-    return request_to_wire(request, include_nodes=include_nodes, priority=priority)
+    return convert.request_to_wire(request, include_nodes=include_nodes, priority=priority)
 
 
 def _result_of(response: pb.SolveProblemResponse) -> SearchResult:
-    return result_from_wire(response.result)
-
-
-def _serves(response: health_pb2.HealthCheckResponse) -> bool:
-    return response.status == health_pb2.HealthCheckResponse.SERVING
+    return convert.from_wire(response.result)
 
 
 def _request_id_to_send(given: str | None) -> str:
@@ -510,5 +497,6 @@ def _request_id_to_send(given: str | None) -> str:
     """
     used = request_id_of(given)
     if given is not None and used != given:
-        raise ConnectionSettingsError("a request id must be printable ASCII without spaces, at most 128 characters")
+        rule = "a request id must be printable ASCII without spaces, at most 128 characters"
+        raise errors.ConnectionSettingsError(rule)
     return used

@@ -1,8 +1,8 @@
 """Sessions of scores over gRPC: steps go to the server one after another, and their scores come back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Self, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Self
 
 import grpc.aio
 
@@ -18,9 +18,7 @@ from espalier.search.score_session import (
     unscored,
 )
 from espalier.search.scores import ScoreResult
-from espalier.search.service.grpc_api.convert import session_event_from_wire, turn_to_wire
-
-T = TypeVar("T")
+from espalier.search.service.grpc_api.convert import event_from_wire, to_wire
 
 
 class AsyncScoreSession:
@@ -135,7 +133,7 @@ class AsyncScoreSession:
         if not self._reading.done():
             async with self._writing:
                 try:
-                    await self._call.write(turn_to_wire(turn))
+                    await self._call.write(to_wire(turn))
                     return
                 except (grpc.RpcError, asyncio.InvalidStateError):  # it has ended, which the reader tells
                     pass
@@ -150,12 +148,12 @@ class AsyncScoreSession:
         """Hand out scores until the call ends."""
         try:
             async for message in self._call:
-                event = session_event_from_wire(message, self._request)
+                event = event_from_wire(message, configuration=self._request)
                 if isinstance(event, StepsScored):
                     for score in event.scores:
                         self._hand_out(score)
                 elif event is not None:
-                    self.result = event
+                    self.result = event.result
         except (grpc.RpcError, ValueError) as error:
             self._failed = typed_error(error, self._endpoint, self._request_id)
         except asyncio.CancelledError:  # of the call: by `cancel`, or as the client was closed
@@ -175,53 +173,3 @@ class AsyncScoreSession:
                 self._hand_out(unscored(node, self.result.stop_reason))
             elif not future.done():
                 future.set_exception(self._failed or cancelled(self._request_id))
-
-
-class ScoreSession:
-    """A session of scores on a server; a context manager, which closes it. `AsyncScoreSession` describes the methods.
-
-    Several threads may use it at a time.
-    """
-
-    def __init__(
-        self, session: AsyncScoreSession, run: Callable[[Callable[[Any], Coroutine[Any, Any, Any]]], Any]
-    ) -> None:
-        """Open a session; see `SearchClient.score_session`.
-
-        Args:
-            session: does the work.
-            run: runs a coroutine on its event loop, and waits for it.
-        """
-        self._session = session
-        self._run = run
-        run(lambda _: session.open())
-
-    @property
-    def result(self) -> ScoreResult | None:
-        """Usage of the session; None until it has ended."""
-        return self._session.result
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._run(lambda _: self._session.cancel())
-
-    def score(self, text: str, parent: int = ROOT) -> NodeScore:
-        """Score one step that continues `parent`, by default the problem."""
-        return self._run(lambda _: self._session.score(text, parent))
-
-    def score_many(self, steps: Iterable[tuple[int, str]]) -> list[NodeScore]:
-        """Score steps, computed together."""
-        return self._run(lambda _: self._session.score_many(steps))
-
-    def release(self, *nodes: int) -> None:
-        """Release nodes that no further step continues; steps below them stay."""
-        self._run(lambda _: self._session.release(*nodes))
-
-    def close(self) -> ScoreResult:
-        """End the session, and return what it has cost; closing twice is allowed."""
-        return self._run(lambda _: self._session.close())

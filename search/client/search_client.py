@@ -12,23 +12,21 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from espalier.search.client.async_client import AsyncSearchClient, OnProgress
 from espalier.search.client.connection import Tls
-from espalier.search.client.errors import ServiceError, cancelled
-from espalier.search.client.retries import DEFAULT_RETRIES, RetryPolicy
-from espalier.search.client.score_session import AsyncScoreSession, ScoreSession
+from espalier.search.client.errors import DEFAULT_RETRIES, RetryPolicy, ServiceError, cancelled
+from espalier.search.client.score_session import AsyncScoreSession
+from espalier.search.scores import ScoreResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_Method = Callable[..., Coroutine[Any, Any, T]]
+_Work = Callable[..., Coroutine[Any, Any, T]]
 
 
-def _blocking(
-    method: Callable[Concatenate[AsyncSearchClient, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["SearchClient", P], T]:
-    """The method of `SearchClient` that waits for a coroutine of `AsyncSearchClient`."""
+def _blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """The method of a blocking class that waits for a coroutine of its counterpart for asyncio."""
 
     @wraps(method)
-    def call(self: "SearchClient", *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._usable.run(method, *args, **kwargs)
+    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._usable.run(method, self._asynchronous, *args, **kwargs)
 
     return call
 
@@ -40,7 +38,7 @@ def _iterating(
 
     @wraps(method)
     def call(self: "SearchClient", *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        yield from self._usable.iterate(method, *args, **kwargs)
+        yield from self._usable.iterate(method(self._asynchronous, *args, **kwargs))
 
     return call
 
@@ -72,6 +70,7 @@ class SearchClient:
         self._thread = _ClientThread(
             lambda: AsyncSearchClient(endpoint, token=token, tls=tls, insecure_token=insecure_token, retry=retry)
         )
+        self._asynchronous = self._thread.client
         self.endpoint, self.retry = endpoint, retry
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
@@ -87,7 +86,7 @@ class SearchClient:
 
     @property
     def _usable(self) -> "_ClientThread":
-        self._thread.client.require_usable()
+        self._asynchronous.require_usable()
         return self._thread
 
     solve = _blocking(AsyncSearchClient.solve)
@@ -97,18 +96,42 @@ class SearchClient:
     rollout = _blocking(AsyncSearchClient.rollout)
 
     @wraps(AsyncSearchClient.score_session)
-    def score_session(self, *args: Any, **kwargs: Any) -> ScoreSession:
+    def score_session(self, *args: Any, **kwargs: Any) -> "ScoreSession":
         """Open a session, to which steps come one after another; see `AsyncSearchClient.score_session`."""
         usable = self._usable
-        return ScoreSession(usable.run(partial(_make_session, args, kwargs)), usable.run)
+        return ScoreSession(self._asynchronous.score_session(*args, **kwargs), usable)
 
     server_info = _blocking(AsyncSearchClient.server_info)
     reload = _blocking(AsyncSearchClient.reload)
     health = _blocking(AsyncSearchClient.health)
 
 
-async def _make_session(args: Any, kwargs: Any, client: AsyncSearchClient) -> AsyncScoreSession:
-    return client.score_session(*args, **kwargs)
+class ScoreSession:
+    """A session of scores on a server; a context manager, which closes it. `AsyncScoreSession` describes the methods.
+
+    Several threads may use it at a time.
+    """
+
+    def __init__(self, session: AsyncScoreSession, thread: "_ClientThread") -> None:
+        """Open a session on its client's thread; see `SearchClient.score_session`."""
+        self._asynchronous, self._usable = session, thread
+        thread.run(session.open)
+
+    @property
+    def result(self) -> ScoreResult | None:
+        """Usage of the session; None until it has ended."""
+        return self._asynchronous.result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._usable.run(self._asynchronous.__aexit__, *raised)
+
+    score = _blocking(AsyncScoreSession.score)
+    score_many = _blocking(AsyncScoreSession.score_many)
+    release = _blocking(AsyncScoreSession.release)
+    close = _blocking(AsyncScoreSession.close)
 
 
 class _ClientThread:
@@ -137,15 +160,15 @@ class _ClientThread:
         while calls := asyncio.all_tasks() - {asyncio.current_task()}:  # they end with errors that say so
             await asyncio.wait(calls)
 
-    def run(self, method: _Method[T], *args: Any, on_progress: OnProgress | None = None, **kwargs: Any) -> T:
-        """Wait for a method of the client; what ends the wait early, such as an interrupt, cancels it.
+    def run(self, work: _Work[T], *args: Any, on_progress: OnProgress | None = None, **kwargs: Any) -> T:
+        """Wait for `work`; what ends the wait early, such as an interrupt, cancels it.
 
         `on_progress` is called on the thread that waits.
         """
         callbacks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         if on_progress:
             kwargs["on_progress"] = lambda *progress: callbacks.put(partial(on_progress, *progress))
-        future = self._start(lambda: method(self.client, *args, **kwargs))
+        future = self._start(lambda: work(*args, **kwargs))
         future.add_done_callback(lambda _: callbacks.put(None))
         try:
             for callback in iter(callbacks.get, None):
@@ -154,13 +177,10 @@ class _ClientThread:
         finally:
             future.cancel()
 
-    def iterate(
-        self, method: Callable[..., AsyncGenerator[T, None]], *args: Any, **kwargs: Any
-    ) -> Generator[T, None, None]:
-        """Iterate over what a method of the client yields; that ends when this is closed or collected."""
-        items: Any = method(self.client, *args, **kwargs)
+    def iterate(self, items: Any) -> Generator[Any, None, None]:
+        """Iterate over an asynchronous generator; that ends when this is closed or collected."""
 
-        async def following(_: AsyncSearchClient) -> T:
+        async def following() -> Any:
             return await anext(items)
 
         async def close() -> None:

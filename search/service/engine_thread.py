@@ -16,21 +16,13 @@ import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from espalier.engine.errors import FatalError
 from espalier.search.algorithms.base import Scores
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
 from espalier.search.result import Finished, StepDone
-from espalier.search.run.executor import (
-    AnyEvent,
-    AnyRequest,
-    AnyResult,
-    Executor,
-    Rejected,
-    Resolved,
-    request_of,
-)
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Executor, Rejected, Resolved, request_of
 from espalier.search.run.executor_loop import ExecutorLoop
 from espalier.search.score_session import SessionTurn
 from espalier.search.server_info import Occupancy
@@ -80,7 +72,6 @@ class Search:
         self.request = request
         self.events = EventBuffer(capacity)
         self.ended = False
-        self.cancelled = False
         self.result: AnyResult | None = None
         self.rounds: list[RoundEnd] = []  # appended to on the engine thread
         self.search_id: str | None = None  # written and read on the engine thread
@@ -171,14 +162,18 @@ class EngineThread:
         """True if searches can be submitted."""
         return self.state is EngineState.READY
 
-    def require_ready(self) -> None:
-        """Raise unless searches can be submitted.
+    def reachable(self) -> Executor:
+        """Return the executor, for what any thread may call.
 
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
+        executor = self._executor
         if why := _WHY_NOT_READY.get(self.state):
             raise NotReadyError(why)
+        if executor is None:  # it has just died
+            raise NotReadyError(DEAD)
+        return executor
 
     def submit(
         self,
@@ -198,7 +193,7 @@ class EngineThread:
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
-        self.require_ready()
+        self.reachable()
 
         def ended(search: Search) -> None:
             self._live.discard(search)
@@ -233,7 +228,7 @@ class EngineThread:
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
-        return self._reachable().check(request)
+        return self.reachable().check(request)
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
         """Have the generator's tokenizer look at a prompt; call it on another thread, as `check`.
@@ -241,14 +236,7 @@ class EngineThread:
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
-        return self._reachable().tokenize(request)
-
-    def _reachable(self) -> Executor:
-        """The executor, for what any thread may call."""
-        self.require_ready()
-        if (executor := self._executor) is None:  # it has just died
-            raise NotReadyError(DEAD)
-        return executor
+        return self.reachable().tokenize(request)
 
     async def occupancy(self) -> Occupancy:
         """Return what the executor holds between two of its steps; a step may take seconds.
@@ -258,7 +246,7 @@ class EngineThread:
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
-        self.require_ready()
+        self.reachable()
         return await asyncio.shield(self._asked_report())
 
     def ask_report(self) -> None:
@@ -269,8 +257,7 @@ class EngineThread:
     def _asked_report(self) -> asyncio.Future[Occupancy]:
         if self._report is None or self._report.done():
             self._executor_loop.call(lambda executor: self._post(self._deliver_report, executor.occupancy()))
-            self._report = self._loop.create_future()
-            self._report.add_done_callback(asyncio.Future.exception)  # read, as nobody may be waiting any more
+            self._report = self._future()
         return self._report
 
     async def reload(self, folder: str) -> str:
@@ -286,24 +273,18 @@ class EngineThread:
             CheckpointError: see `Executor.prepare_reload`.
             NotReadyError: the engine is loading, stopping or dead.
         """
-        executor = self._reachable()
-        if self._reloading is not None:
+        executor = self.reachable()
+        if self._reloading is not None and not self._reloading.done():
             raise BusyError("weights are being reloaded already; try again later")
-        reloading = self._reloading = self._loop.create_future()
-        reloading.add_done_callback(asyncio.Future.exception)  # read, as nobody may be waiting any more
-
-        def end(digest: str, error: Exception | None) -> None:
-            self._reloading = None
-            if not reloading.done():
-                reloading.set_exception(error) if error else reloading.set_result(digest)
+        reloading = self._reloading = self._future()
 
         def take(executor: Executor, digest: str) -> None:
             try:
                 executor.reload(folder)
                 self.models = executor.describe_models()
-                self._post(end, digest, None)
+                self._post(_settle, reloading, digest)
             except Exception as error:
-                self._post(end, "", error)
+                self._post(_settle, reloading, error)
                 if isinstance(error, FatalError):
                     raise
 
@@ -311,7 +292,7 @@ class EngineThread:
             try:
                 digest = executor.prepare_reload(folder)
             except BaseException as error:
-                self._post(end, "", as_exception(error))
+                self._post(_settle, reloading, as_exception(error))
             else:
                 self._executor_loop.call(partial(take, digest=digest))
 
@@ -321,25 +302,27 @@ class EngineThread:
 
     def tell(self, session: Search, turn: SessionTurn) -> None:
         """Go on with a session of scores; does nothing if it has ended."""
-
-        def go_on(executor: Executor) -> None:
-            if session.search_id is not None:
-                executor.tell(session.search_id, turn)
-
-        if not session.ended:
-            self._executor_loop.call(go_on)
+        self._call_for(session, lambda executor, search_id: executor.tell(search_id, turn))
 
     def cancel(self, search: Search) -> None:
-        """Request the cancellation of a search; does nothing if it has finished or was cancelled before."""
-        if search.ended or search.cancelled:
-            return
+        """Request the cancellation of a search; does nothing if it has finished."""
+        self._call_for(search, lambda executor, search_id: executor.cancel(search_id))
 
-        def stop(executor: Executor) -> None:
+    def _call_for(self, search: Search, act: Callable[[Executor, str], None]) -> None:
+        """Have the engine thread act on a search, unless it has ended or its submission fails."""
+
+        def call(executor: Executor) -> None:
             if search.search_id is not None:
-                executor.cancel(search.search_id)
+                act(executor, search.search_id)
 
-        self._executor_loop.call(stop)
-        search.cancelled = True
+        if not search.ended:
+            self._executor_loop.call(call)
+
+    def _future(self) -> asyncio.Future[Any]:
+        """A future for which nobody may be waiting any more when it fails."""
+        future = self._loop.create_future()
+        future.add_done_callback(asyncio.Future.exception)  # read, else it would be logged
+        return future
 
     async def stop(self, timeout: float) -> bool:
         """Fail all running searches, close the orchestrator and end the thread.
@@ -362,28 +345,16 @@ class EngineThread:
     def _fail_all(self, text: str) -> None:
         for search in list(self._live):
             search.fail(NotReadyError(text))
-        if self._report is not None and not self._report.done():
-            self._report.set_exception(NotReadyError(text))
-        if self._reloading is not None and not self._reloading.done():
-            self._reloading.set_exception(NotReadyError(text))
+        _settle(self._report, NotReadyError(text))
+        _settle(self._reloading, NotReadyError(text))
 
     def _deliver_report(self, report: Occupancy) -> None:
         self.last_report = report
-        if self._report is not None and not self._report.done():
-            self._report.set_result(report)
+        _settle(self._report, report)
 
     def _deliver_all(self, told: Mapping[Search, AnyEvent | Rejected | None]) -> None:
         for search, end in told.items():
             _survives(partial(search.deliver, end), "events could not be delivered")
-
-    def _load_failed(self, error: Exception) -> None:
-        self.over.set_result(None)
-        self.loaded.set_exception(error)
-        self.closed.set_result(False)
-
-    def _set_over(self) -> None:
-        self.over.set_result(None)
-        self._fail_all(DEAD)
 
     # ---- the engine thread's side
 
@@ -405,13 +376,16 @@ class EngineThread:
         except BaseException as error:
             # A future cannot carry SystemExit or StopIteration.
             fit = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            self._post(self._load_failed, error if fit else RuntimeError(f"loading ended by {error!r}"))
+            self._post(_settle, self.over, None)
+            self._post(_settle, self.loaded, error if fit else RuntimeError(f"loading ended by {error!r}"))
+            self._post(_settle, self.closed, False)
             return
         clean = _survives(partial(self._serve, executor), "the engine died")
         self._send()
         self._executor = None
         # Before closing, which may hang on a broken device and sends cancellations to searches.
-        self._post(self._set_over)
+        self._post(_settle, self.over, None)
+        self._post(self._fail_all, DEAD)
         clean &= _survives(executor.close, "the orchestrator could not be closed")
         del executor  # freed before the thread is said to end
         self._post(self.closed.set_result, clean)
@@ -423,6 +397,12 @@ class EngineThread:
         self.scores = executor.defaults.scores
         self._post(self.loaded.set_result, None)
         self._executor_loop.run(executor, lambda _: self._send())
+
+
+def _settle(future: asyncio.Future[Any] | None, outcome: object) -> None:
+    """End a future that has not ended, by its result or its exception."""
+    if future is not None and not future.done():
+        future.set_exception(outcome) if isinstance(outcome, Exception) else future.set_result(outcome)
 
 
 def _survives(action: Callable[[], None], message: str) -> bool:

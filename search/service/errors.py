@@ -152,22 +152,15 @@ def failure_of(error: Exception) -> Failure:
     for kind, code, retry_seconds in _CODES:
         if isinstance(error, kind):
             retry = error.retry_seconds if isinstance(error, QuotaError) else retry_seconds
-            named = _violations(error)[:_MAX_VIOLATIONS]
+            named = getattr(error, "violations", ())[:_MAX_VIOLATIONS]
+            if isinstance(error, RequestTooLargeError | MessageTooLargeError):  # no field: it is too large as a whole
+                named = (Violation("request", str(error)),)
             violations = tuple(Violation(v.field, in_fields(v.description)) for v in named)
             text = cut(in_fields(cut(str(error), 2 * TEXT_BYTES)), TEXT_BYTES)
             return Failure(code, _reason(kind), text, violations, retry)
     name = uuid.uuid4().hex[:12]
     log.error("internal error, id=%s", name, exc_info=error)
     return Failure("INTERNAL", INTERNAL, f"internal error, id={name}")
-
-
-def _violations(error: EspalierError) -> tuple[Violation, ...]:
-    if isinstance(error, InvalidRequestError):
-        return tuple(error.violations)
-    if isinstance(error, RequestTooLargeError | MessageTooLargeError):
-        # No single field is wrong; the request as a whole is too large.
-        return (Violation("request", str(error)),)
-    return ()
 
 
 def in_fields(text: str) -> str:

@@ -22,7 +22,7 @@ async def reload_from(root: Path, path: str, engine: EngineThread) -> Reloaded:
         BusyError, NotReadyError: see `EngineThread.reload`.
     """
     began = time.monotonic()
-    engine.require_ready()
+    engine.reachable()
     folder = await asyncio.to_thread(checkpoint_below, root, path)
     before = engine.models[GENERATOR]
     try:

@@ -6,7 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -16,21 +17,18 @@ from espalier.kserve.inference_pb2_grpc import add_GRPCInferenceServiceServicer_
 from espalier.search.run.executor import Executor
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import AccessLog
+from espalier.search.service.access.watched_files import CERTIFICATE_STAYS, TlsFiles, WatchedFiles
 from espalier.search.service.engine_thread import EngineThread
 from espalier.search.service.errors import BindError
-from espalier.search.service.grpc_api.credentials import reloading_credentials
 from espalier.search.service.grpc_api.interceptor import INFERENCE, CallInterceptor
 from espalier.search.service.grpc_api.servicer import SolveServicer
 from espalier.search.service.http_api.app import make_app, make_metrics_app
 from espalier.search.service.http_api.listener import HttpListener
 from espalier.search.service.kserve.servicer import InferenceServicer
 from espalier.search.service.model_names import ModelNames
-from espalier.search.service.observability.engine_metrics import EngineMetrics
-from espalier.search.service.observability.gauges import Gauges
 from espalier.search.service.observability.metrics import Metrics
-from espalier.search.service.observability.observer import Observer
 from espalier.search.service.observability.tracing import traced
-from espalier.search.service.session import Session
+from espalier.search.service.session import Observer, Session
 from espalier.search.service.settings import ServerSettings, is_loopback, raise_file_limit
 from espalier.v1 import search_pb2
 from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
@@ -39,8 +37,6 @@ log = logging.getLogger("espalier.service")
 
 SERVICE = search_pb2.DESCRIPTOR.services_by_name["SearchService"].full_name
 HEALTH_NAMES = ("", SERVICE, INFERENCE.full_name)
-
-_MODEL_NAME = "espalier"
 
 # Seconds for the engine to finish its current step after a stop, and for responses to reach their clients.
 STOP_SECONDS = 15.0
@@ -84,35 +80,24 @@ class Server:
         self.engine = EngineThread(load, settings.event_buffer)
         self.metrics = Metrics()
         self.session = Session(self.engine, settings, (AccessLog(settings.log_format), self.metrics, *observers))
-        self.metrics.registry.register(EngineMetrics(self.engine, self.session, settings))
-        names = ModelNames(settings.model_name or _MODEL_NAME, int(time.time()), lambda: self.engine.scores)
-        gauges = Gauges(self.engine, self.session, settings.model_name or _MODEL_NAME)
+        self.metrics.watch(self.session)
+        names = ModelNames(settings.served_name, int(time.time()), lambda: self.engine.scores)
         self.metrics_address: str | None = None
-        self._metrics_port: HttpListener | None = None
-        if (port := settings.of_metrics_port) is not None:
-            self._metrics_port = HttpListener(
-                make_metrics_app(port, self.metrics.render, gauges.render), port, "--metrics-port"
-            )
         callers = Callers(settings.callers, certificates=settings.tls_client_ca is not None)
-        self._credentials = reloading_credentials(settings.tls) if settings.tls else None
-        self._http: HttpListener | None = None
-        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
-        interceptor = CallInterceptor(self.session, callers, settings.max_receive_bytes)
+        self._http = self._metrics_port = None
         if settings.http_port is not None:
-            app = make_app(self.session, names, callers, settings, self.metrics.render, gauges.render)
-            self._http = HttpListener(app, settings)
+            self._http = HttpListener(make_app(self.session, names, callers, self.metrics), settings)
+        if (port := settings.of_metrics_port) is not None:
+            self._metrics_port = HttpListener(make_metrics_app(port, self.metrics), port, "--metrics-port")
+        self._credentials = _reloading_credentials(settings.tls) if settings.tls else None
+        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
+        interceptor = CallInterceptor(self.session, callers)
         self._server = grpc.aio.server(interceptors=[interceptor], options=server_options(settings))
-        servicer = SolveServicer(self.session)
-        add_SearchServiceServicer_to_server(servicer, self._server)
+        add_SearchServiceServicer_to_server(SolveServicer(self.session), self._server)
         add_GRPCInferenceServiceServicer_to_server(InferenceServicer(self.session, names), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        described = (
-            SERVICE,
-            INFERENCE.full_name,
-            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
-            reflection.SERVICE_NAME,
-        )
-        reflection.enable_server_reflection(described, self._server)
+        described = (*HEALTH_NAMES[1:], health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        reflection.enable_server_reflection((*described, reflection.SERVICE_NAME), self._server)
         self._reporter: asyncio.Task[None] | None = None
 
     async def start(self) -> Addresses:
@@ -135,7 +120,13 @@ class Server:
         url = self._http.bind() if self._http else None
         if self._settings.exposed:
             log.warning("%s is reachable from other machines %s (--insecure-bind)", wanted, self._settings.exposed)
-        self._open_metrics_port()
+        if self._metrics_port:
+            metrics_url = self._metrics_port.bind()
+            self._metrics_port.start()
+            self.metrics_address = metrics_url.removeprefix("http://")
+            log.info("metrics are at %s/metrics", metrics_url)
+            if not is_loopback(self._settings.metrics_host):
+                log.warning("%s is reachable from other machines without login (--insecure-bind)", self.metrics_address)
         await self._set_health(serving=False)
         await self._server.start()
         if self._http:
@@ -143,16 +134,6 @@ class Server:
         self.engine.start()
         self._reporter = asyncio.create_task(self._report_health())
         return Addresses(self._settings.address(port), url)
-
-    def _open_metrics_port(self) -> None:
-        if self._metrics_port is None:
-            return
-        url = self._metrics_port.bind()
-        self._metrics_port.start()
-        self.metrics_address = url.removeprefix("http://")
-        log.info("metrics are at %s/metrics", url)
-        if not is_loopback(self._settings.metrics_host):
-            log.warning("%s is reachable from other machines without login (--insecure-bind)", self.metrics_address)
 
     async def drain(self) -> None:
         """Refuse new searches, and wait up to the drain time for running ones."""
@@ -225,18 +206,13 @@ def serve(load: Callable[[], Executor], settings: ServerSettings, ready: OnReady
     """
     raise_file_limit()
     with traced() as observers:
-        return asyncio.run(_serve(load, settings, ready, observers))
+        return asyncio.run(_serve(partial(Server, load, settings, observers), ready))
 
 
-async def _serve(
-    load: Callable[[], Executor],
-    settings: ServerSettings,
-    ready: OnReady | None,
-    observers: Sequence[Observer],
-) -> int:
+async def _serve(make: Callable[[], Server], ready: OnReady | None) -> int:
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
-    server = Server(load, settings, observers)
+    server = make()
     try:
         addresses = await server.start()
         stop_asked = asyncio.ensure_future(stopping.wait())
@@ -285,3 +261,21 @@ def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ]
+
+
+def _reloading_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Return credentials of a gRPC port that follow changes of the files; see `TlsFiles.context`."""
+
+    def read() -> grpc.ServerCertificateConfiguration:
+        files.context()  # checks them; gRPC would do so only in a handshake
+        authority = files.client_authority.read_bytes() if files.client_authority else None
+        pair = files.key.read_bytes(), files.certificate.read_bytes()
+        return grpc.ssl_server_certificate_configuration([pair], authority)
+
+    def latest() -> Any:  # None, which the stubs do not know: no change
+        return watched.value if watched.refresh() else None
+
+    watched = WatchedFiles(files.all, read, CERTIFICATE_STAYS)
+    return grpc.dynamic_ssl_server_credentials(
+        watched.value, latest, require_client_authentication=files.client_authority is not None
+    )

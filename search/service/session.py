@@ -8,16 +8,15 @@ event loop.
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Semaphore
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from espalier import __version__
 from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
-from espalier.engine.roles import GENERATOR
 from espalier.search.completion import ChatPrompt
 from espalier.search.form import FORMS
 from espalier.search.request import MAX_PRIORITY, SubmitOptions
@@ -25,23 +24,14 @@ from espalier.search.result import Event, Finished, StepDone, StopReason
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved
 from espalier.search.score_session import MAX_TURN_STEPS, OpenNodes, SessionTurn, StepsScored
 from espalier.search.server_info import Reloaded, ServerInfo
+from espalier.search.service import errors
 from espalier.search.service.access.callers import Caller, Quotas, Salts
 from espalier.search.service.access.calls import Call
-from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
+from espalier.search.service.call_queue import CallQueue, ThreadedWork, TimeLimitReachedError
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
-from espalier.search.service.errors import (
-    BusyError,
-    NotAllowedError,
-    NotOfferedError,
-    NotReadyError,
-    SearchFailedError,
-    SearchTimeoutError,
-)
 from espalier.search.service.event_buffer import fitted
-from espalier.search.service.observability.observer import Observer
 from espalier.search.service.reload import reload_from
 from espalier.search.service.settings import ServerSettings
-from espalier.search.service.turns import ThreadedWork
 from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 log = logging.getLogger("espalier.service")
@@ -74,6 +64,7 @@ class SearchCall:
         report_nodes: whether steps tell how the tree has changed; see `SubmitOptions`.
         violations: what the transport found wrong with the request.
         turns: what a session of scores is told; None for anything else.
+        places: fields of the request by what the transport calls them, where it has other names.
     """
 
     request: AnyRequest
@@ -82,12 +73,31 @@ class SearchCall:
     report_nodes: bool = False
     violations: Sequence[Violation] = ()
     turns: AsyncIterator[SessionTurn] | None = None
+    places: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Observer(Protocol):
+    """Is notified on the event loop; its methods must not block or raise."""
+
+    def call_ended(self, call: Call) -> None:
+        """Handle the end of a call."""
+        ...
+
+    def search_ended(self, call: Call, search: Search) -> None:
+        """Handle the end of a search, with the call that asked for it.
+
+        The call is over already if its client left; otherwise it ends after its search.
+        """
+        ...
 
 
 class Session:
     """Admits searches and follows them.
 
     Attributes:
+        engine: runs the searches.
+        settings: of the server.
+        queue: of calls for slots, whose number is known once the engine has loaded.
         idle: set while no call is in progress.
     """
 
@@ -99,10 +109,10 @@ class Session:
             settings: slots, queue, limits.
             observers: notified of calls and searches that have ended.
         """
-        self._engine_thread = engine
-        self._settings = settings
+        self.engine = engine
+        self.settings = settings
         self._observers = observers
-        self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
+        self.queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
         self._checking = ThreadedWork(self._max_waiting)  # what searches compute needs the processors, too
         self._compiling = ThreadedWork(self._max_waiting, _COMPILING)  # of requests with a form, so that no other waits
         self._writing = ThreadedWork(sys.maxsize)  # bounded by the slots
@@ -119,47 +129,27 @@ class Session:
         """Set the number of slots; no call has come to the queue yet, as `check` awaits a thread before."""
         if loaded.cancelled() or loaded.exception() is not None:
             return
-        if self._settings.max_searches is None:
-            self._call_queue.slots = self._engine_thread.max_running
+        if self.settings.max_searches is None:
+            self.queue.slots = self.engine.max_running
             self._checking.max_waiting = self._compiling.max_waiting = self._max_waiting
 
     @property
     def _max_waiting(self) -> int:
         """Calls that may wait to be checked: as many as could run, suspended ones too, and wait after it."""
-        return 2 * self.slots + self._settings.max_queue
-
-    @property
-    def slots(self) -> int:
-        """Searches that may run at once; known once the engine has loaded."""
-        return self._call_queue.slots
+        return 2 * self.queue.slots + self.settings.max_queue
 
     @property
     def ready(self) -> bool:
         """True if searches are accepted and there is a worker that can be given them, as the executor last said."""
-        if self._draining or not self._engine_thread.ready:
+        if self._draining or not self.engine.ready:
             return False
-        held = self._engine_thread.last_report
-        self._engine_thread.ask_report()
+        held = self.engine.last_report
+        self.engine.ask_report()
         return held is None or held.pools > 0
-
-    @property
-    def admitted_calls(self) -> int:
-        """Calls that hold a slot."""
-        return self._call_queue.held
-
-    @property
-    def waiting_calls(self) -> int:
-        """Calls that wait for a slot."""
-        return self._call_queue.waiting
-
-    @property
-    def model_names(self) -> Mapping[str, str]:
-        """Names of the models by role; none until the engine has loaded."""
-        return self._engine_thread.model_names
 
     def max_priority(self, caller: Caller) -> int:
         """The highest priority that a caller may ask for."""
-        return self._settings.max_priority if caller.max_priority is None else caller.max_priority
+        return self.settings.max_priority if caller.max_priority is None else caller.max_priority
 
     def call_ended(self, call: Call) -> None:
         """Notify the observers of a call that is over."""
@@ -176,9 +166,9 @@ class Session:
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
-        engine, held = self._engine_thread, await self._engine_thread.occupancy()
+        engine, held = self.engine, await self.engine.occupancy()
         served = __version__, engine.models, engine.kv_memory_bytes
-        counts = self.admitted_calls, self.waiting_calls, self.slots, self._settings.max_queue
+        counts = self.queue.held, self.queue.waiting, self.queue.slots, self.settings.max_queue
         return ServerInfo(*served, held, *counts, dict(engine.model_names))
 
     async def read(self, call: Call, size: int, reading: Callable[[], T]) -> T:
@@ -194,11 +184,6 @@ class Session:
         """
         return reading() if size <= _SMALL_BYTES else await self._checking.run(call.account, size, reading)
 
-    @property
-    def digest(self) -> str:
-        """The digest of the generator's weights; empty until the engine has loaded."""
-        return self._engine_thread.models.get(GENERATOR, "")
-
     async def reload(self, call: Call, path: str) -> Reloaded:
         """Have the generator go on with other weights.
 
@@ -212,18 +197,18 @@ class Session:
             BusyError, QuotaError: not now.
             NotReadyError: the server is loading, stopping or dead.
         """
-        caller, root = call.caller, self._settings.reload_folder
+        caller, root = call.caller, self.settings.reload_folder
         assert caller is not None
         if root is None:
-            raise NotOfferedError("weights are reloaded from below --reload-folder, and there is none")
+            raise errors.NotOfferedError("weights are reloaded from below --reload-folder, and there is none")
         if caller.login and not caller.may_reload:
-            raise NotAllowedError(
+            raise errors.NotAllowedError(
                 f"{caller.name} may not reload weights: its table in --callers lacks may_reload = true"
             )
         if self._draining:
-            raise NotReadyError(STOPPING)
+            raise errors.NotReadyError(STOPPING)
         with self._quotas.call(caller):
-            return await reload_from(root, path, self._engine_thread)
+            return await reload_from(root, path, self.engine)
 
     async def tokenize(self, call: Call, request: TokenizationRequest) -> Tokenization:
         """Have the generator's tokenizer look at a prompt, on a thread, when it is the caller's turn.
@@ -234,7 +219,7 @@ class Session:
             BusyError: too much waits, and this caller asks for most.
         """
         size = _PLAIN_BYTES + (0 if isinstance(request.prompt, ChatPrompt) else len(request.prompt))
-        return await self._checking.run(call.account, size, partial(self._engine_thread.tokenize, request))
+        return await self._checking.run(call.account, size, partial(self.engine.tokenize, request))
 
     async def write(
         self, call: Call, event: Event, encode: Callable[[Event, dict[str, int]], T], size: Callable[[T], int]
@@ -243,7 +228,7 @@ class Session:
 
         Arguments and result are those of `fitted`.
         """
-        writing, entries = partial(fitted, event, encode, size, self._settings.max_send_bytes), _entries(event)
+        writing, entries = partial(fitted, event, encode, size, self.settings.max_send_bytes), _entries(event)
         return writing() if entries <= _SMALL_ENTRIES else await self._writing.run(call.account, entries, writing)
 
     @asynccontextmanager
@@ -277,11 +262,18 @@ class Session:
                         told.cancel()
                     # Also reached when the client cancels, disconnects or times out. The search keeps its slot until
                     # the orchestrator has finished it, so that slots reflect what the engine holds.
-                    self._engine_thread.cancel(search)
+                    self.engine.cancel(search)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(in_places(error.violations, asked.places)) from None
         finally:
             self._calls -= 1
             if self._calls == 0:
                 self.idle.set()
+
+    async def finish(self, asked: SearchCall, call: Call) -> Any:
+        """Run what is asked for to its end, and return its last event; arguments and errors are those of `search`."""
+        async with self.search(asked, call) as events:
+            return await finished(events)
 
     async def _tell(self, search: Search, turns: AsyncIterator[SessionTurn], room: asyncio.Semaphore) -> None:
         """Tell a session what its caller says, but not much faster than it takes the scores; a wrong turn ends it."""
@@ -292,14 +284,14 @@ class Session:
                 for _ in turn.steps:
                     await room.acquire()
                 if turn != SessionTurn():
-                    self._engine_thread.tell(search, turn)
-            self._engine_thread.tell(search, SessionTurn(last=True))
+                    self.engine.tell(search, turn)
+            self.engine.tell(search, SessionTurn(last=True))
         except Exception as error:
             search.events.fail(error)
 
     async def _events(self, search: Search, call: Call, room: asyncio.Semaphore) -> AsyncIterator[Sequence[AnyEvent]]:
         clock = asyncio.get_running_loop().time
-        limit = self._settings.search_seconds
+        limit = self.settings.search_seconds
         latest = clock() + limit + _GRACE
         last: AnyEvent | None = None
         while not isinstance(last, Finished):
@@ -310,7 +302,7 @@ class Session:
                 last = events[-1]
             except TimeoutError:
                 if clock() >= latest:
-                    raise SearchTimeoutError(
+                    raise errors.SearchTimeoutError(
                         f"the search did not end at the server's limit of {limit:g} s; lower beam_width, expansion, "
                         "max_steps, max_step_tokens or max_tokens"
                     ) from None
@@ -329,7 +321,7 @@ class Session:
     async def _start(self, asked: SearchCall, call: Call, caller: Caller) -> Search:
         """Check a request, wait for a slot and submit it; its time limit runs from here."""
         if self._draining:
-            raise NotReadyError(STOPPING)
+            raise errors.NotReadyError(STOPPING)
         account, request, priority = call.account, asked.request, asked.priority
         size = _PLAIN_BYTES + request.size
         clock = asyncio.get_running_loop().time
@@ -337,15 +329,15 @@ class Session:
         checking = self._compiling if any(getattr(request, form, "") for form in FORMS) else self._checking
         checked = await checking.run(account, size, partial(self._check, asked, caller))
         waited, limit = clock() - came, request.time_limit
-        give_back: Callable[[], None] = partial(self._call_queue.release, priority, account)
+        give_back: Callable[[], None] = partial(self.queue.release, priority, account)
         try:
             left = None if limit is None else limit - waited
-            waited += await self._call_queue.acquire(priority, left, account, request.estimated_tokens)
+            waited += await self.queue.acquire(priority, left, account, request.estimated_tokens)
         except TimeLimitReachedError:
             assert limit is not None
             waited, give_back = limit, self._late.release  # ended at once, with an empty result
             if not self._late.acquire(blocking=False):
-                raise BusyError("too many calls whose time has passed; try again later") from None
+                raise errors.BusyError("too many calls whose time has passed; try again later") from None
 
         def ended(search: Search) -> None:
             give_back()
@@ -356,11 +348,11 @@ class Session:
 
         try:
             salt = self._salts.of(caller)
-            seconds = self._settings.search_seconds
+            seconds = self.settings.search_seconds
             nodes = asked.report_nodes
             shown = {"report_nodes": nodes, "stream_text": asked.progress}
             options = SubmitOptions(priority, *account, salt, waited, max_seconds=seconds, **shown)
-            return self._engine_thread.submit(checked, ended, asked.progress, options)
+            return self.engine.submit(checked, ended, asked.progress, options)
         except BaseException:
             give_back()
             raise
@@ -371,14 +363,19 @@ class Session:
         most = self.max_priority(caller)
         if not -MAX_PRIORITY <= priority <= most:
             found.append(Violation("priority", f"must be between {-MAX_PRIORITY} and {most} for you, is {priority}"))
-        if found or not self._engine_thread.ready:  # else the executor validates it
+        if found or not self.engine.ready:  # else the executor validates it
             try:
                 asked.request.validate()
             except InvalidRequestError as error:
                 found += error.violations
         if found:
             raise InvalidRequestError(found)
-        return self._engine_thread.check(asked.request)
+        return self.engine.check(asked.request)
+
+
+def in_places(violations: Iterable[Violation], places: Mapping[str, str]) -> list[Violation]:
+    """Return violations of fields by the places that set them; `history[3]` has that of `history`."""
+    return [Violation(places.get(v.field.partition("[")[0], v.field), v.description) for v in violations]
 
 
 async def finished(search: AsyncIterator[Sequence[E]]) -> E:
@@ -406,8 +403,8 @@ def _failure_of(result: AnyResult) -> EspalierError | None:
     """The error of a search that has not ended well."""
     if result.stop_reason is StopReason.FAILED:
         log.error("search %s failed: %s", result.search_id, result.error)
-        return SearchFailedError(result.error)
+        return errors.SearchFailedError(result.error)
     if result.stop_reason is StopReason.CANCELLED:
         # Not by this call, which is still waiting: only a server shutdown cancels others.
-        return NotReadyError(STOPPING)
+        return errors.NotReadyError(STOPPING)
     return None

@@ -13,11 +13,12 @@ from annotated_types import Interval
 from espalier.engine.errors import EspalierError
 from espalier.search.request import MAX_PRIORITY
 from espalier.search.schema import Option, parse_size, violations
-from espalier.search.service.access.tls import TlsFiles
+from espalier.search.service.access.watched_files import TlsFiles
 
 MAX_SEARCHES = 4096
 """Limit on the searches that run at once."""
 
+_PORT = Interval(ge=0, le=65535)
 _FILES = 2**14
 _METRICS_CONNECTIONS = 16
 """Limit on the connections of the metrics port."""
@@ -49,11 +50,9 @@ class ServerSettings:
     env_prefix: ClassVar = "ESPALIER_"
 
     host: Annotated[str, Option("Address to listen on; any but loopback needs --insecure-bind.")] = "127.0.0.1"
-    port: Annotated[int, Interval(ge=0, le=65535), Option("TCP port of gRPC; 0 takes a free one.")] = 50051
+    port: Annotated[int, _PORT, Option("TCP port of gRPC; 0 takes a free one.")] = 50051
     http_port: Annotated[
-        int | None,
-        Interval(ge=0, le=65535),
-        Option("TCP port of HTTP, on the same address; 0 takes a free one; default: no HTTP."),
+        int | None, _PORT, Option("TCP port of HTTP, on the same address; 0 takes a free one; default: no HTTP.")
     ] = None
     model_name: Annotated[
         str | None, Option("Name of the served models over HTTP; default: a short name of the generator.")
@@ -124,9 +123,7 @@ class ServerSettings:
         ),
     ] = None
     metrics_port: Annotated[
-        int | None,
-        Interval(ge=0, le=65535),
-        Option("TCP port of HTTP for metrics alone, without login; 0 takes a free one."),
+        int | None, _PORT, Option("TCP port of HTTP for metrics alone, without login; 0 takes a free one.")
     ] = None
     metrics_host: Annotated[
         str, Option("Address of --metrics-port to listen on; any but loopback needs --insecure-bind.")
@@ -171,6 +168,11 @@ class ServerSettings:
                 f"--metrics-host {self.metrics_host} is reachable from other machines, and metrics need no login; "
                 "listen on 127.0.0.1, or pass --insecure-bind to accept that"
             )
+
+    @property
+    def served_name(self) -> str:
+        """The name of the served models."""
+        return self.model_name or "espalier"
 
     @property
     def tls(self) -> TlsFiles | None:

@@ -13,14 +13,12 @@ class Shown:
 
     Attributes:
         steps: its texts without its thought.
-        tokens: number of tokens sampled for it.
         finish_reason: `stop` if the path is complete, `length` if a limit cut it.
         thought: what the model thought, empty if it did not.
         thought_tokens: number of tokens sampled for its thought.
     """
 
     steps: tuple[str, ...]
-    tokens: int
     finish_reason: str
     thought: str = ""
     thought_tokens: int = 0
@@ -50,21 +48,14 @@ def shown(result: SearchResult) -> Shown:
 def shown_paths(result: SearchResult, count: int) -> list[Shown]:
     """Return the path to show first, then complete paths by their scores, `count` at most."""
     candidates, probed = candidates_shown(result, count), result.probed
+    if candidates and not probed:
+        return [Shown(content_of(each.steps), "stop", each.thought, each.thought_tokens) for each in candidates]
+    furthest = max(result.nodes, key=lambda node: (len(node.path), _score(node)), default=None)
     nodes = {node.node_id: node for node in result.nodes}
-    if probed or not candidates:
-        furthest = max(result.nodes, key=lambda node: (len(node.path), _score(node)), default=None)
-        path = path_to(nodes, probed.node_id if probed else furthest.node_id if furthest else None)
-        thinking = sum(step.tokens for step in path if step.thought_chars)
-        answer = (f"\\boxed{{{probed.answer}}}",) if probed else ()
-        return [Shown((*content_of(path), *answer), _tokens(path), "length", thought_of(path), thinking)]
-    return [
-        Shown(content_of(c.steps), _tokens(path_to(nodes, c.node_id)), "stop", c.thought, c.thought_tokens)
-        for c in candidates
-    ]
-
-
-def _tokens(path: list[NodeRecord]) -> int:
-    return sum(step.tokens for step in path)
+    path = path_to(nodes, probed.node_id if probed else furthest.node_id if furthest else None)
+    thinking = sum(step.tokens for step in path if step.thought_chars)
+    answer = (f"\\boxed{{{probed.answer}}}",) if probed else ()
+    return [Shown((*content_of(path), *answer), "length", thought_of(path), thinking)]
 
 
 def candidates_shown(result: SearchResult, count: int) -> list[Candidate]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from scripted_orchestrator import ScriptedOrchestrator
     from server_thread import ServerThread
 
-    from espalier.search.service.observability.observer import Observer
+    from espalier.search.service.session import Observer
 
 
 @pytest.fixture(autouse=True)

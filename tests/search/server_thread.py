@@ -10,8 +10,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from espalier.search.server_info import ServerInfo
-from espalier.search.service.observability.observer import Observer
 from espalier.search.service.server import Server
+from espalier.search.service.session import Observer
 from espalier.search.service.settings import ServerSettings
 
 PATIENCE = 10.0  # seconds any single wait may take before the test fails

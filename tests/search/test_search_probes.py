@@ -34,11 +34,11 @@ from espalier.search.run.probe_scorer import ProbeScorer, probe_score
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.run.usage import UsageMeter
-from espalier.search.service.grpc_api.convert import result_from_wire, result_to_wire
-from espalier.search.service.http_api.openai.chat_request import read_chat
+from espalier.search.service.grpc_api.convert import from_wire, to_wire
+from espalier.search.service.http_api.endpoints import event_json
+from espalier.search.service.http_api.openai.bodies import read_chat
 from espalier.search.service.http_api.openai.completion import Completion
 from espalier.search.service.http_api.openai.responses import ResponseObject, read_response
-from espalier.search.service.http_api.searches import event_json
 from espalier.search.service.model_names import ModelNames
 from espalier.search.thoughts.probing import ANSWER_TOKENS, ProbePlan
 from espalier.search.thoughts.stop_rule import StopRule, read_stop_rule
@@ -434,7 +434,7 @@ def test_a_search_whose_budget_ends_in_its_thought_answers_by_its_probes(cut_sho
 
 def test_every_endpoint_says_the_probed_answer(cut_short: Callable[..., SearchResult]):
     result = cut_short(probe_every=8)
-    received = result_from_wire(result_to_wire(result))
+    received = from_wire(to_wire(result))
     assert (received.answer, received.probed, received.best) == ("7", result.probed, None)
     assert probes_of(received) == probes_of(result)
     asked = {"model": "m", "messages": [{"role": "user", "content": "6+1?"}]}

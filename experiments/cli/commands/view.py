@@ -24,7 +24,7 @@ def view_command(
 ) -> None:
     """Write one HTML page that shows a recorded search tree, round by round."""
     from espalier.experiments.runs.files import write_whole
-    from espalier.search.service.page.standalone import standalone_page
+    from espalier.search.service.page.files import standalone_page
     from espalier.search.trace import read_trace
 
     if len(traces) > _MAX_TRACES:

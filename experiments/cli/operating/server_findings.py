@@ -12,7 +12,7 @@ from pathlib import Path
 from espalier.engine.errors import EspalierError
 from espalier.experiments.cli.operating.finding import Finding
 from espalier.search.service.access.callers import read_callers
-from espalier.search.service.access.tls import TlsFiles
+from espalier.search.service.access.watched_files import TlsFiles
 from espalier.search.service.settings import ServerSettings, connections_by_file_limit, file_limit
 
 _DAYS = 21

@@ -1,11 +1,13 @@
 """One call from its arrival to its answer, and the log of them."""
 
+import asyncio
 import json
 import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +68,19 @@ class Call:
         """Record how it failed; see `errors.Failure`."""
         self.code, self.reason = code, reason
 
-    def end(self) -> None:
-        """Record that it is over."""
-        self.seconds = time.monotonic() - self.started
+
+@contextmanager
+def recorded(call: Call, on_end: Callable[[Call], None] | None) -> Iterator[None]:
+    """Record that a call is cancelled if it is, and its end, and tell `on_end` of that."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        call.code = "CANCELLED"
+        raise
+    finally:
+        call.seconds = time.monotonic() - call.started
+        if on_end:
+            on_end(call)
 
 
 def request_id_of(given: str | None) -> str:

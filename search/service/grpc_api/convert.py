@@ -17,57 +17,42 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message_factory import GetMessageClass
 
 from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search import conversation, request, result, rollout, score_session, scores, server_info, tree
 from espalier.search.common_fields import read_bias
-from espalier.search.conversation import ChatMessage, ChatRole
-from espalier.search.request import Aggregation, AlgorithmName, EarlyStop, SearchRequest, Vote
-from espalier.search.result import (
-    Candidate,
-    CandidateDone,
-    Event,
-    Finished,
-    NodeRecord,
-    ProbedAnswer,
-    ScoredStep,
-    SearchResult,
-    Started,
-    StepDone,
-    StopReason,
-    Usage,
-)
-from espalier.search.rollout import Labels, RolloutRequest, RolloutResult, RolloutStep
+from espalier.search.result import CandidateDone, Event, Finished, Started, StepDone
 from espalier.search.schema import MAX_ITEMS, mapping_text
-from espalier.search.score_session import NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
-from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
-from espalier.search.server_info import KvBlocks, Occupancy, Reloaded, ServerInfo
-from espalier.search.tree import Probe
+from espalier.search.score_session import StepsScored
 from espalier.v1 import search_pb2 as pb
 
 SESSION_OPEN = ("espalier-session", "open")
 """Initial metadata that tell a client that its session has left the queue; a refused call has none."""
-_EVENTS: dict[type[Event], tuple[str, Any]] = {
-    Started: ("started", pb.SearchStarted),
-    StepDone: ("step", pb.StepDone),
-    CandidateDone: ("candidate", pb.CandidateDone),
-    Finished: ("result", pb.SearchResult),
+_MODULES = (conversation, request, result, rollout, score_session, scores, server_info, tree)
+_DECLARED: dict[str, Any] = {name: kind for module in _MODULES for name, kind in vars(module).items()}
+_MESSAGES: dict[type, Any] = {
+    **{_DECLARED[name]: getattr(pb, name) for name in pb.DESCRIPTOR.message_types_by_name if name in _DECLARED},
+    Started: pb.SearchStarted,
+    result.NodeRecord: pb.SearchNode,
+    request.SearchRequest: pb.SolveProblemRequest,
+    scores.ScoreRequest: pb.ScoreSolutionRequest,
+    scores.ScoreResult: pb.ScoreSolutionResponse,
+    score_session.ScoreSessionRequest: pb.ScoreSession,
+    score_session.SessionTurn: pb.ScoreStepsRequest,
+    server_info.Reloaded: pb.ReloadResponse,
+    server_info.ServerInfo: pb.GetServerInfoResponse,
 }
-"""Events with their field in the stream response; that of `Finished` is its result's."""
-_DATACLASSES: dict[str, type] = {
-    **{kind.__name__: kind for kind in (ChatMessage, SearchResult, Usage, Candidate, ScoredStep, KvBlocks)},
-    **{kind.__name__: kind for kind in (SessionStep, StepsScored, NodeScore)},
-    "ScoreSession": ScoreSessionRequest,
-    **{kind.__name__: kind for kind in (Probe, ProbedAnswer, RolloutRequest, RolloutStep)},
-    **{message.DESCRIPTOR.name: kind for kind, (_, message) in _EVENTS.items() if kind is not Finished},
-    "SolveProblemRequest": SearchRequest,
-    "ScoreSolutionRequest": ScoreRequest,
-    "ScoreSolutionResponse": ScoreResult,
-    "SolutionScores": SolutionScores,
-    "SearchNode": NodeRecord,
-    "ReloadResponse": Reloaded,
+"""Dataclasses with their messages, most of which have their name."""
+_DATACLASSES: dict[str, type] = {message.DESCRIPTOR.name: kind for kind, message in _MESSAGES.items()}
+EVENT_NAMES = {
+    Started: "started",
+    StepDone: "step",
+    CandidateDone: "candidate",
+    StepsScored: "scored",
+    Finished: "result",
 }
-"""Dataclasses by the name of their message."""
+"""Events with their field in the response of a stream; that of `Finished` is its result's."""
 _ENUMS: dict[str, type[StrEnum]] = {
-    **{kind.__name__: kind for kind in (Aggregation, Vote, EarlyStop, ChatRole, StopReason, Labels)},
-    "Algorithm": AlgorithmName,
+    **{name: _DECLARED[name] for name in ("Aggregation", "Vote", "EarlyStop", "ChatRole", "StopReason", "Labels")},
+    "Algorithm": request.AlgorithmName,
 }
 """Enums that both sides have. Terminations are strings on the wire, so that new ones do not break old clients."""
 _PIECE_BYTES = 128 * 1024
@@ -115,32 +100,22 @@ class _WireField(NamedTuple):
 # ---- the request
 
 
-def request_to_wire(
-    request: SearchRequest | ScoreRequest | ScoreSessionRequest | RolloutRequest,
-    kind: Any = pb.SolveProblemRequest,
-    **options: Any,
-) -> Any:
-    """Convert `request` to a message of its kind, with the options of the call, such as `priority`.
+def request_to_wire(asked: Any, kind: Any = pb.SolveProblemRequest, **options: Any) -> Any:
+    """Convert a request to a message of its kind, with the options of the call, such as `priority`.
 
     Raises:
         InvalidRequestError: lists all values that the message cannot represent, such as integers over 32 bits.
     """
     message = kind(**options)
     violations: list[Violation] = []
-    for field in _wire_fields(message.DESCRIPTOR, type(request)):
+    for field in _wire_fields(message.DESCRIPTOR, type(asked)):
         try:
-            message.MergeFrom(_to_message(request, kind, (field,)))
+            message.MergeFrom(_to_message(asked, kind, (field,)))
         except (KeyError, TypeError, ValueError, OverflowError):
             violations.append(Violation(field.wire.name, "cannot be sent: wrong type, unknown, or out of range"))
     if violations:
         raise InvalidRequestError(violations)
     return message
-
-
-def turn_to_wire(turn: SessionTurn) -> pb.ScoreStepsRequest:
-    """Convert what a session is told to a message; that nothing follows is said by closing the stream."""
-    steps = [pb.SessionStep(node=step.node, parent=step.parent, text=step.text) for step in turn.steps]
-    return pb.ScoreStepsRequest(steps=steps, release=turn.release)
 
 
 def request_from_wire(message: Any) -> tuple[Any, list[Violation]]:
@@ -150,57 +125,14 @@ def request_from_wire(message: Any) -> tuple[Any, list[Violation]]:
     return kind(**_values(message, kind, violations)), violations
 
 
-def turn_from_wire(message: pb.ScoreStepsRequest) -> SessionTurn:
-    """Convert a message to what a session is told."""
-    return SessionTurn(tuple(map(_from_message, message.steps)), tuple(message.release))
-
-
 # ---- the result
 
 
-def session_event_to_wire(event: StepsScored | Finished[ScoreResult]) -> pb.ScoreStepsResponse:
-    """Convert what a session reports to a message."""
-    if isinstance(event, Finished):
-        return pb.ScoreStepsResponse(result=scores_to_wire(event.result))
-    return pb.ScoreStepsResponse(scored=_to_message(event, pb.StepsScored))
-
-
-def session_event_from_wire(
-    message: pb.ScoreStepsResponse, request: ScoreSessionRequest
-) -> StepsScored | ScoreResult | None:
-    """Convert a message to what a session reports, or its result; None for an event unknown to this version.
-
-    Raises:
-        ValueError: an enum value is unknown to this version.
-    """
-    match message.WhichOneof("event"):
-        case "scored":
-            return _from_message(message.scored)
-        case "result":
-            return scores_from_wire(message.result, request)
-        case _:
-            return None
-
-
-def scores_to_wire(result: ScoreResult) -> pb.ScoreSolutionResponse:
-    """Convert scores to a message."""
-    return _to_message(result, pb.ScoreSolutionResponse)
-
-
-def scores_from_wire(message: pb.ScoreSolutionResponse, request: ScoreRequest | ScoreSessionRequest) -> ScoreResult:
-    """Convert a message to the scores of `request`.
-
-    Raises:
-        ValueError: an enum value is unknown to this version.
-    """
-    return ScoreResult(configuration=request, **_values(message, ScoreResult))
-
-
-def rollout_to_wire(result: RolloutResult) -> Iterator[pb.RolloutResponse]:
+def rollout_to_wire(tree: rollout.RolloutResult) -> Iterator[pb.RolloutResponse]:
     """Convert a tree to messages: its steps, as many as have about `_PIECE_BYTES`, and its end."""
     piece, size = pb.RolloutSteps(), 0
-    for step in result.steps:
-        message = _to_message(step, pb.RolloutStep)
+    for step in tree.steps:
+        message = to_wire(step)
         if size and size + message.ByteSize() > _PIECE_BYTES:
             yield pb.RolloutResponse(steps=piece)
             piece, size = pb.RolloutSteps(), 0
@@ -208,108 +140,105 @@ def rollout_to_wire(result: RolloutResult) -> Iterator[pb.RolloutResponse]:
         size += message.ByteSize()
     if size:
         yield pb.RolloutResponse(steps=piece)
-    yield pb.RolloutResponse(result=_to_message(result, pb.RolloutResult))
+    yield pb.RolloutResponse(result=to_wire(tree))
 
 
-def rollout_from_wire(messages: Iterable[pb.RolloutResponse], request: RolloutRequest) -> RolloutResult:
-    """Convert messages to the tree of `request`.
+def rollout_from_wire(messages: Iterable[pb.RolloutResponse], asked: rollout.RolloutRequest) -> rollout.RolloutResult:
+    """Convert messages to the tree of the request `asked`.
 
     Raises:
         ValueError: an enum value is unknown to this version.
     """
-    steps, values = list[RolloutStep](), dict[str, Any]()
+    steps, last = list[rollout.RolloutStep](), pb.RolloutResult()
     for message in messages:
-        if message.HasField("result"):
-            values = _values(message.result, RolloutResult)
+        last = message.result
         for each in message.steps.steps:
-            step = _from_message(each)
+            step = from_wire(each)
             step.token_ids, step.log_probabilities = list(step.token_ids), list(step.log_probabilities)
             step.continuation_answers = list(step.continuation_answers)
             steps.append(step)
-    return RolloutResult(steps=tuple(steps), configuration=request, **values)
-
-
-def result_to_wire(result: SearchResult) -> pb.SearchResult:
-    """Convert `result` to a message."""
-    return _to_message(result, pb.SearchResult)
-
-
-def result_from_wire(message: pb.SearchResult) -> SearchResult:
-    """Convert a message to a result.
-
-    Raises:
-        ValueError: an enum value is unknown to this version.
-    """
-    return _from_message(message)
+    return from_wire(last, steps=tuple(steps), configuration=asked)
 
 
 # ---- events
 
 
-def event_to_wire(event: Event, omitted: Mapping[str, int] = MappingProxyType({})) -> pb.SolveProblemStreamResponse:
-    """Convert `event` to a stream response, with the numbers of what it lacks."""
-    name, kind = _EVENTS[type(event)]
-    message: Any = result_to_wire(event.result) if isinstance(event, Finished) else _to_message(event, kind)
+def event_to_wire(
+    event: Event | StepsScored | Finished[scores.ScoreResult],
+    omitted: Mapping[str, int] = MappingProxyType({}),
+    kind: Any = pb.SolveProblemStreamResponse,
+) -> Any:
+    """Convert `event` to a stream's response of its kind, with the numbers of what it lacks."""
+    message = to_wire(event.result if isinstance(event, Finished) else event)
     for counted, number in omitted.items():
         setattr(message, counted, number)
-    return pb.SolveProblemStreamResponse(**{name: message})
+    return kind(**{EVENT_NAMES[type(event)]: message})
 
 
-def event_from_wire(message: pb.SolveProblemStreamResponse) -> Event | None:
-    """Convert a stream response to an event; None for an event type unknown to this version.
+def event_from_wire(message: Any, **more: Any) -> Any:
+    """Convert a stream's response to an event; None for an event type unknown to this version.
+
+    Args:
+        message: the response.
+        **more: values of a result that are not in its message.
 
     Raises:
         ValueError: an enum value is unknown to this version.
     """
     if (name := message.WhichOneof("event")) is None:
         return None
-    event = _from_message(getattr(message, name))
-    return Finished(event.search_id, event) if isinstance(event, SearchResult) else event
+    if name != EVENT_NAMES[Finished]:
+        return from_wire(getattr(message, name))
+    ended = from_wire(message.result, **more)
+    return Finished(ended.search_id, ended)
 
 
 # ---- the server
 
 
-def info_to_wire(info: ServerInfo) -> pb.GetServerInfoResponse:
+def info_to_wire(info: server_info.ServerInfo) -> pb.GetServerInfoResponse:
     """Convert what a server is and holds to a message."""
     held = info.occupancy
-    message = _to_message(info, pb.GetServerInfoResponse)
+    message = to_wire(info)
     message.running_searches, message.waiting_searches = held.running, held.waiting
     for role, blocks in held.kv_blocks.items():
-        message.kv_blocks[role].CopyFrom(_to_message(blocks, pb.KvBlocks))
+        message.kv_blocks[role].CopyFrom(to_wire(blocks))
     return message
 
 
-def info_from_wire(message: pb.GetServerInfoResponse) -> ServerInfo:
+def info_from_wire(message: pb.GetServerInfoResponse) -> server_info.ServerInfo:
     """Convert a message to what a server is and holds."""
-    blocks = {role: _from_message(each) for role, each in message.kv_blocks.items()}
-    held = Occupancy(message.running_searches, message.waiting_searches, blocks)
-    return ServerInfo(occupancy=held, **_values(message, ServerInfo))
-
-
-def reloaded_to_wire(reloaded: Reloaded) -> pb.ReloadResponse:
-    """Convert a reload that is done to a message."""
-    return _to_message(reloaded, pb.ReloadResponse)
-
-
-def reloaded_from_wire(message: pb.ReloadResponse) -> Reloaded:
-    """Convert a message to a reload that is done."""
-    return _from_message(message)
+    blocks = {role: from_wire(each) for role, each in message.kv_blocks.items()}
+    held = server_info.Occupancy(message.running_searches, message.waiting_searches, blocks)
+    return from_wire(message, occupancy=held)
 
 
 # ---- any message
+
+
+def to_wire(value: Any) -> Any:
+    """Convert a dataclass that has a message, such as a result, to it."""
+    return _to_message(value, _MESSAGES[type(value)])
+
+
+def from_wire(message: Any, **more: Any) -> Any:
+    """Convert a message to its dataclass.
+
+    Args:
+        message: the message.
+        **more: values of fields that it does not have.
+
+    Raises:
+        ValueError: an enum value is unknown to this version.
+    """
+    kind = _DATACLASSES[message.DESCRIPTOR.name]
+    return kind(**more, **_values(message, kind))
 
 
 def _to_message(value: Any, kind: type[Any], only: tuple[_WireField, ...] = ()) -> Any:
     """Convert a dataclass to a message; raises where a value cannot be written."""
     items = ((field, getattr(value, field.attribute)) for field in only or _wire_fields(kind.DESCRIPTOR, type(value)))
     return kind(**{field.wire.name: field.write(item) for field, item in items if item is not None})
-
-
-def _from_message(message: Any) -> Any:
-    """Convert a message to its dataclass; raises ValueError for an unknown enum value."""
-    kind = _DATACLASSES[message.DESCRIPTOR.name]
-    return kind(**_values(message, kind))
 
 
 def _values(message: Any, kind: Any, violations: list[Violation] | None = None) -> dict[str, Any]:
@@ -351,12 +280,14 @@ def _wire_field(field: Any, attribute: str, kind: Any) -> _WireField:
     if message is None:
         return wire._replace(read=tuple) if _is_repeated(field) else wire
     if message is Duration.DESCRIPTOR:
-        return wire._replace(write=_duration, read=_seconds)
+        return wire._replace(write=duration, read=lambda given: given.ToNanoseconds() / 1e9)
     if field.name == "logit_bias":
-        return wire._replace(write=_bias, read=_written)
+        return wire._replace(
+            write=lambda text: dict(read_bias(text)), read=lambda bias: mapping_text(dict(sorted(bias.items())))
+        )
     if message.GetOptions().map_entry:
         return wire._replace(read=dict)
-    write, read = _PLAIN.get(message.name) or (partial(_to_message, kind=GetMessageClass(message)), _from_message)
+    write, read = _PLAIN.get(message.name) or (partial(_to_message, kind=GetMessageClass(message)), from_wire)
     if _is_repeated(field):
         return wire._replace(write=partial(_each, write), read=partial(_each, read))
     return wire._replace(write=write, read=read)
@@ -395,19 +326,8 @@ def _numbers(enum: Any) -> dict[str, int]:
     return {v.name.removeprefix(prefix).lower().replace("_", "-"): v.number for v in enum.values}
 
 
-def _bias(text: str) -> dict[int, float]:
-    return dict(read_bias(text))
-
-
-def _written(bias: Mapping[int, float]) -> str:
-    return mapping_text(dict(sorted(bias.items())))
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.ToNanoseconds() / 1e9
+def duration(seconds: float) -> Duration:
+    """Return a time as a message."""
+    written = Duration()
+    written.FromNanoseconds(round(seconds * 1e9))
+    return written

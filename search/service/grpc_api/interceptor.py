@@ -15,19 +15,15 @@ from typing import Any
 from urllib.parse import unquote
 
 import grpc
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
+from grpc_status import rpc_status
 
 from espalier.kserve import inference_pb2
+from espalier.search.service import errors
 from espalier.search.service.access.callers import Callers
-from espalier.search.service.access.calls import REQUEST_ID, Call, request_id_of
-from espalier.search.service.errors import (
-    MessageTooLargeError,
-    NotOfferedError,
-    UnreadableMessageError,
-    cut,
-    failure_of,
-)
-from espalier.search.service.grpc_api.status import VIOLATION_BYTES, abort
+from espalier.search.service.access.calls import REQUEST_ID, Call, recorded, request_id_of
+from espalier.search.service.grpc_api.convert import duration
 from espalier.search.service.session import Session
 
 log = logging.getLogger("espalier.service")
@@ -44,21 +40,23 @@ _OPEN = (
 )
 """Methods that need no login and are not logged: load balancers call them all the time."""
 
+# Error metadata above 16 KiB would itself fail with RESOURCE_EXHAUSTED, so every part is limited.
+_VIOLATION_BYTES = 256
+_MAX_VIOLATIONS = 32
+
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handler of every method."""
 
-    def __init__(self, session: Session, callers: Callers, max_receive_bytes: int) -> None:
+    def __init__(self, session: Session, callers: Callers) -> None:
         """Create an interceptor.
 
         Args:
             session: lets messages be decoded in turn, and is told of each call that is over.
             callers: tells who calls.
-            max_receive_bytes: largest message that is decoded.
         """
         self._session = session
         self._callers = callers
-        self._max_receive_bytes = max_receive_bytes
 
     async def intercept_service(
         self,
@@ -81,30 +79,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return make(wrapped, request_deserializer=None, response_serializer=handler.response_serializer)
 
     def _wrapped(self, behaviour: Callable[..., Any], method: str, decode: _Decode) -> Callable[..., Any]:
-        if inspect.isasyncgenfunction(behaviour):
-            return self._wrapped_generator(behaviour, method, decode)
-
         async def wrapped(raw: bytes | AsyncIterator[bytes], context: Any) -> Any:
             async with self._call(method, context) as call:
-                if isinstance(raw, bytes):
-                    self._identify(call, method, context)
-                    return await behaviour(await self._decoded(call, raw, decode), context)
-                messages = await _begun(raw)
-                self._identify(call, method, context)
-                return await behaviour(self._all_decoded(call, messages, decode), context)
-
-        return wrapped
-
-    def _wrapped_generator(
-        self, behaviour: Callable[..., AsyncIterator[Any]], method: str, decode: _Decode
-    ) -> Callable[..., Any]:
-        # Of services that others wrote. Ours are coroutines that use context.write, as a cancelled call closes async
-        # generators late.
-        async def wrapped(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-            async with self._call(method, context) as call:
-                self._identify(call, method, context)
-                async for response in behaviour(self._all_decoded(call, messages, decode), context):
-                    yield response
+                messages = raw if isinstance(raw, bytes) else await _begun(raw)
+                if not method.startswith(_OPEN):
+                    login = _metadata(context, "authorization")
+                    call.caller = self._callers.identify(login, _host(context), _certificate(context))
+                if isinstance(messages, bytes):
+                    given = await self._decoded(call, messages, decode)
+                else:
+                    given = self._decoded_each(call, messages, decode)
+                answered = behaviour(given, context)
+                if inspect.isasyncgen(answered):  # of services that others wrote: a cancelled call closes one late
+                    async for response in answered:
+                        await context.write(response)
+                    return None
+                return await answered
 
         return wrapped
 
@@ -114,22 +104,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call = Call(method.rpartition("/")[2], request_id, _metadata(context, "traceparent"), context.peer())
         CALL.set(call)
         context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
-        try:
-            yield call
-        except asyncio.CancelledError:
-            call.code = "CANCELLED"
-            raise
-        except Exception as error:
-            await self._fail(call, context, error)
-        finally:
-            call.end()
-            if not method.startswith(_OPEN):
-                self._session.call_ended(call)
-
-    def _identify(self, call: Call, method: str, context: Any) -> None:
-        if not method.startswith(_OPEN):
-            login = _metadata(context, "authorization")
-            call.caller = self._callers.identify(login, _host(context), _certificate(context))
+        with recorded(call, None if method.startswith(_OPEN) else self._session.call_ended):
+            try:
+                yield call
+            except Exception as error:
+                await self._fail(call, context, error)
 
     async def _fail(self, call: Call, context: Any, error: Exception) -> None:
         if isinstance(error, grpc.aio.AbortError):
@@ -139,10 +118,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             log.debug("the client disconnected before its call failed", exc_info=error)
             return
         if isinstance(error, NotImplementedError):  # of a generated class, such as the health service's List
-            error = NotOfferedError("this server does not offer that method")
-        failure = failure_of(error)
+            error = errors.NotOfferedError("this server does not offer that method")
+        failure = errors.failure_of(error)
         call.fail(failure.code, failure.reason)
-        await abort(context, failure, (REQUEST_ID, call.request_id))
+        status: Any = rpc_status.to_status(status_of(failure))
+        await context.abort(status.code, status.details, (*status.trailing_metadata, (REQUEST_ID, call.request_id)))
 
     async def _decoded(self, call: Call, raw: bytes, decode: _Decode) -> Any:
         """The message of a call, decoded on a thread if it is large; see `Session.read`.
@@ -151,13 +131,26 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             MessageTooLargeError, UnreadableMessageError: it is too large, or no message.
             BusyError: see `Session.read`.
         """
-        if len(raw) > self._max_receive_bytes:
-            raise MessageTooLargeError(f"the message has {len(raw)} bytes, of at most {self._max_receive_bytes}")
+        if len(raw) > (most := self._session.settings.max_receive_bytes):
+            raise errors.MessageTooLargeError(f"the message has {len(raw)} bytes, of at most {most}")
         return await self._session.read(call, len(raw), partial(_message, raw, decode))
 
-    async def _all_decoded(self, call: Call, messages: AsyncIterator[bytes], decode: _Decode) -> AsyncIterator[Any]:
+    async def _decoded_each(self, call: Call, messages: AsyncIterator[bytes], decode: _Decode) -> AsyncIterator[Any]:
         async for raw in messages:
             yield await self._decoded(call, raw, decode)
+
+
+def status_of(failure: errors.Failure) -> status_pb2.Status:
+    """Return the status that a client sees."""
+    status = status_pb2.Status(code=code_pb2.Code.Value(failure.code), message=failure.text)
+    if failure.violations:
+        bad = error_details_pb2.BadRequest()
+        for each in failure.violations[:_MAX_VIOLATIONS]:
+            bad.field_violations.add(field=each.field, description=errors.cut(each.description, _VIOLATION_BYTES))
+        status.details.add().Pack(bad)
+    if failure.retry_seconds is not None:
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=duration(failure.retry_seconds)))
+    return status
 
 
 async def _begun(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -170,7 +163,7 @@ async def _begun(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async with asyncio.timeout(_FIRST_SECONDS):
             first = await anext(aiter(messages), None)
     except TimeoutError:
-        raise UnreadableMessageError(f"no message has come within {_FIRST_SECONDS:g} s") from None
+        raise errors.UnreadableMessageError(f"no message has come within {_FIRST_SECONDS:g} s") from None
 
     async def all_messages() -> AsyncIterator[bytes]:
         if first is not None:
@@ -185,8 +178,8 @@ def _message(raw: bytes, decode: _Decode) -> Any:
     try:
         return decode(raw)
     except Exception as error:  # protobuf's DecodeError; anything else is no better a message
-        text = f"the message cannot be decoded: {cut(str(error), VIOLATION_BYTES)}"
-        raise UnreadableMessageError(text) from None
+        text = f"the message cannot be decoded: {errors.cut(str(error), _VIOLATION_BYTES)}"
+        raise errors.UnreadableMessageError(text) from None
 
 
 def _metadata(context: Any, wanted: str) -> str | None:

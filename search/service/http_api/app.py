@@ -1,90 +1,70 @@
-"""The HTTP applications: the routes of the HTTP port with the page, and the one of the metrics port."""
+"""The HTTP applications: the routes of the HTTP port, its page and `/openapi.json`, and those of the metrics port."""
 
 import asyncio
+import inspect
 from collections.abc import Callable, Container, Sequence
-from dataclasses import asdict
+from enum import StrEnum
 from hashlib import sha256
+from typing import Any
 
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from espalier.engine.roles import GENERATOR
+from espalier import __version__
+from espalier.search.request import SearchRequest
+from espalier.search.schema import declared
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import REQUEST_ID, Call
-from espalier.search.service.http_api.calls import CallMiddleware
+from espalier.search.service.http_api.answers import HttpError, json_response
+from espalier.search.service.http_api.calls import KSERVE, CallMiddleware
+from espalier.search.service.http_api.endpoints import OwnEndpoints
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
-from espalier.search.service.http_api.openai.tokens import TokenEndpoints
-from espalier.search.service.http_api.openapi import openapi_document
-from espalier.search.service.http_api.reload import ReloadEndpoint
 from espalier.search.service.http_api.scores import ScoreEndpoints
-from espalier.search.service.http_api.searches import SearchEndpoints
-from espalier.search.service.http_api.status import HttpError, json_response
 from espalier.search.service.kserve.endpoints import InferenceEndpoints
 from espalier.search.service.model_names import ModelNames
-from espalier.search.service.observability.gauges import CONTENT_TYPE
-from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, fits_examples, page_files
+from espalier.search.service.observability.metrics import Metrics
+from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
 from espalier.search.service.session import Session
 from espalier.search.service.settings import ServerSettings
 
-_KSERVE = "/v2"
 _GAUGES = "/gauges"
-_HEALTH = ("/healthz", "/readyz", "/health", f"{_KSERVE}/health/live", f"{_KSERVE}/health/ready")
+_HEALTH = ("/healthz", "/readyz", "/health", f"{KSERVE}/health/live", f"{KSERVE}/health/ready")
 """Paths that need no login and are not logged: load balancers call them all the time."""
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-Render = Callable[[str], tuple[bytes, str]]
-"""`Metrics.render` of a server."""
+_TYPES: dict[type, str] = {int: "integer", float: "number", bool: "boolean", str: "string"}
+_OF_GAUGES = {
+    "content-type": "text/plain; version=0.0.4; charset=utf-8",
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+}
 
 
-def make_app(
-    session: Session,
-    names: ModelNames,
-    callers: Callers,
-    settings: ServerSettings,
-    render_metrics: Render,
-    render_gauges: Callable[[], bytes],
-) -> ASGIApp:
+def make_app(session: Session, names: ModelNames, callers: Callers, metrics: Metrics) -> ASGIApp:
     """Return the application of the HTTP port.
 
     Args:
         session: runs the searches, and is told of each call that is over.
         names: of the models.
         callers: tells who calls.
-        settings: limits.
-        render_metrics: makes the metrics' text.
-        render_gauges: makes the gauges' text, at once.
+        metrics: of the server.
     """
-    openai, tokens = OpenAiEndpoints(session, names), TokenEndpoints(session, names)
-    searches, scores = SearchEndpoints(session), ScoreEndpoints(session, names)
-    inference = InferenceEndpoints(session, names)
-
-    async def healthz(request: Request) -> Response:
-        return json_response({"alive": True})
-
-    async def readyz(request: Request) -> Response:
-        if session.ready:
-            return json_response({"ready": True})
-        return json_response({"ready": False}, 503, {"retry-after": "5"})
-
-    async def server_info(request: Request) -> Response:
-        """Tell what is served, which searches run, and what is held now."""
-        info = await session.info()
-        offered = {"searches": names.searches, "default_search": names.default_search, "notice": names.notice}
-        examples = fits_examples(info.model_names.get(GENERATOR, ""))
-        return json_response({**asdict(info), **offered, "examples": examples})
+    own, openai = OwnEndpoints(session, names), OpenAiEndpoints(session, names)
+    scores, kserve = ScoreEndpoints(session, names), InferenceEndpoints(session, names)
 
     async def openapi(request: Request) -> Response:
         return json_response(document)
 
+    models = [f"{KSERVE}/models/{{model:path}}{version}" for version in ("/versions/{version}", "")]
     routes = [
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
-        Route("/health", readyz),  # by the name that clients of vLLM wait for
+        Route("/healthz", own.alive),
+        Route("/readyz", own.ready),
+        Route("/health", own.ready),  # by the name that clients of vLLM wait for
         Route("/v1/models", openai.list_models),
         Route("/v1/models/{model:path}", openai.retrieve_model),
         Route("/v1/chat/completions", openai.create_chat_completion, methods=["POST"]),
@@ -94,117 +74,84 @@ def make_app(
         Route("/score", scores.score, methods=["POST"]),
         Route("/classify", scores.classify, methods=["POST"]),
         Route("/pooling", scores.pooling, methods=["POST"]),
-        Route("/tokenize", tokens.tokenize, methods=["POST"]),
-        Route("/detokenize", tokens.detokenize, methods=["POST"]),
-        Route("/tokenizer_info", tokens.info),
+        Route("/tokenize", openai.tokenize, methods=["POST"]),
+        Route("/detokenize", openai.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", openai.tokenizer_info),
         Route("/openapi.json", openapi),
-        Route("/v1/searches", searches.create_search, methods=["POST"]),
-        Route("/v1/server", server_info),
-        Route("/v1/reload", ReloadEndpoint(session).reload, methods=["POST"]),
-        *_inference_routes(inference),
-        _metrics_route(render_metrics),
+        Route("/v1/searches", own.create_search, methods=["POST"]),
+        Route("/v1/server", own.server_info),
+        Route("/v1/reload", own.reload, methods=["POST"]),
+        Route(KSERVE, kserve.server_metadata),
+        Route(f"{KSERVE}/health/live", kserve.live),
+        Route(f"{KSERVE}/health/ready", kserve.ready),
+        *(Route(f"{model}/ready", kserve.model_ready) for model in models),  # with a version and without
+        *(Route(f"{model}/infer", kserve.infer, methods=["POST"]) for model in models),
+        *(Route(f"{model}/generate", kserve.generate, methods=["POST"]) for model in models),
+        *(Route(f"{model}/generate_stream", kserve.generate_stream, methods=["POST"]) for model in models),
+        *(Route(model, kserve.model_metadata) for model in models),
+        _metrics_route(metrics),
     ]
     document = openapi_document(routes)
-    page = page_files(asks_token=settings.callers is not None)
-    own = [_page_route(path, file) for path, file in page.items()]
-    app = _guarded(routes, callers, settings, session.call_ended, own, {*_HEALTH, *page})
-    return _with_gauges(app, render_gauges)
+    page = page_files(asks_token=session.settings.callers is not None)
+    files = [_page_route(path, file) for path, file in page.items()]
+    return _guarded(routes, callers, session.settings, metrics, session.call_ended, files, {*_HEALTH, *page})
 
 
-def _inference_routes(its: InferenceEndpoints) -> list[Route]:
-    """The routes of the KServe protocol; each model's with its version and without."""
-    models = [f"{_KSERVE}/models/{{model:path}}{version}" for version in ("/versions/{version}", "")]
-    return [
-        Route(_KSERVE, its.server_metadata),
-        Route(f"{_KSERVE}/health/live", its.live),
-        Route(f"{_KSERVE}/health/ready", its.ready),
-        *(Route(f"{model}/ready", its.model_ready) for model in models),
-        *(Route(f"{model}/infer", its.infer, methods=["POST"]) for model in models),
-        *(Route(f"{model}/generate", its.generate, methods=["POST"]) for model in models),
-        *(Route(f"{model}/generate_stream", its.generate_stream, methods=["POST"]) for model in models),
-        *(Route(model, its.model_metadata) for model in models),
-    ]
-
-
-def make_metrics_app(settings: ServerSettings, render_metrics: Render, render_gauges: Callable[[], bytes]) -> ASGIApp:
-    """Return the application of the metrics port: without logins, and calls are not written down.
-
-    Args:
-        settings: of that port.
-        render_metrics: makes the metrics' text.
-        render_gauges: makes the gauges' text, at once.
-    """
-    app = _guarded([_metrics_route(render_metrics)], Callers(None), settings, lambda call: None)
-    return _with_gauges(app, render_gauges)
+def make_metrics_app(settings: ServerSettings, metrics: Metrics) -> ASGIApp:
+    """Return the application of the metrics port: without logins, and calls are not written down."""
+    return _guarded([_metrics_route(metrics)], Callers(None), settings, metrics, lambda call: None)
 
 
 def _guarded(
     routes: Sequence[Route],
     callers: Callers,
     settings: ServerSettings,
+    metrics: Metrics,
     on_call_end: Callable[[Call], None],
     unnamed: Sequence[Route] = (),
     open_paths: Container[str] = (),
 ) -> ASGIApp:
-    """An application whose calls pass `CallMiddleware`; it knows the names of `routes` alone."""
-
-    def name_of(scope: Scope) -> str:
-        method = scope["method"] if scope["method"] in _METHODS else "other"
-        found = (route.path_format for route in routes if route.matches(scope)[0] is not Match.NONE)
-        return f"{method} {next(found, 'unknown path')}"
-
+    """An application behind `CallMiddleware`, but for gauges, which gateways ask many times a second."""
     calls = Middleware(
         CallMiddleware,
         callers=callers,
         settings=settings,
-        is_open=lambda scope: scope["path"] in open_paths,
-        name_of=name_of,
+        routes=routes,
+        open_paths=open_paths,
         on_end=on_call_end,
-        errors_as_text=lambda scope: f"{scope['path']}/".startswith(f"{_KSERVE}/"),
     )
-    origins = [settings.cors_origin] if settings.cors_origin else []
     cross_origin = Middleware(
         CORSMiddleware,
-        allow_origins=origins,
+        allow_origins=[settings.cors_origin or ""],
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
         expose_headers=[REQUEST_ID, "retry-after"],
     )
     app = Starlette(
         routes=[*routes, *unnamed],
-        middleware=[cross_origin, calls] if origins else [calls],
+        middleware=[cross_origin, calls] if settings.cors_origin else [calls],
         exception_handlers={HTTPException: _refuse},
     )
     app.router.redirect_slashes = False
-    return app
-
-
-def _metrics_route(render: Render) -> Route:
-    rendering = asyncio.Lock()
-
-    async def metrics(request: Request) -> Response:
-        async with rendering:  # one thread at most, as searches need the others
-            text, media_type = await asyncio.to_thread(render, request.headers.get("accept", ""))
-        return Response(text, headers={"content-type": media_type})
-
-    return Route("/metrics", metrics)
-
-
-def _with_gauges(app: ASGIApp, render: Callable[[], bytes]) -> ASGIApp:
-    """`app` with gauges ahead of all that calls pass, as gateways ask many times a second: it takes half the time."""
-    about = {"content-type": CONTENT_TYPE, "cache-control": "no-store", "x-content-type-options": "nosniff"}
-    headers = [(name.encode(), value.encode()) for name, value in about.items()]
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != _GAUGES or scope["method"] != "GET":
+        if scope["type"] == "http" and scope["path"] == _GAUGES and scope["method"] == "GET":
+            await Response(metrics.held.gauges(), headers=_OF_GAUGES)(scope, receive, send)
+        else:
             await app(scope, receive, send)
-            return
-        text = render()
-        length = (b"content-length", str(len(text)).encode())
-        await send({"type": "http.response.start", "status": 200, "headers": [*headers, length]})
-        await send({"type": "http.response.body", "body": text})
 
     return serve
+
+
+def _metrics_route(metrics: Metrics) -> Route:
+    rendering = asyncio.Lock()
+
+    async def render(request: Request) -> Response:
+        async with rendering:  # one thread at most, as searches need the others
+            text, media_type = await asyncio.to_thread(metrics.render, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": media_type})
+
+    return Route("/metrics", render)
 
 
 def _page_route(path: str, file: PageFile) -> Route:
@@ -232,3 +179,54 @@ async def _refuse(request: Request, error: Exception) -> Response:
     text = texts.get(error.status_code, error.detail)
     code = "not_found" if error.status_code == 404 else None
     raise HttpError(error.status_code, text, code=code, headers=error.headers)
+
+
+# ---- /openapi.json
+
+
+def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
+    """Return the document of `routes`; what an endpoint does is the first line of its docstring."""
+    schemas: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
+    for route in routes:
+        method = "post" if "POST" in (route.methods or ()) else "get"
+        operation: dict[str, Any] = {
+            "summary": (inspect.getdoc(route.endpoint) or route.path).partition("\n")[0],
+            "responses": {"200": {"description": "The answer."}, "default": {"description": "An error object."}},
+        }
+        if body := _body_of(route, schemas):
+            reference = {"$ref": f"#/components/schemas/{body}"}
+            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
+        paths[route.path.replace(":path", "")] = {method: operation}
+    info = {"title": "Espalier", "version": __version__}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
+
+
+def _body_of(route: Route, schemas: dict[str, Any]) -> str:
+    """The name of the body that an endpoint reads, whose schema goes to `schemas`; empty for none."""
+    if route.path == "/v1/searches":
+        schemas["SearchRequest"] = _search_schema()
+        return "SearchRequest"
+    body: type[BaseModel] | None = getattr(route.endpoint, "body", None)
+    if body is None:
+        return ""
+    schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schema.pop("$defs", {}))
+    schemas[body.__name__] = schema
+    return body.__name__
+
+
+def _search_schema() -> dict[str, Any]:
+    """The schema of a search, from the declarations of its fields."""
+    properties: dict[str, Any] = {}
+    for field in declared(SearchRequest):
+        its: dict[str, Any] = {"type": _TYPES.get(field.kind, "array" if field.item else "string")}
+        if isinstance(field.kind, type) and issubclass(field.kind, StrEnum):
+            its["enum"] = list(field.kind)
+        if field.bounds:
+            bounds = {"minimum": field.bounds.ge, "exclusiveMinimum": field.bounds.gt, "maximum": field.bounds.le}
+            its |= {name: bound for name, bound in bounds.items() if bound is not None}
+        if field.option:
+            its["description"] = field.option.help
+        properties[field.name] = {"anyOf": [its, {"type": "null"}]} if field.optional else its
+    return {"type": "object", "properties": properties, "required": ["problem"]}

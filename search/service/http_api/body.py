@@ -4,27 +4,19 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.types import Receive
 
 from espalier.engine.errors import InvalidRequestError, Violation, nearest, rule_of
 from espalier.search.request import SearchRequest
 from espalier.search.schema import few
-from espalier.search.service.http_api.status import HttpError
-from espalier.search.service.session import Session
+from espalier.search.service.http_api.answers import HttpError
 
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
-T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 _SECONDS = 30.0
@@ -126,32 +118,6 @@ class Body:
         return chunk
 
 
-async def read_json(request: Request, session: Session, read: Callable[[dict[str, Any]], T]) -> T:
-    """Return what `read` makes of the JSON object that is a request's body; see `Session.read`.
-
-    Raises:
-        HttpError: it is none, or is not said to be one.
-        Exception: what `read` raises.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise HttpError(415, f"send `content-type: application/json`, not {kind[:80]!r}")
-    return await read_body(request, session, lambda raw: read(parse_object(raw)))
-
-
-async def read_body(request: Request, session: Session, read: Callable[[bytes], T]) -> T:
-    """Return what `read` makes of a request's body, whatever it is said to be; see `Session.read`.
-
-    Raises:
-        HttpError: it is compressed.
-        Exception: what `read` raises.
-    """
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise HttpError(415, "compressed bodies are not read")
-    raw: bytes = request.state.body
-    return await session.read(request.state.call, len(raw), partial(read, raw))
-
-
 def parse_object(raw: bytes) -> dict[str, Any]:
     """Parse a JSON object as `parse_json` does.
 
@@ -202,7 +168,7 @@ def _place(location: tuple[int | str, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
-def _rule(error: "ErrorDetails") -> str:
+def _rule(error: Any) -> str:
     message = rule_of(error["msg"])
     for theirs, ours in _RULES.items():
         message = message.replace(theirs, ours)

@@ -1,19 +1,24 @@
 """ASGI middleware of every HTTP call: authentication, limits, errors, access log."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier.search.service.access.callers import Callers
-from espalier.search.service.access.calls import REQUEST_ID, Call, request_id_of
+from espalier.search.service.access.calls import REQUEST_ID, Call, recorded, request_id_of
+from espalier.search.service.http_api.answers import HttpError, answer_of
 from espalier.search.service.http_api.body import Body, ClientGoneError
-from espalier.search.service.http_api.connection import CERTIFICATE_NAME
-from espalier.search.service.http_api.status import HttpError, answer_of
+from espalier.search.service.http_api.listener import CERTIFICATE_NAME
 from espalier.search.service.settings import ServerSettings, is_loopback
+
+KSERVE = "/v2"
+"""The path below which the KServe protocol is, which tells an error as a text alone."""
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class CallMiddleware:
@@ -27,10 +32,9 @@ class CallMiddleware:
         app: ASGIApp,
         callers: Callers,
         settings: ServerSettings,
-        is_open: Callable[[Scope], bool],
-        name_of: Callable[[Scope], str],
+        routes: Sequence[Route],
+        open_paths: Container[str],
         on_end: Callable[[Call], None],
-        errors_as_text: Callable[[Scope], bool],
     ) -> None:
         """Create a middleware.
 
@@ -38,18 +42,16 @@ class CallMiddleware:
             app: what it wraps.
             callers: tells who calls.
             settings: limits, and which pages may call.
-            is_open: whether a call needs no login and is not logged.
-            name_of: how the log calls what is called.
+            routes: by whose paths the log calls what is called.
+            open_paths: that need no login and are not logged.
             on_end: called with each call that is over.
-            errors_as_text: whether a call's error is told as a text alone; see `status.answer_of`.
         """
         self._app = app
         self._callers = callers
         self._settings = settings
-        self._is_open = is_open
-        self._name_of = name_of
+        self._routes = routes
+        self._open_paths = open_paths
         self._on_end = on_end
-        self._errors_as_text = errors_as_text
         # On loopback without logins, whoever reaches the port is trusted; so a web page must not, under a name of its
         # own that resolves to this machine (DNS rebinding).
         local = is_loopback(settings.host) and not callers.login_required
@@ -75,30 +77,30 @@ class CallMiddleware:
                 headers["referrer-policy"] = "no-referrer"
             await send(message)
 
-        is_open = self._is_open(scope)
-        try:
-            if not is_open:
-                self._require_known_origin(headers)
-                name = scope["state"].get(CERTIFICATE_NAME)
-                call.caller = self._callers.identify(headers.get("authorization"), address, name)
-            scope["state"]["body"] = await body.read()
-            await _while_connected(self._app(scope, _nothing_more, respond), receive)
-        except (ClientGoneError, asyncio.CancelledError) as error:
-            call.code = "CANCELLED"
-            if isinstance(error, asyncio.CancelledError):
-                raise
-        except Exception as error:
-            answer = answer_of(error, call, self._errors_as_text(scope))
-            if begun:
-                raise  # closes the connection: the client must not take what it has for the whole
-            with suppress(ClientGoneError):
-                if not await body.discard():
-                    answer.headers["connection"] = "close"
-                await answer(scope, _nothing_more, respond)
-        finally:
-            call.end()
-            if not is_open:
-                self._on_end(call)
+        is_open = scope["path"] in self._open_paths
+        with recorded(call, None if is_open else self._on_end):
+            try:
+                if not is_open:
+                    self._require_known_origin(headers)
+                    name = scope["state"].get(CERTIFICATE_NAME)
+                    call.caller = self._callers.identify(headers.get("authorization"), address, name)
+                scope["state"]["body"] = await body.read()
+                await _while_connected(self._app(scope, _nothing_more, respond), receive)
+            except ClientGoneError:
+                call.code = "CANCELLED"
+            except Exception as error:
+                answer = answer_of(error, call, f"{scope['path']}/".startswith(f"{KSERVE}/"))
+                if begun:
+                    raise  # closes the connection: the client must not take what it has for the whole
+                with suppress(ClientGoneError):
+                    if not await body.discard():
+                        answer.headers["connection"] = "close"
+                    await answer(scope, _nothing_more, respond)
+
+    def _name_of(self, scope: Scope) -> str:
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        found = (route.path_format for route in self._routes if route.matches(scope)[0] is not Match.NONE)
+        return f"{method} {next(found, 'unknown path')}"
 
     def _require_known_origin(self, headers: Headers) -> None:
         host = headers.get("host", "")

@@ -4,7 +4,7 @@
 pair of probabilities a step. All three read the same bodies.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -14,14 +14,14 @@ from starlette.responses import Response
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.roles import VERIFIER
-from espalier.search.schema import from_values
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
-from espalier.search.service.http_api.body import read_json, validated
-from espalier.search.service.http_api.openai.chat_request import Conversation, conversation
-from espalier.search.service.http_api.openai.parameters import BodyCall, in_body, not_honoured, set_own, take_priority
-from espalier.search.service.http_api.status import json_response
-from espalier.search.service.model_names import ModelNames, short_name
-from espalier.search.service.session import SearchCall, Session, finished
+from espalier.search.service.http_api.answers import json_response
+from espalier.search.service.http_api.body import validated
+from espalier.search.service.http_api.endpoints import Endpoints, reads
+from espalier.search.service.http_api.openai.bodies import Conversation, set_conversation
+from espalier.search.service.http_api.openai.parameters import BodyFields, not_honoured
+from espalier.search.service.model_names import short_name
+from espalier.search.service.session import SearchCall
 
 _STEP_BREAK = "\n\n"
 _PROBLEM = ("problem", "query", "queries", "text_1", "data_1")
@@ -30,13 +30,10 @@ _OWN = ("priority", "time_limit", "seed", "verifier_budget", "aggregation")
 """Fields of `espalier`."""
 _WHY_NOT = "is not offered: a score is a probability of the verifier's"
 _NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "use_activation": (_WHY_NOT, (True,)),
-    "softmax": (_WHY_NOT, (True,)),
-    "activation": (_WHY_NOT, (True,)),
+    **dict.fromkeys(("use_activation", "softmax", "activation", "add_special_tokens"), (_WHY_NOT, (True,))),
     "apply_softmax": (_WHY_NOT, (True, False)),
     "item_first": (_WHY_NOT, (False,)),
     "label_token_ids": (_WHY_NOT, ([],)),
-    "add_special_tokens": (_WHY_NOT, (True,)),
     "truncate_prompt_tokens": (_WHY_NOT, (-1,)),
     "encoding_format": (_WHY_NOT, ("float",)),
     "task": (_WHY_NOT, ("token_classify", "classify", "score")),
@@ -58,85 +55,73 @@ class ScoreBody(BaseModel, extra="allow"):
 _KNOWN = {*ScoreBody.model_fields, *_PROBLEM, *_SOLUTIONS, *Conversation.model_fields}
 
 
-class ScoreEndpoints:
+class ScoreEndpoints(Endpoints):
     """`/v1/score`, `/score`, `/classify` and `/pooling`."""
 
-    def __init__(self, session: Session, names: ModelNames) -> None:
-        self._session = session
-        self._names = names
-
+    @reads(ScoreBody)
     async def score(self, request: Request) -> Response:
         """Score the solutions of a problem: one score each, with those of its steps."""
-        asked, result = await self._run(request)
-        data = [
-            {"index": i, "object": "score", "score": each.score, "step_scores": each.step_scores, "reason": each.reason}
-            for i, each in enumerate(result.solutions)
-        ]
-        steps = [each.step_scores for each in result.solutions]
-        return json_response({**_head("score", asked, result), "data": data, "scores": steps})
+        return await self._answer(request, "score", _scores)
 
+    @reads(ScoreBody)
     async def classify(self, request: Request) -> Response:
         """Tell how probable it is that each solution is right."""
-        asked, result = await self._run(request)
-        data = [{"index": i, **_classes(each)} for i, each in enumerate(result.solutions)]
-        return json_response({**_head("classify", asked, result), "data": data})
+        return await self._answer(request, "classify", _classes)
 
+    @reads(ScoreBody)
     async def pooling(self, request: Request) -> Response:
         """Tell of each step of each solution how probable it is to be wrong and to be right."""
-        asked, result = await self._run(request)
-        data = [
-            {"index": i, "object": "pooling", "data": [_pair(score) for score in each.step_scores]}
-            for i, each in enumerate(result.solutions)
-        ]
-        return json_response({**_head("pool", asked, result), "data": data})
+        return await self._answer(request, "pool", _pairs)
 
-    async def _run(self, request: Request) -> tuple[BodyCall, ScoreResult]:
-        asked = await read_json(request, self._session, self._read)
-        async with asked.run(self._session, request.state.call) as events:
-            return asked, (await finished(events)).result
+    async def _answer(self, request: Request, name: str, told: Callable[[SolutionScores], dict[str, Any]]) -> Response:
+        model, asked = await self._read_json(request, self._read)
+        result: ScoreResult = (await self._session.finish(asked, request.state.call)).result
+        body = {
+            **_head(name, model, result),
+            "data": [{"index": index, **told(each)} for index, each in enumerate(result.solutions)],
+        }
+        if told is _scores:  # as SGLang has them
+            body["scores"] = [each.step_scores for each in result.solutions]
+        return json_response(body)
 
-    def _read(self, body: dict[str, Any]) -> BodyCall:
-        its, found = validated(ScoreBody, body), list[Violation]()
-        model = its.model or self._names.listed()[0]["id"]
-        verifier = self._session.model_names.get(VERIFIER)
+    def _read(self, body: dict[str, Any]) -> tuple[str, SearchCall]:
+        scored, its = validated(ScoreBody, body), BodyFields(body, places={"priority": "espalier.priority"})
+        model = scored.model or self._names.listed()[0]["id"]
+        verifier = self._session.engine.model_names.get(VERIFIER)
         if not verifier or model not in (verifier, short_name(verifier)):
             self._names.search_fields(model)
-        found += not_honoured(body, _KNOWN, refused=_NOT_OFFERED)
-        values, places = self._solutions(its, body, found)
-        set_own(its.espalier, _OWN, values, places, found)
-        priority = take_priority(values, found)
-        try:
-            request = from_values(ScoreRequest, values)
-        except InvalidRequestError as error:
-            raise InvalidRequestError([*found, *in_body(error.violations, places)]) from None
-        call = SearchCall(request, priority, violations=found)
-        return BodyCall(model, call, {"priority": "espalier.priority", **places})
+        its.found += not_honoured(body, _KNOWN, refused=_NOT_OFFERED)
+        _set_solutions(scored, its)
+        its.set_own(_OWN)
+        priority = its.take_priority()
+        return model, SearchCall(its.make(ScoreRequest), priority, violations=its.found, places=its.places)
 
-    def _solutions(
-        self, its: ScoreBody, body: Mapping[str, Any], found: list[Violation]
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """The problem and the solutions of a request, and the places that set them."""
-        if its.messages is not None:
-            read = validated(Conversation, dict(body))
-            asked = read.messages[:-1]
-            values = conversation(asked, found) if asked else {"problem": "", "history": ()}
-            if read.messages[-1].role != "assistant" or its.steps is not None:
-                found.append(Violation("messages", "the last message must be the assistant's, and is the solution"))
-            values["solutions"] = (_split(read.messages[-1].read.content),)
-            return values, {"problem": "messages", "history": "messages", "solutions": "messages"}
-        problems = [name for name in _PROBLEM if body.get(name) is not None]
-        solutions = [name for name in _SOLUTIONS if body.get(name) is not None]
-        if len(problems) != 1 or len(solutions) != 1:
-            what = f"give one of {', '.join(_PROBLEM)} and one of {', '.join(_SOLUTIONS)}, or messages"
-            raise InvalidRequestError([*found, Violation("problem", what)])
-        problem, given = body[problems[0]], body[solutions[0]]
-        if isinstance(problem, list) and len(problem) == 1:
-            problem = problem[0]
-        places = {"problem": problems[0], "solutions": solutions[0]}
-        if not isinstance(problem, str):
-            found.append(Violation(problems[0], "must be one text"))
-            problem = "-"
-        return {"problem": problem, "solutions": _texts(solutions[0], given, found)}, places
+
+def _set_solutions(scored: ScoreBody, its: BodyFields) -> None:
+    """Set the problem and the solutions of a request."""
+    if scored.messages is not None:
+        read = validated(Conversation, dict(its.body))
+        *asked, last = read.messages
+        its.set("problem", "", "messages")
+        if asked:
+            set_conversation(asked, its)
+        if last.role != "assistant" or scored.steps is not None:
+            its.refuse("messages", "the last message must be the assistant's, and is the solution")
+        its.set("solutions", (_split(last.read.content),), "messages")
+        return
+    problems = [name for name in _PROBLEM if its.body.get(name) is not None]
+    solutions = [name for name in _SOLUTIONS if its.body.get(name) is not None]
+    if len(problems) != 1 or len(solutions) != 1:
+        its.refuse("problem", f"give one of {', '.join(_PROBLEM)} and one of {', '.join(_SOLUTIONS)}, or messages")
+        raise InvalidRequestError(its.found)
+    problem = its.body[problems[0]]
+    if isinstance(problem, list) and len(problem) == 1:
+        problem = problem[0]
+    if not isinstance(problem, str):
+        its.refuse(problems[0], "must be one text")
+        problem = "-"
+    its.set("problem", problem, problems[0])
+    its.set("solutions", _texts(solutions[0], its.body[solutions[0]], its.found), solutions[0])
 
 
 def _texts(name: str, given: Any, found: list[Violation]) -> tuple[tuple[str, ...], ...]:
@@ -158,19 +143,28 @@ def _pair(score: float | None) -> list[float] | None:
     return None if score is None else [1 - score, score]
 
 
+def _scores(solution: SolutionScores) -> dict[str, Any]:
+    scores = {"score": solution.score, "step_scores": solution.step_scores}
+    return {"object": "score", **scores, "reason": solution.reason}
+
+
 def _classes(solution: SolutionScores) -> dict[str, Any]:
     probabilities = _pair(solution.score)
     label = None if solution.score is None else ("right" if solution.score >= 0.5 else "wrong")
     return {"label": label, "probs": probabilities or [], "num_classes": len(probabilities or [])}
 
 
-def _head(name: str, asked: BodyCall, result: ScoreResult) -> dict[str, Any]:
+def _pairs(solution: SolutionScores) -> dict[str, Any]:
+    return {"object": "pooling", "data": list(map(_pair, solution.step_scores))}
+
+
+def _head(name: str, model: str, result: ScoreResult) -> dict[str, Any]:
     read, request = result.usage.verifier_tree_tokens, result.configuration
     assert isinstance(request, ScoreRequest)
     return {
         "id": f"{name}-{result.search_id}",
         "object": "list",
-        "model": asked.model,
+        "model": model,
         "usage": {"prompt_tokens": read, "total_tokens": read, "completion_tokens": 0},
         "espalier": {
             "search_id": result.search_id,

@@ -1,7 +1,6 @@
 """`/v2`: the protocol over HTTP with JSON and binary tensors, and its extension that generates text."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StrictStr
@@ -9,35 +8,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from espalier import __version__
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.schema import unknown_names
-from espalier.search.service.http_api.body import parse_object, read_body, validated
-from espalier.search.service.http_api.event_stream import ServerSentEvent, answer
-from espalier.search.service.http_api.status import HttpError, json_response, to_json
-from espalier.search.service.kserve.inference import (
-    BYTES,
-    EXTENSIONS,
-    OUTPUTS,
-    PLATFORM,
-    TEXT_INPUT,
-    VERSION,
-    InferCall,
-    InputTensor,
-    OutputTensor,
-    binary_elements,
-    read_call,
-    require_model,
-    told,
-)
-from espalier.search.service.model_names import ModelNames
-from espalier.search.service.session import Session, finished
+from espalier.search.service.http_api.answers import HttpError, ServerSentEvent, answer, json_response, to_json
+from espalier.search.service.http_api.body import parse_object, validated
+from espalier.search.service.http_api.endpoints import Endpoints, reads
+from espalier.search.service.kserve import inference
+from espalier.search.service.kserve.inference import BYTES, OUTPUTS, TEXT_INPUT, Elements, InferRequest, InputTensor
+from espalier.search.service.session import SearchCall
 
 JSON_LENGTH = "inference-header-content-length"
 """Header with the bytes of JSON before the binary tensors."""
-_DEPTH = 8
-"""Nesting of an input's data that is looked into."""
 
 
 class _Input(BaseModel, extra="allow"):
@@ -70,82 +52,67 @@ class GenerateBody(BaseModel, extra="allow"):
     parameters: dict[str, Any] | None = None
 
 
-class InferenceEndpoints:
-    """`/v2`, `/v2/health`, `/v2/models/MODEL` and below."""
+_Read = Callable[[InferRequest, bytes, Request], None]
+"""Reads a body into a request."""
 
-    def __init__(self, session: Session, names: ModelNames) -> None:
-        self._session = session
-        self._names = names
+
+class InferenceEndpoints(Endpoints):
+    """`/v2`, `/v2/health`, `/v2/models/MODEL` and below."""
 
     async def live(self, request: Request) -> Response:
         """Tell that the process lives."""
         return json_response({"live": True})
 
-    async def ready(self, request: Request) -> Response:
-        """Tell whether searches are accepted."""
-        return self._readiness()
-
     async def server_metadata(self, request: Request) -> Response:
         """Tell what serves."""
-        return json_response({"name": PLATFORM, "version": __version__, "extensions": EXTENSIONS})
+        return json_response(inference.SERVER)
 
     async def model_ready(self, request: Request) -> Response:
         """Tell whether a model's searches are accepted."""
-        require_model(self._names, *_named(request))
-        return self._readiness()
+        inference.model_metadata(self._names, *_named(request))
+        return await self.ready(request)
 
     async def model_metadata(self, request: Request) -> Response:
         """Describe the tensors of a model."""
-        model, version = _named(request)
-        require_model(self._names, model, version)
-        outputs = [{"name": name, "datatype": datatype, "shape": [1]} for name, datatype in OUTPUTS.items()]
-        inputs = [{"name": TEXT_INPUT, "datatype": BYTES, "shape": [1]}]
-        head = {"name": model, "versions": [VERSION], "platform": PLATFORM}
-        return json_response({**head, "inputs": inputs, "outputs": outputs})
+        return json_response(inference.model_metadata(self._names, *_named(request)))
 
+    @reads(InferBody)
     async def infer(self, request: Request) -> Response:
         """Search the problem of an input tensor."""
-        length = _json_length(request)
-        asked, binary = await self._read(request, partial(_read_infer, json_length=length))
-        result = await self._result(request, asked)
-        return _infer_response(asked, result, binary)
+        asked, result = await self._result(request, _read_infer)
+        return _infer_response(asked, result)
 
+    @reads(GenerateBody)
     async def generate(self, request: Request) -> Response:
         """Search a problem given as text."""
-        asked = await self._read(request, _read_generate)
-        result = await self._result(request, asked)
+        asked, result = await self._result(request, _read_generate)
         return json_response(_generated(asked, asked.tensors(result), result))
 
+    @reads(GenerateBody)
     async def generate_stream(self, request: Request) -> ASGIApp | Response:
         """Search a problem given as text; the answer's steps come as server-sent events."""
-        asked = await self._read(request, partial(_read_generate, stream=True))
+        asked, search = await self._read(request, _read_generate, stream=True)
 
         async def parts(event: Event) -> list[ServerSentEvent]:
-            if not isinstance(event, Finished):
-                return []
-            told = [_generated(asked, part, event.result) for part in asked.parts(event.result)]
-            return [(to_json(each), None) for each in told]
-
-        async def whole(end: Finished[Any]) -> None:
-            raise AssertionError("a stream")
+            result = event.result if isinstance(event, Finished) else None
+            return [(to_json(_generated(asked, part, result)), None) for part in asked.parts(result)] if result else []
 
         call = request.state.call
-        return await answer(call, asked.run(self._session, call), True, whole, parts, errors_as_text=True)
+        return await answer(call, self._session.search(search, call), None, parts, errors_as_text=True)
 
-    def _readiness(self) -> Response:
-        ready = self._session.ready
-        return json_response({"ready": ready}, 200 if ready else 503, {} if ready else {"retry-after": "5"})
+    async def _result(self, request: Request, read: _Read) -> tuple[InferRequest, SearchResult]:
+        asked, search = await self._read(request, read)
+        return asked, (await self._session.finish(search, request.state.call)).result
 
-    async def _read(self, request: Request, reading: Any) -> Any:
-        call = request.state.call
-        most = self._session.max_priority(call.caller)
-        return await read_body(
-            request, self._session, partial(reading, names=self._names, most=most, named=_named(request))
-        )
+    async def _read(self, request: Request, read: _Read, stream: bool = False) -> tuple[InferRequest, SearchCall]:
+        most = self._session.max_priority(request.state.call.caller)
+        asked = InferRequest(*_named(request), stream=stream)
 
-    async def _result(self, request: Request, asked: InferCall) -> SearchResult:
-        async with asked.run(self._session, request.state.call) as events:
-            return (await finished(events)).result
+        def reading(raw: bytes) -> SearchCall:
+            read(asked, raw, request)
+            return asked.read(self._names, most)
+
+        return asked, await self._read_body(request, reading)
 
 
 def _named(request: Request) -> tuple[str, str]:
@@ -153,37 +120,24 @@ def _named(request: Request) -> tuple[str, str]:
     return request.path_params["model"], request.path_params.get("version", "")
 
 
-def _json_length(request: Request) -> int | None:
-    given = request.headers.get(JSON_LENGTH)
-    if given is None:
-        return None
+def _read_generate(asked: InferRequest, raw: bytes, _: Request) -> None:
+    body = validated(GenerateBody, parse_object(raw))
+    asked.found += _unknown(body, "is unknown; put it into `parameters`")
+    asked.id, asked.inputs = body.id or "", [InputTensor(TEXT_INPUT, BYTES, [1], [body.text_input])]
+    asked.parameters = {"stream": asked.stream, **(body.parameters or {})}
+
+
+def _read_infer(asked: InferRequest, raw: bytes, request: Request) -> None:
+    given = request.headers.get(JSON_LENGTH, str(len(raw)))
     if not (given.isascii() and given.isdigit() and len(given) < 20):
         raise HttpError(400, f"{JSON_LENGTH} must be a number of bytes")
-    return int(given)
-
-
-def _read_generate(
-    raw: bytes, *, names: ModelNames, most: int, named: tuple[str, str], stream: bool = False
-) -> InferCall:
-    body = validated(GenerateBody, parse_object(raw))
-    found = _unknown(body, "is unknown; put it into `parameters`")
-    tensor = InputTensor(TEXT_INPUT, BYTES, [1], [body.text_input])
-    parameters = {"stream": stream, **(body.parameters or {})}
-    return read_call(names, most, *named, parameters, [tensor], call_id=body.id or "", stream=stream, found=found)
-
-
-def _read_infer(
-    raw: bytes, *, names: ModelNames, most: int, named: tuple[str, str], json_length: int | None
-) -> tuple[InferCall, dict[str, bool]]:
-    """The call, and which outputs are wanted as binary data."""
-    head, tail = (raw, b"") if json_length is None else (raw[:json_length], raw[json_length:])
-    if json_length is not None and json_length > len(raw):
-        raise HttpError(400, f"{JSON_LENGTH} is {json_length}, but the body has {len(raw)} bytes")
-    body = validated(InferBody, parse_object(head))
-    found = _unknown(body)
-    parameters = dict(body.parameters or {})
+    if (length := int(given)) > len(raw):
+        raise HttpError(400, f"{JSON_LENGTH} is {length}, but the body has {len(raw)} bytes")
+    head, tail = raw[:length], raw[length:]
+    body, found = validated(InferBody, parse_object(head)), asked.found
+    found += _unknown(body)
+    parameters = asked.parameters = dict(body.parameters or {})
     binary_all = _flag(parameters.pop("binary_data_output", False), "parameters.binary_data_output", found)
-    inputs: list[InputTensor] = []
     for each in body.inputs:
         found += _unknown(each, place=f"{each.name[:80]}.")
         own = dict(each.parameters or {})
@@ -195,18 +149,17 @@ def _read_infer(
             raise InvalidRequestError([*found, Violation(f"{each.name[:80]}.parameters.binary_data_size", what)])
         else:
             elements, tail = _binary(each, tail[:size], found), tail[size:]
-        inputs.append(InputTensor(each.name, each.datatype, each.shape, elements, sorted(own)))
+        asked.inputs.append(InputTensor(each.name, each.datatype, each.shape, elements, sorted(own)))
     if tail:
         found.append(Violation("inputs", f"leave {len(tail)} bytes behind the JSON unread; give binary_data_size"))
-    outputs, binary = list[tuple[str, list[str]]](), dict.fromkeys(OUTPUTS, binary_all)
+    asked.binary = dict.fromkeys(OUTPUTS, binary_all)
     for each in body.outputs or ():
-        found += _unknown(each, place=f"outputs.{each.name[:80]}.")
+        place = f"outputs.{each.name[:80]}."
+        found += _unknown(each, place=place)
         own = dict(each.parameters or {})
-        place = f"outputs.{each.name[:80]}.parameters.binary_data"
-        binary[each.name] = _flag(own.pop("binary_data", binary_all), place, found)
-        outputs.append((each.name, sorted(own)))
-    call = read_call(names, most, *named, parameters, inputs, call_id=body.id or "", outputs=outputs, found=found)
-    return call, binary
+        asked.binary[each.name] = _flag(own.pop("binary_data", binary_all), f"{place}parameters.binary_data", found)
+        asked.outputs.append((each.name, sorted(own)))
+    asked.id = body.id or ""
 
 
 def _unknown(body: BaseModel, what: str = "is unknown", place: str = "") -> list[Violation]:
@@ -221,7 +174,7 @@ def _flag(value: Any, place: str, found: list[Violation]) -> bool:
 
 def _binary(tensor: _Input, raw: bytes, found: list[Violation]) -> list[bytes]:
     try:
-        return binary_elements(raw)
+        return inference.binary_elements(raw)
     except ValueError:
         found.append(Violation(tensor.name[:80], "the lengths in its binary data do not fit its bytes"))
         return [b"-"]
@@ -229,35 +182,38 @@ def _binary(tensor: _Input, raw: bytes, found: list[Violation]) -> list[bytes]:
 
 def _flat(data: Any) -> list[Any]:
     """The elements of an input's `data`, flat or nested by its dimensions."""
-    for _ in range(_DEPTH):
-        if not (isinstance(data, list) and len(data) == 1):
-            break
+    while isinstance(data, list) and len(data) == 1:
         (data,) = data
     return [data] if isinstance(data, str) else []
 
 
-def _infer_response(asked: InferCall, result: SearchResult, binary: Mapping[str, bool]) -> Response:
+def _infer_response(asked: InferRequest, result: SearchResult) -> Response:
     tail, outputs = b"", list[dict[str, Any]]()
-    for tensor in asked.tensors(result):
-        its: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if binary[tensor.name]:
-            its["parameters"] = {"binary_data_size": len(tensor.raw)}
-            tail += tensor.raw
+    for name, element in asked.tensors(result).items():
+        its: dict[str, Any] = {"name": name, "datatype": OUTPUTS[name], "shape": asked.shape}
+        if asked.binary[name]:
+            raw = inference.binary(element)
+            its["parameters"] = {"binary_data_size": len(raw)}
+            tail += raw
         else:
-            its["data"] = [tensor.element]
+            its["data"] = [element]
         outputs.append(its)
-    head = to_json({**_head(asked), "parameters": told(result), "outputs": outputs})
-    if not any(binary[each["name"]] for each in outputs):
+    head = to_json({**_head(asked, result), "outputs": outputs})
+    if not tail:
         return json_response(head)
     headers = {"cache-control": "no-store", JSON_LENGTH: str(len(head))}
     return Response(head + tail, 200, headers, "application/octet-stream")
 
 
-def _generated(asked: InferCall, tensors: list[OutputTensor], result: SearchResult) -> dict[str, Any]:
-    outputs = {tensor.name: tensor.element for tensor in tensors}
-    return {**_head(asked), **outputs, "parameters": told(result)}
+def _generated(asked: InferRequest, tensors: Elements, result: SearchResult) -> dict[str, Any]:
+    return {**_head(asked, result), **tensors}
 
 
-def _head(asked: InferCall) -> dict[str, Any]:
+def _head(asked: InferRequest, result: SearchResult) -> dict[str, Any]:
     named = {"id": asked.id} if asked.id else {}
-    return {**named, "model_name": asked.model, "model_version": VERSION}
+    return {
+        **named,
+        "model_name": asked.model,
+        "model_version": inference.VERSION,
+        "parameters": inference.told(result),
+    }

@@ -4,15 +4,15 @@ import math
 import secrets
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from espalier import __version__
 from espalier.engine.errors import InvalidRequestError, Violation, nearest
 from espalier.search.request import MAX_PRIORITY, SearchRequest
 from espalier.search.result import SearchResult
-from espalier.search.schema import from_values
 from espalier.search.service.errors import UnknownModelError
-from espalier.search.service.http_api.openai.parameters import SEED_BITS, BodyCall, in_body
+from espalier.search.service.http_api.openai.parameters import SEED_BITS, BodyFields
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import SearchCall
 from espalier.search.service.shown import shown
@@ -20,8 +20,10 @@ from espalier.search.service.shown import shown
 VERSION = "1"
 """The one version of every model."""
 PLATFORM = "espalier"
-EXTENSIONS = ("binary_tensor_data", "generate", "parameters", "schedule_policy")
+_EXTENSIONS = ("binary_tensor_data", "generate", "parameters", "schedule_policy")
 """Parts of the protocol beside its core that are offered."""
+SERVER = {"name": PLATFORM, "version": __version__, "extensions": _EXTENSIONS}
+"""Metadata of the server."""
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 BYTES, FP32 = "BYTES", "FP32"
 OUTPUTS = {TEXT_OUTPUT: BYTES, "answer": BYTES, "score": FP32}
@@ -29,7 +31,6 @@ OUTPUTS = {TEXT_OUTPUT: BYTES, "answer": BYTES, "score": FP32}
 ENABLE_EMPTY_LAST = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
 _ALIASES = {"budget": "beam_width"}
-_SET_ELSEWHERE = {"problem": TEXT_INPUT}
 _NO_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
 _MAX_DIMENSIONS = 8
 _LENGTH = struct.Struct("<I")
@@ -37,6 +38,8 @@ _FLOAT = struct.Struct("<f")
 
 Value = bool | int | float | str
 """Of a parameter."""
+Elements = dict[str, str | float | None]
+"""The one element of each output tensor by its name; None for a number that there is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,66 +61,95 @@ class InputTensor:
     parameters: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OutputTensor:
-    """An output tensor of one element.
+@dataclass(slots=True)
+class InferRequest:
+    """A request for inference: as its transport has read it, and what `read` has made of it.
 
     Attributes:
-        name: its name.
-        datatype: `BYTES` or `FP32`.
-        shape: its dimensions, as the input has them.
-        element: a text, or a number; None for one that there is not.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    element: str | float | None
-
-    @property
-    def raw(self) -> bytes:
-        """The element as binary data; a number that there is not is NaN."""
-        if isinstance(self.element, str):
-            return binary_text(self.element)
-        return _FLOAT.pack(math.nan if self.element is None else self.element)
-
-
-@dataclass(frozen=True, slots=True)
-class InferCall(BodyCall):
-    """A request for inference.
-
-    Attributes:
+        model: the model's name.
+        version: its version; empty for any.
+        parameters: of the request.
+        inputs: its tensors.
         id: the caller's name for it.
+        outputs: names of the wanted outputs, with their parameters; all outputs if there is none.
+        binary: whether outputs are wanted as binary data, by name.
+        stream: whether responses are streamed.
+        found: what is wrong.
         shape: dimensions of the tensors.
-        outputs: names of the outputs that are wanted.
+        wanted: names of the outputs that are wanted.
         in_parts: whether a stream has a response for each step of the text.
         empty_last: whether a stream has a last response without outputs.
     """
 
+    model: str
+    version: str
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    inputs: list[InputTensor] = field(default_factory=list[InputTensor])
     id: str = ""
-    shape: tuple[int, ...] = (1,)
-    outputs: tuple[str, ...] = tuple(OUTPUTS)
+    outputs: list[tuple[str, Sequence[str]]] = field(default_factory=list[tuple[str, Sequence[str]]])
+    binary: dict[str, bool] = field(default_factory=dict[str, bool])
+    stream: bool = False
+    found: list[Violation] = field(default_factory=list[Violation])
+    shape: tuple[int, ...] = ()
+    wanted: tuple[str, ...] = ()
     in_parts: bool = False
     empty_last: bool = False
 
-    def tensors(self, result: SearchResult) -> list[OutputTensor]:
-        """The outputs of a search."""
-        return self._wanted({TEXT_OUTPUT: "".join(shown(result).steps), **_rest(result)})
+    def read(self, names: ModelNames, max_priority: int) -> SearchCall:
+        """Make a search of it.
 
-    def parts(self, result: SearchResult) -> list[list[OutputTensor]]:
+        Args:
+            names: the models that there are.
+            max_priority: the highest priority of the caller; the protocol's 1.
+
+        Raises:
+            UnknownModelError: there is no such model, or no such version.
+            InvalidRequestError: lists everything that is wrong.
+        """
+        named = _search_fields(names, self.model, self.version)
+        its = BodyFields(self.parameters, {"seed": secrets.randbits(SEED_BITS), **named}, found=self.found)
+        its.places = {"priority": "parameters.priority", **dict.fromkeys(named, "model_name")}
+        rest = dict(self.parameters)
+        self.in_parts = _flag(rest, "stream", self.stream, its)
+        self.empty_last = _flag(rest, ENABLE_EMPTY_LAST, False, its)
+        if self.in_parts and not self.stream:
+            its.refuse("parameters.stream", "needs a stream: ModelStreamInfer or /generate_stream")
+        last = max_priority + 1 + MAX_PRIORITY
+        sooner = _count(rest, "priority", last, f"number between 0, the default, and {last}; 1 is the soonest", its)
+        timeout = _count(rest, "timeout", 2**63 - 1, "number of microseconds, 0 for no limit", its) / 1e6
+        for name in _NO_SEQUENCES:
+            if rest.pop(name, None):
+                its.refuse(f"parameters.{name}", "sequences are not offered: each request is a search")
+        for name, value in rest.items():
+            if name == "problem":
+                its.refuse("parameters.problem", f"set by `{TEXT_INPUT}`; remove it")
+            else:
+                its.set(_ALIASES.get(name, name), value, f"parameters.{name[:80]}")
+        if timeout:
+            own = its.values.get("time_limit")
+            if not isinstance(own, int | float) or own > timeout:
+                its.set("time_limit", timeout, "parameters.timeout")
+        problem, self.shape = _text(self.inputs, its)
+        its.set("problem", problem, TEXT_INPUT)
+        request = its.make(SearchRequest)
+        self.wanted = tuple(_outputs(self.outputs, its)) or tuple(OUTPUTS)
+        priority = max_priority + 1 - sooner if sooner else 0
+        return SearchCall(request, priority, violations=its.found, places=its.places)
+
+    def tensors(self, result: SearchResult) -> Elements:
+        """The outputs of a search."""
+        return self._wanted({TEXT_OUTPUT: "".join(shown(result).steps), "answer": result.answer, "score": result.score})
+
+    def parts(self, result: SearchResult) -> list[Elements]:
         """The outputs of each response of a stream: steps of the text, the last one with everything else."""
         if not self.in_parts:
             return [self.tensors(result)]
         *before, last = shown(result).steps or ("",)
-        parts = [{TEXT_OUTPUT: step} for step in before] if TEXT_OUTPUT in self.outputs else []
-        return [self._wanted(values) for values in (*parts, {TEXT_OUTPUT: last, **_rest(result)})]
+        parts: list[Elements] = [{TEXT_OUTPUT: step} for step in before] if TEXT_OUTPUT in self.wanted else []
+        return [*parts, self._wanted({TEXT_OUTPUT: last, "answer": result.answer, "score": result.score})]
 
-    def _wanted(self, values: Mapping[str, str | float | None]) -> list[OutputTensor]:
-        return [OutputTensor(name, OUTPUTS[name], self.shape, values[name]) for name in self.outputs if name in values]
-
-
-def _rest(result: SearchResult) -> dict[str, str | float | None]:
-    return {"answer": result.answer, "score": result.score}
+    def _wanted(self, elements: Elements) -> Elements:
+        return {name: elements[name] for name in self.wanted}
 
 
 def told(result: SearchResult) -> dict[str, Value]:
@@ -135,7 +167,7 @@ def told(result: SearchResult) -> dict[str, Value]:
     }
 
 
-def search_fields(names: ModelNames, model: str, version: str) -> dict[str, Any]:
+def _search_fields(names: ModelNames, model: str, version: str) -> dict[str, Any]:
     """Return the fields of a search that a model's name says.
 
     Raises:
@@ -149,147 +181,69 @@ def search_fields(names: ModelNames, model: str, version: str) -> dict[str, Any]
     return fields
 
 
-def require_model(names: ModelNames, model: str, version: str) -> None:
-    """Check that there is such a model, and that its search runs.
+def model_metadata(names: ModelNames, model: str, version: str) -> dict[str, Any]:
+    """Describe the tensors of a model.
 
     Raises:
-        UnknownModelError: it is not so.
+        UnknownModelError: there is no such model, or its search does not run.
     """
-    search_fields(names, model, version)
+    _search_fields(names, model, version)
     names.require_running(model)
+    outputs = [{"name": name, "datatype": datatype, "shape": [1]} for name, datatype in OUTPUTS.items()]
+    inputs = [{"name": TEXT_INPUT, "datatype": BYTES, "shape": [1]}]
+    return {"name": model, "versions": [VERSION], "platform": PLATFORM, "inputs": inputs, "outputs": outputs}
 
 
-def read_call(
-    names: ModelNames,
-    max_priority: int,
-    model: str,
-    version: str,
-    parameters: Mapping[str, Any],
-    inputs: Sequence[InputTensor],
-    *,
-    call_id: str = "",
-    outputs: Iterable[tuple[str, Sequence[str]]] = (),
-    stream: bool = False,
-    found: Iterable[Violation] = (),
-) -> InferCall:
-    """Read a request.
-
-    Args:
-        names: the models that there are.
-        max_priority: the highest priority of the caller; the protocol's 1.
-        model: the model's name.
-        version: its version; empty for any.
-        parameters: of the request.
-        inputs: its tensors.
-        call_id: the caller's name for it.
-        outputs: names of the wanted outputs, with their parameters; all outputs if there is none.
-        stream: whether responses are streamed.
-        found: what the transport found wrong.
-
-    Raises:
-        UnknownModelError: see `search_fields`.
-        InvalidRequestError: lists everything that is wrong.
-    """
-    values = search_fields(names, model, version)
-    places = dict.fromkeys(values, "model_name") | {"problem": TEXT_INPUT}
-    wrong = list(found)
-    rest = dict(parameters)
-    in_parts, empty_last = _flag(rest, "stream", stream, wrong), _flag(rest, ENABLE_EMPTY_LAST, False, wrong)
-    if in_parts and not stream:
-        wrong.append(Violation("parameters.stream", "needs a stream: ModelStreamInfer or /generate_stream"))
-    priority = _priority(rest, max_priority, wrong)
-    timeout = _timeout(rest, wrong)
-    for name in _NO_SEQUENCES:
-        if rest.pop(name, None):
-            wrong.append(Violation(f"parameters.{name}", "sequences are not offered: each request is a search"))
-    for name, value in rest.items():
-        field = _ALIASES.get(name, name)
-        if field in _SET_ELSEWHERE:
-            wrong.append(Violation(f"parameters.{name}", f"set by `{_SET_ELSEWHERE[field]}`; remove it"))
-        else:
-            values[field], places[field] = value, f"parameters.{name[:80]}"
-    if timeout is not None:
-        own = values.get("time_limit")
-        if not isinstance(own, int | float) or own > timeout:
-            values["time_limit"], places["time_limit"] = timeout, "parameters.timeout"
-    problem, shape = _text(inputs, wrong)
-    try:
-        request = from_values(SearchRequest, {"seed": secrets.randbits(SEED_BITS), **values, "problem": problem})
-    except InvalidRequestError as error:
-        raise InvalidRequestError([*wrong, *in_body(error.violations, places)]) from None
-    wanted = tuple(_outputs(outputs, wrong)) or tuple(OUTPUTS)
-    search = SearchCall(request, priority, violations=wrong)
-    return InferCall(
-        model,
-        search,
-        {"priority": "parameters.priority", **places},
-        id=call_id,
-        shape=shape,
-        outputs=wanted,
-        in_parts=in_parts,
-        empty_last=empty_last,
-    )
-
-
-def _flag(parameters: dict[str, Any], name: str, default: bool, wrong: list[Violation]) -> bool:
+def _flag(parameters: dict[str, Any], name: str, default: bool, its: BodyFields) -> bool:
     value = parameters.pop(name, default)
     if not isinstance(value, bool):
-        wrong.append(Violation(f"parameters.{name}", "must be true or false"))
+        its.refuse(f"parameters.{name}", "must be true or false")
         return default
     return value
 
 
-def _priority(parameters: dict[str, Any], most: int, wrong: list[Violation]) -> int:
-    """The call's priority, larger is sooner; the protocol's 1 is the caller's highest, 2 the next, 0 the default."""
-    value, last = parameters.pop("priority", 0), most + 1 + MAX_PRIORITY
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= last:
-        what = f"must be a whole number between 0, the default, and {last}; 1 is the soonest"
-        wrong.append(Violation("parameters.priority", what))
+def _count(parameters: dict[str, Any], name: str, most: int, what: str, its: BodyFields) -> int:
+    """A whole number, such as a priority; the protocol's 0 is the default."""
+    value = parameters.pop(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        its.refuse(f"parameters.{name}", f"must be a whole {what}")
         return 0
-    return most + 1 - value if value else 0
+    return value
 
 
-def _timeout(parameters: dict[str, Any], wrong: list[Violation]) -> float | None:
-    """The time limit, in seconds, of a timeout in microseconds; 0 is none."""
-    value = parameters.pop("timeout", 0)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        wrong.append(Violation("parameters.timeout", "must be a whole number of microseconds, 0 for no limit"))
-        return None
-    return value / 1e6 if value else None
-
-
-def _text(inputs: Sequence[InputTensor], wrong: list[Violation]) -> tuple[str, tuple[int, ...]]:
+def _text(inputs: Sequence[InputTensor], its: BodyFields) -> tuple[str, tuple[int, ...]]:
     """The one element of the one input, and its shape."""
     if [tensor.name for tensor in inputs] != [TEXT_INPUT]:
-        raise InvalidRequestError([*wrong, Violation("inputs", f"must be one tensor, {TEXT_INPUT}")])
+        its.refuse("inputs", f"must be one tensor, {TEXT_INPUT}")
+        raise InvalidRequestError(its.found)
     (tensor,) = inputs
     for name in tensor.parameters:
-        wrong.append(Violation(f"{TEXT_INPUT}.parameters.{name[:80]}", "is not offered"))
+        its.refuse(f"{TEXT_INPUT}.parameters.{name[:80]}", "is not offered")
     shape = tuple(tensor.shape)
     whole = all(isinstance(size, int) and not isinstance(size, bool) for size in shape)
     if len(shape) > _MAX_DIMENSIONS or not whole or any(size != 1 for size in shape) or len(tensor.elements) != 1:
-        wrong.append(Violation(TEXT_INPUT, "must have one element, as each request is a search: shape [1] or [1, 1]"))
+        its.refuse(TEXT_INPUT, "must have one element, as each request is a search: shape [1] or [1, 1]")
         return "-", (1,)
     if tensor.datatype != BYTES:
-        wrong.append(Violation(f"{TEXT_INPUT}.datatype", f"must be {BYTES}, is {tensor.datatype[:80]!r}"))
+        its.refuse(f"{TEXT_INPUT}.datatype", f"must be {BYTES}, is {tensor.datatype[:80]!r}")
     element = tensor.elements[0]
     try:
         return element if isinstance(element, str) else bytes.decode(element), shape
     except (UnicodeDecodeError, TypeError):
-        wrong.append(Violation(TEXT_INPUT, "must be a text in UTF-8"))
+        its.refuse(TEXT_INPUT, "must be a text in UTF-8")
         return "-", shape
 
 
-def _outputs(wanted: Iterable[tuple[str, Sequence[str]]], wrong: list[Violation]) -> Iterable[str]:
+def _outputs(wanted: Iterable[tuple[str, Sequence[str]]], its: BodyFields) -> Iterable[str]:
     seen = set[str]()
     for name, parameters in wanted:
         if name not in OUTPUTS or name in seen:
             known = f"is unknown; there are {', '.join(OUTPUTS)}{nearest(name, OUTPUTS)}"
             what = "is asked for twice" if name in seen else known
-            wrong.append(Violation(f"outputs.{name[:80]}", what))
+            its.refuse(f"outputs.{name[:80]}", what)
         seen.add(name)
         for parameter in parameters:
-            wrong.append(Violation(f"outputs.{name[:80]}.parameters.{parameter[:80]}", "is not offered"))
+            its.refuse(f"outputs.{name[:80]}.parameters.{parameter[:80]}", "is not offered")
         if name in OUTPUTS:
             yield name
 
@@ -297,10 +251,12 @@ def _outputs(wanted: Iterable[tuple[str, Sequence[str]]], wrong: list[Violation]
 # ---- binary data
 
 
-def binary_text(text: str) -> bytes:
-    """One element of a BYTES tensor: its length in 4 bytes, little-endian, and its UTF-8."""
-    raw = text.encode(errors="replace")
-    return _LENGTH.pack(len(raw)) + raw
+def binary(element: str | float | None) -> bytes:
+    """An element as binary data: of BYTES its length in 4 bytes, little-endian, and its UTF-8; no number is NaN."""
+    if isinstance(element, str):
+        raw = element.encode(errors="replace")
+        return _LENGTH.pack(len(raw)) + raw
+    return _FLOAT.pack(math.nan if element is None else element)
 
 
 def binary_elements(raw: bytes) -> list[bytes]:

@@ -2,37 +2,20 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from espalier import __version__
 from espalier.engine.errors import EspalierError, Violation
 from espalier.kserve import inference_pb2 as pb
 from espalier.kserve.inference_pb2_grpc import GRPCInferenceServiceServicer
 from espalier.search.result import SearchResult
-from espalier.search.service.access.calls import Call
+from espalier.search.service.access.calls import Call, recorded
 from espalier.search.service.errors import UnknownModelError, failure_of
 from espalier.search.service.grpc_api.interceptor import CALL
-from espalier.search.service.kserve.inference import (
-    BYTES,
-    EXTENSIONS,
-    FINAL,
-    OUTPUTS,
-    PLATFORM,
-    TEXT_INPUT,
-    VERSION,
-    InferCall,
-    InputTensor,
-    OutputTensor,
-    Value,
-    binary_elements,
-    read_call,
-    require_model,
-    told,
-)
+from espalier.search.service.kserve import inference
+from espalier.search.service.kserve.inference import InferRequest, InputTensor, Value
 from espalier.search.service.model_names import ModelNames
-from espalier.search.service.session import Session, finished
+from espalier.search.service.session import SearchCall, Session
 
 _IN_FLIGHT = 64
 """Requests of one stream that are worked on at a time; further ones are read when these have ended."""
@@ -56,31 +39,23 @@ class InferenceServicer(GRPCInferenceServiceServicer):
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Any) -> pb.ModelReadyResponse:  # noqa: N802 (the protocol's)
         """Tell whether a model exists and searches are accepted."""
         try:
-            require_model(self._names, request.name, request.version)
+            inference.model_metadata(self._names, request.name, request.version)
         except UnknownModelError:
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=self._session.ready)
 
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Any) -> pb.ServerMetadataResponse:  # noqa: N802 (the protocol's)
         """Tell what serves."""
-        return pb.ServerMetadataResponse(name=PLATFORM, version=__version__, extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(**inference.SERVER)
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Any) -> pb.ModelMetadataResponse:  # noqa: N802 (the protocol's)
         """Describe the tensors of a model."""
-        require_model(self._names, request.name, request.version)
-        tensor = partial(pb.ModelMetadataResponse.TensorMetadata, shape=[1])
-        return pb.ModelMetadataResponse(
-            name=request.name,
-            versions=[VERSION],
-            platform=PLATFORM,
-            inputs=[tensor(name=TEXT_INPUT, datatype=BYTES)],
-            outputs=[tensor(name=name, datatype=datatype) for name, datatype in OUTPUTS.items()],
-        )
+        return pb.ModelMetadataResponse(**inference.model_metadata(self._names, request.name, request.version))
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:  # noqa: N802 (the protocol's)
         """Run one search."""
         asked, result = await self._run(request, CALL.get(), stream=False)
-        return _response(asked, asked.tensors(result), told(result))
+        return _response(asked, asked.tensors(result), inference.told(result))
 
     async def ModelStreamInfer(self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Any) -> None:  # noqa: N802 (the protocol's)
         """Run searches as they come; each is a call of its own, for its limits and in the log."""
@@ -92,25 +67,21 @@ class InferenceServicer(GRPCInferenceServiceServicer):
 
         async def serve(request: pb.ModelInferRequest) -> None:
             call = Call("ModelInfer", uuid.uuid4().hex, whole.traceparent, whole.connection, whole.caller)
-            try:
-                asked, result = await self._run(request, call, stream=True)
-                for response in _responses(asked, result):
-                    await write(pb.ModelStreamInferResponse(infer_response=response))
-            except asyncio.CancelledError:
-                call.code = "CANCELLED"
-                raise
-            except Exception as error:
-                if context.cancelled() or context.done():
-                    call.code = "CANCELLED"
-                    return
-                failure = failure_of(error)
-                call.fail(failure.code, failure.reason)
-                text, named = f"{failure.code}: {failure.text}", pb.ModelInferResponse(id=request.id)
-                await write(pb.ModelStreamInferResponse(error_message=text, infer_response=named))
-            finally:
-                call.end()
-                self._session.call_ended(call)
-                room.release()
+            with recorded(call, self._session.call_ended):
+                try:
+                    asked, result = await self._run(request, call, stream=True)
+                    for response in _responses(asked, result):
+                        await write(pb.ModelStreamInferResponse(infer_response=response))
+                except Exception as error:
+                    if context.cancelled() or context.done():
+                        call.code = "CANCELLED"
+                        return
+                    failure = failure_of(error)
+                    call.fail(failure.code, failure.reason)
+                    text, named = f"{failure.code}: {failure.text}", pb.ModelInferResponse(id=request.id)
+                    await write(pb.ModelStreamInferResponse(error_message=text, infer_response=named))
+                finally:
+                    room.release()
 
         unreadable: EspalierError | None = None
         async with asyncio.TaskGroup() as tasks:
@@ -123,29 +94,26 @@ class InferenceServicer(GRPCInferenceServiceServicer):
         if unreadable:
             raise unreadable
 
-    async def _run(self, request: pb.ModelInferRequest, call: Call, stream: bool) -> tuple[InferCall, SearchResult]:
+    async def _run(self, request: pb.ModelInferRequest, call: Call, stream: bool) -> tuple[InferRequest, SearchResult]:
         assert call.caller is not None
         most = self._session.max_priority(call.caller)
-        reading = partial(_read, request, self._names, most, stream)
-        asked = await self._session.read(call, request.ByteSize(), reading)
-        async with asked.run(self._session, call) as events:
-            return asked, (await finished(events)).result
+
+        def read() -> tuple[InferRequest, SearchCall]:
+            asked = _read(request, stream)
+            return asked, asked.read(self._names, most)
+
+        asked, search = await self._session.read(call, request.ByteSize(), read)
+        return asked, (await self._session.finish(search, call)).result
 
 
-def _read(request: pb.ModelInferRequest, names: ModelNames, max_priority: int, stream: bool) -> InferCall:
-    found: list[Violation] = []
-    return read_call(
-        names,
-        max_priority,
-        request.model_name,
-        request.model_version,
-        {name: _value(value, f"parameters.{name[:80]}", found) for name, value in request.parameters.items()},
-        _inputs(request, found),
-        call_id=request.id,
-        outputs=[(output.name, sorted(output.parameters)) for output in request.outputs],
-        stream=stream,
-        found=found,
-    )
+def _read(request: pb.ModelInferRequest, stream: bool) -> InferRequest:
+    asked = InferRequest(request.model_name, request.model_version, id=request.id, stream=stream)
+    asked.parameters = {
+        name: _value(value, f"parameters.{name[:80]}", asked.found) for name, value in request.parameters.items()
+    }
+    asked.inputs = _inputs(request, asked.found)
+    asked.outputs = [(output.name, sorted(output.parameters)) for output in request.outputs]
+    return asked
 
 
 def _value(parameter: pb.InferParameter, place: str, found: list[Violation]) -> Value | None:
@@ -167,28 +135,30 @@ def _inputs(request: pb.ModelInferRequest, found: list[Violation]) -> list[Input
         elements = list(each.contents.bytes_contents)
         if raw:
             try:
-                elements = binary_elements(raw[index])
+                elements = inference.binary_elements(raw[index])
             except ValueError:
                 found.append(Violation(f"raw_input_contents[{index}]", "its lengths do not fit its bytes"))
         tensors.append(InputTensor(each.name, each.datatype, list(each.shape), elements, sorted(each.parameters)))
     return tensors
 
 
-def _responses(asked: InferCall, result: SearchResult) -> list[pb.ModelInferResponse]:
+def _responses(asked: InferRequest, result: SearchResult) -> list[pb.ModelInferResponse]:
     """The responses of a stream to one request; the last one says so."""
-    parts = [*asked.parts(result), *([[]] if asked.empty_last else [])]
+    parts = [*asked.parts(result), *([{}] if asked.empty_last else [])]
     last = len(parts) - 1
-    return [_response(asked, part, told(result) | {FINAL: i == last}) for i, part in enumerate(parts)]
+    return [
+        _response(asked, part, inference.told(result) | {inference.FINAL: i == last}) for i, part in enumerate(parts)
+    ]
 
 
 def _response(
-    asked: InferCall, tensors: Iterable[OutputTensor], parameters: Mapping[str, Value]
+    asked: InferRequest, tensors: Mapping[str, str | float | None], parameters: Mapping[str, Value]
 ) -> pb.ModelInferResponse:
-    response = pb.ModelInferResponse(model_name=asked.model, model_version=VERSION, id=asked.id)
+    response = pb.ModelInferResponse(model_name=asked.model, model_version=inference.VERSION, id=asked.id)
     for name, value in parameters.items():
         kind = {bool: "bool_param", int: "int64_param", str: "string_param"}.get(type(value), "double_param")
         setattr(response.parameters[name], kind, value)
-    for tensor in tensors:
-        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        response.raw_output_contents.append(tensor.raw)
+    for name, element in tensors.items():
+        response.outputs.add(name=name, datatype=inference.OUTPUTS[name], shape=asked.shape)
+        response.raw_output_contents.append(inference.binary(element))
     return response

@@ -5,14 +5,12 @@ OTEL_EXPORTER_OTLP_ENDPOINT, unless OTEL_SDK_DISABLED is true. The SDK reads all
 Nothing is set for the whole process: no provider, no propagator.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espalier import __version__
 from espalier.engine.errors import EspalierError
@@ -20,12 +18,8 @@ from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.executor import AnyResult
 from espalier.search.service.access.calls import Call
 from espalier.search.service.engine_thread import Search
-from espalier.search.service.observability.observer import Observer
+from espalier.search.service.session import Observer
 from espalier.search.usage import USAGE_COUNTERS
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SpanExporter
 
 MAX_ROUNDS = 256
 """Rounds of one search that get a span; some algorithms make thousands."""
@@ -47,7 +41,7 @@ class Tracing:
     A call's span continues the trace of its `traceparent`. Spans are made at the end, from times noted before.
     """
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: Any) -> None:
         """Create the tracer of a provider."""
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -108,7 +102,16 @@ def traced() -> Iterator[Sequence[Observer]]:
     if not exporters:
         yield ()
         return
-    provider = _provider([make() for make in exporters])
+    from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    resource = Resource.create({SERVICE_VERSION: __version__})
+    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):  # neither OTEL_SERVICE_NAME nor ours
+        resource = resource.merge(Resource({SERVICE_NAME: "espalier"}))
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    for make in exporters:
+        provider.add_span_processor(BatchSpanProcessor(make()))
     try:
         yield (Tracing(provider),)
     finally:
@@ -124,7 +127,7 @@ def _exporter_names() -> list[str]:
     return [name.strip() for name in names if name.strip() not in ("", "none")]
 
 
-def _exporter_class(name: str) -> Callable[[], SpanExporter]:
+def _exporter_class(name: str) -> Callable[[], Any]:
     if name == "otlp":
         protocol = next((os.environ[key].strip() for key in _PROTOCOLS if os.environ.get(key)), "grpc")
         if protocol not in _OTLP:
@@ -139,37 +142,21 @@ def _exporter_class(name: str) -> Callable[[], SpanExporter]:
     return found[0].load()
 
 
-def _provider(exporters: Sequence[SpanExporter]) -> TracerProvider:
-    from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    resource = Resource.create({SERVICE_VERSION: __version__})
-    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):  # neither OTEL_SERVICE_NAME nor ours
-        resource = resource.merge(Resource({SERVICE_NAME: "espalier"}))
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    for exporter in exporters:
-        provider.add_span_processor(BatchSpanProcessor(exporter))
-    return provider
-
-
 def _attributes(result: AnyResult) -> dict[str, str | int | float | bool]:
     """Attributes of a search's span, without any text of it."""
-    request = result.configuration
-    of_search: dict[str, str | int | float | bool] = {}
+    attributes: dict[str, str | int | float | bool] = {
+        "espalier.search_id": result.search_id,
+        "espalier.algorithm": str(result.configuration.algorithm),
+        "espalier.stop_reason": str(result.stop_reason),
+        **{f"espalier.{name}": getattr(result.usage, name) for name, each in USAGE_COUNTERS.items() if each.span},
+    }
     if isinstance(result, SearchResult):
-        of_search = {
+        attributes |= {
             "espalier.beam_width": result.configuration.beam_width,
             "espalier.expansion": result.configuration.expansion,
             "espalier.answer_found": bool(result.answer),
         }
-    return {
-        "espalier.search_id": result.search_id,
-        "espalier.algorithm": str(request.algorithm),
-        "espalier.stop_reason": str(result.stop_reason),
-        **of_search,
-        **{f"espalier.{name}": getattr(result.usage, name) for name, each in USAGE_COUNTERS.items() if each.span},
-    }
+    return attributes
 
 
 def _wall_clock(monotonic: float) -> int:

@@ -15,8 +15,8 @@ from scripted_orchestrator import result_of
 from espalier.search.request import SearchRequest
 from espalier.search.result import Started, StopReason
 from espalier.search.service.errors import Failure
-from espalier.search.service.grpc_api.convert import event_to_wire, result_to_wire
-from espalier.search.service.grpc_api.status import status_of
+from espalier.search.service.grpc_api.convert import event_to_wire, to_wire
+from espalier.search.service.grpc_api.interceptor import status_of
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceServicer, add_SearchServiceServicer_to_server
 
@@ -38,7 +38,7 @@ class FailingServer(SearchServiceServicer):
         self._note(context)
         if self.failures:
             context.abort_with_status(_status(self.failures.pop(0)))
-        return pb.SolveProblemResponse(result=result_to_wire(RESULT))
+        return pb.SolveProblemResponse(result=to_wire(RESULT))
 
     def SolveProblemStream(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802 (the contract's)
         self._note(context)
@@ -47,7 +47,7 @@ class FailingServer(SearchServiceServicer):
             yield event_to_wire(Started("s0", SearchRequest("solve")))
         if failure:
             context.abort_with_status(_status(failure))
-        yield pb.SolveProblemStreamResponse(result=result_to_wire(RESULT))
+        yield pb.SolveProblemStreamResponse(result=to_wire(RESULT))
 
     def ScoreSteps(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802 (the contract's)
         self._note(context)

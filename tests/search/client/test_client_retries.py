@@ -13,7 +13,7 @@ from server_thread import PATIENCE, wait_until
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, MisuseError, Violation
 from espalier.search.client import NO_RETRIES, RetryPolicy, SearchClient, ServiceError
-from espalier.search.client.retries import DEFAULT_RETRIES, Attempts
+from espalier.search.client.errors import DEFAULT_RETRIES, Attempts
 from espalier.search.result import Finished, Started, StopReason
 from espalier.search.service.errors import Failure
 

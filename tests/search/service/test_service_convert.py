@@ -24,10 +24,10 @@ from espalier.search.service.event_buffer import fitted
 from espalier.search.service.grpc_api.convert import (
     event_from_wire,
     event_to_wire,
+    from_wire,
     request_from_wire,
     request_to_wire,
-    result_from_wire,
-    result_to_wire,
+    to_wire,
 )
 from espalier.v1 import search_pb2 as pb
 
@@ -149,14 +149,14 @@ def test_values_no_message_can_hold_are_listed_before_anything_is_sent():
 
 
 def test_a_result_survives_the_wire_with_its_tree():
-    assert result_from_wire(result_to_wire(RESULT)) == RESULT
+    assert from_wire(to_wire(RESULT)) == RESULT
 
 
 def test_a_result_without_answer_survives_the_wire():
     result = replace(result_of(FULL, "s2", StopReason.CANCELLED), nodes=())
 
     assert result.best is None
-    assert result_from_wire(result_to_wire(result)) == result
+    assert from_wire(to_wire(result)) == result
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from espalier.search.result import Started
 from espalier.search.service.access.callers import Caller
 from espalier.search.service.access.calls import Call
 from espalier.search.service.errors import REASONS, BindError
-from espalier.search.service.observability import engine_metrics
 from espalier.search.service.observability.metrics import MAX_NAMES, OTHER, Metrics
 from espalier.search.service.server import serve
 from espalier.search.service.settings import ServerSettings, SettingsError
@@ -229,7 +228,7 @@ def states(seen: Exposition) -> dict[str, float]:
 
 
 def test_a_busy_engine_holds_no_scrape_up_and_its_last_report_is_shown_with_its_age(start, fake, pool, monkeypatch):
-    monkeypatch.setattr(engine_metrics, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr("espalier.search.service.observability.metrics.ASK_SECONDS", 0.1)
     server = start()
     with SearchClient(server.address) as client:
         assert scrape(server).value("espalier_running_searches") == 0
@@ -288,7 +287,7 @@ def test_askers_that_leave_do_not_fill_the_engines_queue(start, fake, pool):
 
         server.call(ask_and_leave())
         other = pool.submit(client.solve, SOLVE, PATIENCE)
-        wait_until(lambda: server.server.session.admitted_calls == 2)
+        wait_until(lambda: server.server.session.queue.held == 2)
         fake.release.set()
         held.result(PATIENCE)
         assert other.result(PATIENCE).answer == "42"
@@ -349,7 +348,7 @@ def test_the_metrics_port_answers_to_the_names_of_this_machine_alone_and_has_met
 
 
 def test_the_metrics_port_waits_for_no_request_and_holds_few_connections(start, monkeypatch):
-    monkeypatch.setattr("espalier.search.service.http_api.connection._HEADER_SECONDS", 0.5)
+    monkeypatch.setattr("espalier.search.service.http_api.listener._HEADER_SECONDS", 0.5)
     server = start(metrics_port=0)
     url = f"http://{server.server.metrics_address}"
     with ExitStack() as stack:

@@ -94,10 +94,10 @@ def test_every_field_of_a_session_comes_through() -> None:
         "priority"
     }
     turn = SessionTurn((SessionStep(2**62, 0, "a"), SessionStep(3, 2**62, "b")), (3,))
-    assert convert.turn_from_wire(convert.turn_to_wire(turn)) == turn
+    assert convert.from_wire(convert.to_wire(turn)) == turn
     scored = StepsScored("s", (NodeScore(2, 0.5), NodeScore(3, reason="why")))
-    assert convert.session_event_from_wire(convert.session_event_to_wire(scored), REQUEST) == scored
-    assert convert.session_event_from_wire(pb.ScoreStepsResponse(), REQUEST) is None
+    assert convert.event_from_wire(convert.event_to_wire(scored, kind=pb.ScoreStepsResponse)) == scored
+    assert convert.event_from_wire(pb.ScoreStepsResponse()) is None
 
 
 # ---- the clients
@@ -174,7 +174,7 @@ class EndedCall:
         self.cancelled = False
 
     async def __aiter__(self) -> AsyncIterator[pb.ScoreStepsResponse]:
-        yield convert.session_event_to_wire(Finished("id", self.result))
+        yield convert.event_to_wire(Finished("id", self.result), kind=pb.ScoreStepsResponse)
         await asyncio.sleep(0)
         nothing = grpc.aio.Metadata()
         raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core")

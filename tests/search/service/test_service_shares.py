@@ -26,7 +26,7 @@ def crowd(server: ServerThread, fake: ScriptedOrchestrator, call: Call) -> Itera
     with ThreadPoolExecutor(MANY) as pool:
         calls = [pool.submit(call, "hold") for _ in range(MANY)]
         try:
-            wait_until(lambda: session.admitted_calls + session.waiting_calls == MANY)
+            wait_until(lambda: session.queue.held + session.queue.waiting == MANY)
             yield
         finally:
             fake.release.set()

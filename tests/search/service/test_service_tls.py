@@ -9,7 +9,7 @@ import trustme
 from raw_client import raw_stub
 from server_thread import PATIENCE, ServerThread
 
-from espalier.search.service.access.tls import TlsError
+from espalier.search.service.access.watched_files import TlsError
 from espalier.search.service.settings import ServerSettings, SettingsError
 from espalier.v1 import search_pb2 as pb
 

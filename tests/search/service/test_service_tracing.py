@@ -135,7 +135,7 @@ def test_the_callers_trace_is_continued(start, exporter, observers, tmp_path):
 @pytest.mark.parametrize("given", ["", "nonsense", f"00-{0:032x}-{PARENT:016x}-01", "00-" + "f" * 400, "\udcff"])
 def test_a_traceparent_that_is_none_begins_a_trace_of_its_own(given: str, exporter, observers):
     call = tracing.Call("SolveProblem", "r", given)
-    call.end()
+    call.seconds = 0.01
     observers[0].call_ended(call)
     (span,) = exporter.get_finished_spans()
     assert span.parent is None
@@ -255,7 +255,7 @@ def test_spans_that_wait_are_sent_to_the_collector_at_the_end(environment):
     environment.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     environment.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
     call = tracing.Call("SolveProblem", "r")
-    call.end()
+    call.seconds = 0.01
     with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
         thread = threading.Thread(target=collector.serve_forever)
         thread.start()
@@ -273,7 +273,9 @@ def test_spans_that_wait_are_sent_to_the_collector_at_the_end(environment):
 def test_the_services_name_is_espalier_where_none_is_given(environment):
     environment.delenv("OTEL_SERVICE_NAME", raising=False)
     environment.delenv("OTEL_RESOURCE_ATTRIBUTES", raising=False)
-    assert tracing._provider([]).resource.attributes["service.name"] == "espalier"
+    environment.setenv("OTEL_TRACES_EXPORTER", "console")
+    with traced() as (observer,):
+        assert observer._tracer.resource.attributes["service.name"] == "espalier"
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,217 @@
-"""Results of searches as chat completions: whole, or in chunks."""
+"""Results of searches and of plain sampling as chat completions and text completions: whole, or in chunks."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from espalier.search.result import Event, Finished, SearchResult, Started, StepDone
-from espalier.search.service.http_api.openai.chat_request import ChatCall
+from espalier.search.completion import Choice, CompletionResult, ReadPrompt, TextSampled, TokenLogprob
+from espalier.search.result import Finished, SearchResult, Started, StepDone
+from espalier.search.run.executor import AnyEvent
+from espalier.search.service.http_api.openai.parameters import SampledCall
 from espalier.search.service.shown import Shown, candidates_shown, shown_paths
 
+AnyCompletion = SearchResult | CompletionResult
+_BEGINNING = {"role": "assistant", "content": ""}
+"""The first delta of a choice of a chat."""
 
-def reasoning(thought: str) -> dict[str, str]:
-    """A thought as a field of a message or a delta, by both names that clients know; empty without one."""
-    return {"reasoning_content": thought, "reasoning": thought} if thought else {}
+
+@dataclass(slots=True)
+class Completion:
+    """One completion of `/v1/completions`, or of a chat if `chat` is set.
+
+    Attributes:
+        search_id: the server's name for the search.
+        call: what was asked for.
+        created: when it began, in seconds since 1970.
+        chat: whether it answers a conversation.
+    """
+
+    search_id: str
+    call: SampledCall
+    created: int
+    chat: bool = True
+    _offsets: dict[int, int] = field(default_factory=dict[int, int])  # characters of tokens sent, by choice
+    _read: dict[int, int] = field(default_factory=dict[int, int])  # tokens, by prompt
+    _sampled: dict[int, int] = field(default_factory=dict[int, int])  # tokens so far, by node or choice
+
+    def whole(self, result: AnyCompletion) -> dict[str, Any]:
+        """The completion of a result."""
+        body = {
+            **self._head(""),
+            "usage": usage_of(result, self.call),
+            "espalier": espalier_of(result, self.call.choices),
+        }
+        prompts = () if isinstance(result, SearchResult) else result.prompts
+        body["choices"] = [self._choice(choice, prompts) for choice in choices_of(result, self.call)]
+        if isinstance(result, SearchResult):
+            return body | ({"metadata": metadata_of(result)} if self.call.metadata else {})
+        if self.chat and self.call.body.return_token_ids:
+            body["prompt_token_ids"] = result.prompts[0].token_ids
+        return body
+
+    def events(self, event: AnyEvent) -> list[dict[str, Any]]:
+        """The chunks of an event. Of a search only the selected path is content, which could not be taken back."""
+        match event:
+            case Started():
+                self._read[0] = event.prompt_tokens
+                return [self._chunk({"index": 0, "delta": _BEGINNING})]
+            case StepDone():
+                self._sampled.update((node.node_id, node.tokens) for node in event.nodes)
+                return [self._chunk({"index": 0, "delta": {}}, {"progress": progress_line(event)})]
+            case TextSampled():
+                return self._chunks(event)
+            case Finished(result=SearchResult() | CompletionResult() as result):
+                return self.last_chunks(result)
+            case _:
+                return []
+
+    def _chunks(self, event: TextSampled) -> list[dict[str, Any]]:
+        """The chunks of new text: of a chat one with the role first."""
+        self._sampled[event.index] = self._sampled.get(event.index, 0) + len(event.token_ids)
+        if event.prompt:
+            self._read[event.index // self.call.sampled.samples] = len(event.prompt.token_ids)
+        reason = _finish_reason(event.finish_reason)
+        choice: dict[str, Any] = {"index": event.index, "finish_reason": reason}
+        if self.call.body.return_token_ids:
+            choice["token_ids"] = event.token_ids
+        own = {"seed": self.call.sampled.seed} if reason else None
+        if self.chat:
+            first = [self._chunk({"index": event.index, "delta": _BEGINNING})] if event.prompt else []
+            delta = self._reasoning(event.thought)
+            if event.text or not (reason or delta):
+                delta["content"] = event.text
+            choice |= {"delta": delta, "logprobs": self._chat_logprobs(event.logprobs)}
+            return [*first, self._chunk(choice, own)]
+        text, logprobs = event.text, event.logprobs
+        offset = self._offsets.get(event.index, 0)
+        if event.prompt and self.call.sampled.echo:
+            text, logprobs = event.prompt.text + text, (*event.prompt.logprobs, *logprobs)
+        self._offsets[event.index] = offset + sum(map(_length, logprobs))
+        if event.prompt and self.call.body.return_token_ids:
+            choice["prompt_token_ids"] = event.prompt.token_ids
+        return [self._chunk({**choice, "text": text, "logprobs": self._text_logprobs(logprobs, offset)}, own)]
+
+    def last_chunks(self, result: AnyCompletion) -> list[dict[str, Any]]:
+        """The chunks of what has ended: of a search the paths that are shown, and the usage if it is wanted."""
+        usage, own = {"usage": usage_of(result, self.call)}, {"espalier": espalier_of(result, self.call.choices)}
+        chunks: list[dict[str, Any]] = []
+        if isinstance(result, SearchResult):
+            for index, path in enumerate(paths_of(result, self.call)):
+                deltas: list[dict[str, Any]] = [_BEGINNING] if index else []
+                deltas += [thought] if (thought := self._reasoning(path.thought)) else []
+                deltas += [{"content": step} for step in path.steps]
+                chunks += [self._chunk({"index": index, "delta": delta}) for delta in deltas]
+                end = {"index": index, "delta": {}, "finish_reason": path.finish_reason}
+                chunks.append(self._chunk(end) | ({} if index else own))
+            own = {}
+        if self.call.body.options.continuous_usage_stats:
+            chunks = [chunk | usage for chunk in chunks]
+        if self.call.body.options.include_usage:
+            chunks.append({**self._head(".chunk" * self.chat), "choices": [], **usage, **own})
+        return chunks
+
+    def _chunk(self, choice: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        options = self.call.body.options
+        usage = {"usage": None} if options.include_usage else {}
+        if options.continuous_usage_stats:
+            usage = {"usage": _counts(sum(self._read.values()), sum(self._sampled.values()))}
+        choice = {"logprobs": None, "finish_reason": None, **choice}
+        return {**self._head(".chunk" * self.chat), "choices": [choice], **usage, **({"espalier": own} if own else {})}
+
+    def _choice(self, choice: Choice, prompts: Sequence[ReadPrompt]) -> dict[str, Any]:
+        """A choice, with its prompt where it is sampled without a search."""
+        told: dict[str, Any] = {"index": choice.index, "finish_reason": _finish_reason(choice.finish_reason)}
+        if prompts:
+            told["stop_reason"] = choice.stop_text
+        if self.call.body.return_token_ids:
+            told["token_ids"] = choice.token_ids
+        if self.chat:
+            message = {"role": "assistant", "content": choice.text, **self._reasoning(choice.thought), "refusal": None}
+            return {**told, "message": message, "logprobs": self._chat_logprobs(choice.logprobs) if prompts else None}
+        text, logprobs, prompt = choice.text, choice.logprobs, prompts[choice.prompt]
+        if self.call.sampled.echo:
+            text, logprobs = prompt.text + text, (*prompt.logprobs, *logprobs)
+        if self.call.body.return_token_ids:
+            told["prompt_token_ids"] = prompt.token_ids
+        return {**told, "text": text, "logprobs": self._text_logprobs(logprobs)}
+
+    def _reasoning(self, thought: str) -> dict[str, str]:
+        """A thought as a field of a message or a delta, by both names that clients know; empty if none is told."""
+        return {"reasoning_content": thought, "reasoning": thought} if thought and self.call.thoughts else {}
+
+    def _chat_logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if self.call.sampled.logprobs is None:
+            return None
+
+        def entry(token: TokenLogprob) -> dict[str, Any]:
+            return {"token": self._name(token), "logprob": token.logprob, "bytes": list(token.raw)}
+
+        return {
+            "content": [{**entry(token), "top_logprobs": [entry(each) for each in token.top]} for token in tokens],
+            "refusal": None,
+        }
+
+    def _text_logprobs(self, tokens: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any] | None:
+        """Tokens with their log-probabilities; the likeliest of each place, and always the one that is there."""
+        if self.call.sampled.logprobs is None:
+            return None
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += _length(token)
+        return {
+            "text_offset": offsets,
+            "tokens": [self._name(token) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [None if token.logprob is None else self._by_name((*token.top, token)) for token in tokens],
+        }
+
+    def _by_name(self, tokens: Iterable[TokenLogprob]) -> dict[str, float | None]:
+        return {self._name(token): token.logprob for token in tokens}
+
+    def _name(self, token: TokenLogprob) -> str:
+        """A token's text; its bytes where they are no whole character, so that no two tokens have one name."""
+        if self.call.body.return_tokens_as_token_ids:
+            return f"token_id:{token.token_id}"
+        try:
+            token.raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
+        return token.token
+
+    def _head(self, suffix: str) -> dict[str, Any]:
+        kind, name = ("chat.completion", "chatcmpl") if self.chat else ("text_completion", "cmpl")
+        head = {"id": f"{name}-{self.search_id}", "object": kind + suffix}
+        return {**head, "created": self.created, "model": self.call.body.model}
+
+
+def paths_of(result: SearchResult, call: SampledCall) -> list[Shown]:
+    """The paths of a search that a call is shown."""
+    return [path.stopped(call.stop, call.include_stop) for path in shown_paths(result, call.choices)]
+
+
+def choices_of(result: AnyCompletion, call: SampledCall) -> Sequence[Choice]:
+    """The choices that a call is told."""
+    if isinstance(result, CompletionResult):
+        return result.choices
+    return [
+        Choice(index, 0, "".join(path.steps), (), path.finish_reason, None, (), path.thought, path.thought_tokens)
+        for index, path in enumerate(paths_of(result, call))
+    ]
+
+
+def usage_of(result: AnyCompletion, call: SampledCall) -> dict[str, Any]:
+    """Tokens as the OpenAI API counts them: all that is sampled is completion, and shown thoughts are reasoning."""
+    searched = isinstance(result, SearchResult)
+    sampled = result.usage.generated_tokens if searched else result.completion_tokens
+    counts = _counts(result.usage.prompt_tokens, sampled)
+    thought = sum(choice.thought_tokens for choice in choices_of(result, call))
+    return {**counts, **({"completion_tokens_details": {"reasoning_tokens": thought}} if thought or searched else {})}
+
+
+def _counts(prompt: int, sampled: int) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def progress_line(event: StepDone) -> str:
@@ -23,126 +222,32 @@ def progress_line(event: StepDone) -> str:
     return f"Depth {event.depth}: {event.scored} candidates{best}.\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One chat completion.
-
-    Attributes:
-        search_id: the server's name for the search.
-        call: what was asked for.
-        created: when it began, in seconds since 1970.
-    """
-
-    search_id: str
-    call: ChatCall
-    created: int
-    _prompt_tokens: list[int] = field(default_factory=list[int])
-    _sampled: dict[int, int] = field(default_factory=dict[int, int])  # tokens so far, by node
-
-    def whole(self, result: SearchResult) -> dict[str, Any]:
-        """The completion of a search that has ended."""
-        paths = self._paths(result)
-        choices = [
-            {
-                "index": index,
-                "message": {
-                    "role": "assistant",
-                    "content": "".join(path.steps),
-                    **reasoning(path.thought * self.call.thoughts),
-                    "refusal": None,
-                },
-                "logprobs": None,
-                "finish_reason": path.finish_reason,
-            }
-            for index, path in enumerate(paths)
-        ]
-        return {
-            **self._head("chat.completion"),
-            "choices": choices,
-            "usage": usage_of(result, paths),
-            "espalier": espalier_of(result, self.call.choices),
-            **({"metadata": metadata_of(result)} if self.call.metadata else {}),
-        }
-
-    def _paths(self, result: SearchResult) -> list[Shown]:
-        its = self.call
-        return [path.stopped(its.stop, its.include_stop) for path in shown_paths(result, its.choices)]
-
-    def events(self, event: Event) -> list[dict[str, Any]]:
-        """The chunks of an event. Nothing but the selected path is ever content, as it could not be taken back."""
-        match event:
-            case Started():
-                self._prompt_tokens.append(event.prompt_tokens)
-                return [self._chunk({"role": "assistant", "content": ""})]
-            case StepDone():
-                self._sampled.update((node.node_id, node.tokens) for node in event.nodes)
-                return [self._chunk({}, espalier={"progress": progress_line(event)})]
-            case Finished():
-                return self.last_chunks(event.result)
-            case _:
-                return []
-
-    def _chunk(
-        self, delta: dict[str, Any], finish_reason: str | None = None, index: int = 0, **more: Any
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        usage = {"usage": None} if self.call.include_usage else {}
-        if self.call.usage_so_far:
-            usage = {"usage": token_counts(sum(self._prompt_tokens), sum(self._sampled.values()))}
-        return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **more}
-
-    def last_chunks(self, result: SearchResult) -> list[dict[str, Any]]:
-        """The chunks of a search that has ended: the selected path, how it ended, and the usage if wanted."""
-        paths = self._paths(result)
-        chunks: list[dict[str, Any]] = []
-        for index, path in enumerate(paths):
-            if index:
-                chunks.append(self._chunk({"role": "assistant", "content": ""}, index=index))
-            if path.thought and self.call.thoughts:
-                chunks.append(self._chunk(reasoning(path.thought), index=index))
-            chunks += [self._chunk({"content": step}, index=index) for step in path.steps]
-            own = {} if index else {"espalier": espalier_of(result, self.call.choices)}
-            chunks.append(self._chunk({}, path.finish_reason, index, **own))
-        usage = {"usage": usage_of(result, paths)}
-        if self.call.usage_so_far:
-            chunks = [chunk | usage for chunk in chunks]
-        if self.call.include_usage:
-            chunks.append({**self._head("chat.completion.chunk"), "choices": [], **usage})
-        return chunks
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": f"chatcmpl-{self.search_id}", "object": kind, "created": self.created, "model": self.call.model}
-
-
-def usage_of(result: SearchResult, paths: Sequence[Shown]) -> dict[str, Any]:
-    """Tokens as the OpenAI API counts them: all that is sampled is completion, and shown thoughts are reasoning."""
-    counts = token_counts(result.usage.prompt_tokens, result.usage.generated_tokens)
-    return {**counts, "completion_tokens_details": {"reasoning_tokens": sum(path.thought_tokens for path in paths)}}
-
-
-def token_counts(prompt: int, sampled: int) -> dict[str, Any]:
-    """Tokens as the OpenAI API counts them."""
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-
-def espalier_of(result: SearchResult, choices: int) -> dict[str, Any]:
+def espalier_of(result: AnyCompletion, choices: int) -> dict[str, Any]:
     """Fields of a result that the OpenAI API has no place for, without the texts of the conversation."""
-    configuration = result.configuration.to_dict()
-    del configuration["problem"], configuration["history"]
+    own = {"search_id": result.search_id, "stop_reason": result.stop_reason, "usage": asdict(result.usage)}
+    if isinstance(result, SearchResult):
+        configuration = result.configuration.to_dict()
+        del configuration["problem"], configuration["history"]
+        return {
+            **own,
+            "answer": result.answer,
+            "score": result.score,
+            "probed": result.probed and asdict(result.probed),
+            "candidates": len(result.candidates),
+            "choices": [
+                {"answer": each.answer, "score": each.score, "multiplicity": each.multiplicity}
+                for each in candidates_shown(result, choices)
+            ],
+            "warnings": result.warnings,
+            "configuration": configuration,
+        }
+    errors = {choice.index: choice.error for choice in result.choices if choice.error}
     return {
-        "search_id": result.search_id,
-        "answer": result.answer,
-        "score": result.score,
-        "stop_reason": result.stop_reason,
-        "probed": result.probed and asdict(result.probed),
-        "candidates": len(result.candidates),
-        "choices": [
-            {"answer": each.answer, "score": each.score, "multiplicity": each.multiplicity}
-            for each in candidates_shown(result, choices)
-        ],
-        "warnings": result.warnings,
-        "usage": asdict(result.usage),
-        "configuration": configuration,
+        **own,
+        **({"errors": errors} if errors else {}),
+        **({"warnings": result.warnings} if result.warnings else {}),
+        "algorithm": result.configuration.algorithm,
+        "seed": result.configuration.seed,
     }
 
 
@@ -156,3 +261,13 @@ def metadata_of(result: SearchResult) -> dict[str, Any]:
         "response_counts": Counter(candidate.answer for candidate in candidates),
         "selected_index": 0 if candidates else None,
     }
+
+
+def _length(token: TokenLogprob) -> int:
+    """Characters of a token; those that it shares with its neighbours are left out."""
+    return len(token.raw.decode(errors="ignore"))
+
+
+def _finish_reason(reason: str | None) -> str | None:
+    """`length` also for a choice that was cut from outside, as the OpenAI API has no other word for it."""
+    return "length" if reason == "abort" else reason

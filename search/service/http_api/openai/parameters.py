@@ -1,19 +1,19 @@
 """Parameters of OpenAI's and vLLM's bodies that are the same for chats and for completions: ignored, set or refused."""
 
 import secrets
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, StrictBool
+from pydantic import BaseModel, InstanceOf, StrictBool
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.completion import CompletionRequest
-from espalier.search.schema import mapping_text, unknown_names
-from espalier.search.service.access.calls import Call
-from espalier.search.service.http_api.openai.guided import set_form
-from espalier.search.service.session import SearchCall, Session
+from espalier.search.schema import from_values, mapping_text, unknown_names
+from espalier.search.service.http_api.openai.spellings import asked_form
+from espalier.search.service.session import SearchCall, in_places
+
+T = TypeVar("T")
 
 SEED_BITS = 53
 """Of a seed that the client leaves open: what every JSON parser reads exactly."""
@@ -60,53 +60,47 @@ class StreamOptions(BaseModel, extra="forbid"):
     include_obfuscation: StrictBool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BodyCall:
-    """The parameters of a body.
+class SamplingBody(BaseModel, extra="allow"):
+    """Fields of the bodies of both chats and text completions; sampling parameters are checked with the request."""
 
-    Attributes:
-        model: the name that the client used.
-        search: the search, completion or request for scores; with progress if chunks are wanted.
-        places: fields of the request by the places of the body that set them.
-        include_usage: whether the last chunk tells the usage.
-        usage_so_far: whether every chunk tells the usage until then.
-        thoughts: whether thoughts are told.
-    """
-
-    model: str
-    search: SearchCall
-    places: Mapping[str, str]
-    include_usage: bool = False
-    usage_so_far: bool = False
-    thoughts: bool = True
-
-    @asynccontextmanager
-    async def run(self, session: Session, call: Call) -> AsyncIterator[AsyncIterator[Sequence[Any]]]:
-        """The session's events; violations of fields are named by the places of the body that set them."""
-        try:
-            async with session.search(self.search, call) as events:
-                yield events
-        except InvalidRequestError as error:
-            raise InvalidRequestError(in_body(error.violations, self.places)) from None
-
-
-@dataclass(frozen=True, slots=True)
-class PlainCall(BodyCall):
-    """Sampling without a search that a body asks for.
-
-    Attributes:
-        return_token_ids: whether choices have their tokens' ids.
-        tokens_as_ids: whether tokens of log-probabilities are written `token_id:N`.
-    """
-
-    return_token_ids: bool = False
-    tokens_as_ids: bool = False
+    model: InstanceOf[str]
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: StrictBool | None = None
+    return_tokens_as_token_ids: StrictBool | None = None
+    espalier: dict[str, Any] | None = None
 
     @property
-    def request(self) -> CompletionRequest:
-        """The completion."""
-        assert isinstance(self.search.request, CompletionRequest)
-        return self.search.request
+    def options(self) -> StreamOptions:
+        """Options of its stream."""
+        return self.stream_options or StreamOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledCall(SearchCall):
+    """A chat or a completion that is asked for: searched or sampled; with progress if chunks are wanted.
+
+    Attributes:
+        body: the parameters.
+        thoughts: whether thoughts are told.
+        choices: candidates of a search to return, the selected one first.
+        stop: texts at which what is shown of a candidate is cut.
+        include_stop: whether they are shown.
+        metadata: whether all candidates are told as its_hub tells them.
+    """
+
+    body: SamplingBody
+    thoughts: bool = True
+    choices: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    metadata: bool = False
+
+    @property
+    def sampled(self) -> CompletionRequest:
+        """The request, where nothing is searched."""
+        assert isinstance(self.request, CompletionRequest)
+        return self.request
 
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
@@ -126,88 +120,98 @@ _MINUS_ONE = {"top_k": 0, "seed": None}
 """Meanings of -1: vLLM's all tokens, and llama.cpp's any seed, which front ends send as their default."""
 
 
-def plain_fields(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[Violation]]:
-    """Fields of a `CompletionRequest` that a body sets, the places that set them, and what is wrong.
+@dataclass(slots=True)
+class BodyFields:
+    """The fields of a request as a body sets them.
 
-    The priority, which is the call's, is among them as `priority`.
+    Attributes:
+        body: its parameters.
+        values: of the fields.
+        places: of the body, that set them.
+        found: what is wrong.
     """
-    values: dict[str, Any] = {"seed": secrets.randbits(SEED_BITS)}
-    places: dict[str, str] = {}
-    found: list[Violation] = []
-    set_parameters(body, PLAIN_PARAMETERS, values, places)
-    values["stop"], places["stop"] = stop_texts(body.get("stop"), found), "stop"
-    set_form(body, values, places, found)
-    set_own(body.get("espalier"), _OF_PLAIN, values, places, found)
-    return values, places, found
+
+    body: Mapping[str, Any]
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    places: dict[str, str] = field(default_factory=dict[str, str])
+    found: list[Violation] = field(default_factory=list[Violation])
+
+    def set(self, name: str, value: Any, place: str) -> None:
+        """Set a field to the value at a place of the body."""
+        self.values[name], self.places[name] = value, place
+
+    def refuse(self, place: str, rule: str) -> None:
+        """Note what is wrong at a place of the body."""
+        self.found.append(Violation(place, rule))
+
+    def set_sampling(self, fields: Mapping[str, str]) -> None:
+        """Set `fields` to the parameters that are there, of two limits to the lower one, and the form of the text."""
+        for name, set_field in fields.items():
+            if (value := self.body.get(name)) == -1 and name in _MINUS_ONE:
+                value = _MINUS_ONE[name]
+            if name == "logit_bias" and isinstance(value, dict):
+                value = mapping_text(value)
+            if value is not None:
+                if set_field == "max_tokens" and isinstance(value, int) and isinstance(self.values.get(set_field), int):
+                    value = min(value, self.values[set_field])
+                self.set(set_field, value, name)
+        if form := asked_form(self.body, self.found):
+            self.set("text_form", *form)
+
+    def set_own(self, names: Iterable[str]) -> None:
+        """Set those of the fields `names` that the body's `espalier` has, where nothing is searched."""
+        own = self.body.get("espalier")
+        for name, value in (own if isinstance(own, dict) else {}).items():
+            if name in names:
+                self.set(name, value, f"espalier.{name}")
+            else:
+                self.refuse(f"espalier.{name[:80]}", "is a field of searches, and this is none")
+
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts of `stop`: a text, a list of them, or null; an empty text asks for nothing."""
+        value = self.body.get("stop")
+        given = [value] if isinstance(value, str) else value
+        if given is not None and not (isinstance(given, list) and all(isinstance(text, str) for text in given)):
+            self.refuse("stop", "must be a text or a list of texts")
+            return ()
+        return tuple(text for text in given or () if text)
+
+    def take_priority(self) -> int:
+        """Take the priority, which is the call's, out of the fields."""
+        priority = self.values.pop(PRIORITY, None)
+        if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
+            self.refuse("espalier.priority", "must be a whole number")
+            return 0
+        return priority or 0
+
+    def make(self, kind: type[T]) -> T:
+        """Make the request.
+
+        Raises:
+            InvalidRequestError: a value is wrong; lists everything that was found before, too.
+        """
+        try:
+            return from_values(kind, self.values)
+        except InvalidRequestError as error:
+            raise InvalidRequestError([*self.found, *in_places(error.violations, self.places)]) from None
 
 
-def set_parameters(
-    body: Mapping[str, Any], fields: Mapping[str, str], values: dict[str, Any], places: dict[str, str]
-) -> None:
-    """Set `fields` of a request to the parameters of a body that are there; of two limits the lower one holds."""
-    for name, field in fields.items():
-        if (value := body.get(name)) == -1 and name in _MINUS_ONE:
-            value = _MINUS_ONE[name]
-        if name == "logit_bias" and isinstance(value, dict):
-            value = mapping_text(value)
-        if value is not None:
-            if field == "max_tokens" and isinstance(value, int) and isinstance(values.get(field), int):
-                value = min(value, values[field])
-            values[field], places[field] = value, name
+def sampled_fields(body: Mapping[str, Any]) -> BodyFields:
+    """The fields of a `CompletionRequest` that every body can set, and the call's priority."""
+    its = BodyFields(body, {"seed": secrets.randbits(SEED_BITS)}, {PRIORITY: "espalier.priority"})
+    its.set_sampling(PLAIN_PARAMETERS)
+    its.set("stop", its.stop_texts(), "stop")
+    its.set_own(_OF_PLAIN)
+    return its
 
 
-def set_own(
-    own: Any, names: Iterable[str], values: dict[str, Any], places: dict[str, str], found: list[Violation]
-) -> None:
-    """Set those of the fields `names` that a body's `espalier` has, where nothing is searched."""
-    for name, value in (own if isinstance(own, dict) else {}).items():
-        if name in names:
-            values[name], places[name] = value, f"espalier.{name}"
-        else:
-            found.append(Violation(f"espalier.{name[:80]}", "is a field of searches, and this is none"))
-
-
-def take_priority(values: dict[str, Any], found: list[Violation]) -> int:
-    """Take the priority, which is the call's, out of the fields of a request."""
-    priority = values.pop(PRIORITY, None)
-    if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
-        found.append(Violation("espalier.priority", "must be a whole number"))
-        return 0
-    return priority or 0
-
-
-def plain_call(
-    model: str,
-    body: Mapping[str, Any],
-    values: dict[str, Any],
-    places: dict[str, str],
-    found: list[Violation],
-    thoughts: bool = True,
-) -> PlainCall:
-    """The call of a completion whose fields are `values`; `thoughts` says whether those are told."""
-    priority = take_priority(values, found)
-    options = StreamOptions.model_validate(body.get("stream_options") or {})
-    stream = bool(body.get("stream"))
-    call = SearchCall(CompletionRequest(**values), priority, stream, violations=in_body(found, places))
-    return PlainCall(
-        model,
-        call,
-        {PRIORITY: "espalier.priority", **places},
-        bool(options.include_usage),
-        bool(options.continuous_usage_stats),
-        thoughts,
-        bool(body.get("return_token_ids")),
-        bool(body.get("return_tokens_as_token_ids")),
-    )
-
-
-def stop_texts(value: Any, found: list[Violation]) -> tuple[str, ...]:
-    """The texts of `stop`: a text, a list of them, or null; an empty text, as some clients send, asks for nothing."""
-    given = [value] if isinstance(value, str) else value
-    if given is not None and not (isinstance(given, list) and all(isinstance(text, str) for text in given)):
-        found.append(Violation("stop", "must be a text or a list of texts"))
-        return ()
-    return tuple(text for text in given or () if text)
+def sampled_call(its: BodyFields, body: SamplingBody, thoughts: bool = True) -> SampledCall:
+    """The call of a completion with these fields; `thoughts` says whether those are told."""
+    priority = its.take_priority()
+    found = in_places(its.found, its.places)
+    request = CompletionRequest(**its.values)
+    stream = bool(body.stream)
+    return SampledCall(request, priority, stream, False, found, places=its.places, body=body, thoughts=thoughts)
 
 
 def not_honoured(
@@ -242,8 +246,3 @@ def not_honoured(
     yield from unknown_names(unknown, {*known, *refused, *of_search})
     if body.get("stream_options") and not body.get("stream"):
         yield Violation("stream_options", "needs `stream`")
-
-
-def in_body(violations: Iterable[Violation], places: Mapping[str, str]) -> list[Violation]:
-    """Return violations of fields by the places of the body that set them; `history[3]` has that of `history`."""
-    return [Violation(places.get(v.field.partition("[")[0], v.field), v.description) for v in violations]

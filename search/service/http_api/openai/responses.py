@@ -14,13 +14,13 @@ from espalier.search.completion import CompletionResult, TextSampled
 from espalier.search.result import Finished, SearchResult
 from espalier.search.run.executor import AnyEvent
 from espalier.search.service.http_api.body import validated
-from espalier.search.service.http_api.openai import completion, plain_completion
-from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
-from espalier.search.service.http_api.openai.guided import FORM_PARAMETERS
-from espalier.search.service.http_api.openai.parameters import NO_TOOLS, SAMPLING, PlainCall, in_body, not_honoured
-from espalier.search.service.http_api.openai.thinking import THINKING_PARAMETERS
+from espalier.search.service.http_api.openai.bodies import Content, read_chat
+from espalier.search.service.http_api.openai.completion import AnyCompletion, choices_of, espalier_of, usage_of
+from espalier.search.service.http_api.openai.parameters import NO_TOOLS, SAMPLING, SampledCall, not_honoured
+from espalier.search.service.http_api.openai.spellings import FORM_PARAMETERS, THINKING_PARAMETERS
 from espalier.search.service.model_names import ModelNames
-from espalier.search.service.shown import shown, shown_paths
+from espalier.search.service.session import in_places
+from espalier.search.service.shown import shown
 
 _PLACES = {
     "messages": "input",
@@ -50,19 +50,10 @@ _NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
-class _Part(BaseModel):
-    type: Literal["input_text", "output_text", "text"]
-    text: InstanceOf[str]
-
-
-def _parts(content: Any) -> Any:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-
-
 class _Item(BaseModel, extra="allow"):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Annotated[list[_Part], Field(max_length=512)], BeforeValidator(_parts)]
+    content: Content
     thought: InstanceOf[str] = ""
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: InstanceOf[str] | None = None
@@ -124,10 +115,6 @@ class _Text(BaseModel, extra="allow"):
     format: dict[str, Any] | None = None
 
 
-class _StreamOptions(BaseModel):
-    include_obfuscation: StrictBool | None = None
-
-
 class ResponsesBody(BaseModel, extra="allow"):
     """The body; sampling parameters are checked with the request."""
 
@@ -138,7 +125,7 @@ class ResponsesBody(BaseModel, extra="allow"):
     temperature: Any = None
     top_p: Any = None
     stream: StrictBool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: dict[str, Any] | None = None
     reasoning: _Reasoning | None = None
     text: _Text | None = None
     metadata: dict[str, Any] | None = None
@@ -149,7 +136,7 @@ class ResponsesBody(BaseModel, extra="allow"):
 class ResponseCall:
     """A response that is asked for: the search or the plain sampling behind it, and what is told again of the body."""
 
-    chat: ChatCall | PlainCall
+    chat: SampledCall
     echoed: Mapping[str, Any]
 
 
@@ -175,8 +162,8 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
     try:
         call = read_chat(chat, names)
     except InvalidRequestError as error:
-        raise InvalidRequestError([*found, *in_body(error.violations, _PLACES)]) from None
-    search = replace(call.search, violations=[*found, *in_body(call.search.violations, _PLACES)])
+        raise InvalidRequestError([*found, *in_places(error.violations, _PLACES)]) from None
+    found += in_places(call.violations, _PLACES)
     places = {field: _PLACES.get(place, place) for field, place in call.places.items()}
     echoed = {
         "instructions": its.instructions,
@@ -186,7 +173,7 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
         "temperature": body.get("temperature"),
         "top_p": body.get("top_p"),
     }
-    return ResponseCall(replace(call, search=search, places=places), echoed)
+    return ResponseCall(replace(call, violations=found, places=places), echoed)
 
 
 class ResponseObject:
@@ -198,123 +185,109 @@ class ResponseObject:
         self._call = call
         self._created = created
         self._number = 0
-        self._items: list[dict[str, Any]] = []  # those of the stream that are done
-        self._thought = ""  # of the stream
-        self._text: str | None = None  # of the message that the stream writes; None before it
+        self._items: list[dict[str, Any]] = []  # those that are done
+        self._begun = ""  # type of the item that the stream writes, if it writes one
+        self._text = ""  # of that item
 
-    def whole(self, result: SearchResult | CompletionResult) -> dict[str, Any]:
+    def whole(self, result: AnyCompletion) -> dict[str, Any]:
         """The response of a result."""
-        thought, text, _, cut = self._contents(result)
-        items = [self._reasoning(thought)] if thought else []
-        return self._ended(result, [*items, self._message(text, "incomplete" if cut else "completed")])
+        thought, text, status = self._contents(result)
+        items = [self._item("reasoning", thought)] if thought else []
+        return self._ended(result, status, [*items, self._item("message", text, status)])
 
     def events(self, event: AnyEvent) -> list[dict[str, Any]]:
         """The events of the stream that one of the search or the sampling makes."""
         made: list[dict[str, Any]] = []
         if not self._number:
             made += [self._event(f"response.{name}", response=self._object([])) for name in ("created", "in_progress")]
-        if isinstance(event, TextSampled):
-            made += self._thought_delta(event.thought) if event.thought and self._call.chat.thoughts else []
-            made += self._delta(event.text) if event.text else []
-        elif isinstance(event, Finished):
-            result: Any = event.result
-            made += self._last(result)
+        match event:
+            case TextSampled():
+                made += self._delta("reasoning", event.thought) if event.thought and self._call.chat.thoughts else []
+                made += self._delta("message", event.text) if event.text else []
+            case Finished(result=SearchResult() | CompletionResult() as result):
+                made += self._last(result)
+            case _:
+                pass
         return made
 
-    def _contents(self, result: SearchResult | CompletionResult) -> tuple[str, str, tuple[str, ...], bool]:
-        """The thought if it is told, the text, its steps, and whether a limit cut it."""
-        told = self._call.chat.thoughts
-        if isinstance(result, SearchResult):
-            path = shown(result)
-            return path.thought * told, "".join(path.steps), path.steps, path.finish_reason == "length"
-        (choice,) = result.choices
-        return choice.thought * told, choice.text, (choice.text,), choice.finish_reason in ("length", "abort")
+    def _contents(self, result: AnyCompletion) -> tuple[str, str, str]:
+        """The thought if it is told, the text, and whether that is whole."""
+        choice = choices_of(result, self._call.chat)[0]
+        status = "incomplete" if choice.finish_reason in ("length", "abort") else "completed"
+        return choice.thought * self._call.chat.thoughts, choice.text, status
 
-    def _last(self, result: SearchResult | CompletionResult) -> list[dict[str, Any]]:
-        thought, text, steps, cut = self._contents(result)
+    def _last(self, result: AnyCompletion) -> list[dict[str, Any]]:
+        thought, text, status = self._contents(result)
+        made = self._delta("reasoning", thought) if thought and not self._begun else []
+        if self._begun != "message":
+            for step in (shown(result).steps or ("",)) if isinstance(result, SearchResult) else (text,):
+                made += self._delta("message", step)
+        made += self._end_of_item(status)
+        ended = self._ended(result, status, self._items)
+        return [*made, self._event(f"response.{status}", response=ended)]
+
+    def _delta(self, kind: str, text: str) -> list[dict[str, Any]]:
+        """The events of text in the item of this type, which begins behind the one before."""
         made: list[dict[str, Any]] = []
-        if thought and not self._thought:
-            made += self._thought_delta(thought)
-        for step in steps if self._text is None else ():
-            made += self._delta(step)
-        made += self._delta("")  # begins an empty message
-        index, status = len(self._items), "incomplete" if cut else "completed"
-        message = self._message(text, status)
-        place = self._place(index)
-        made.append(self._event("response.output_text.done", **place, text=text, logprobs=[]))
-        made.append(self._event("response.content_part.done", **place, part=message["content"][0]))
-        made.append(self._event("response.output_item.done", output_index=index, item=message))
-        ended = self._ended(result, [*self._items, message])
-        return [*made, self._event(f"response.{ended['status']}", response=ended)]
-
-    def _thought_delta(self, thought: str) -> list[dict[str, Any]]:
-        item, made = self._reasoning(""), list[dict[str, Any]]()
-        if not self._thought:
-            made.append(self._event("response.output_item.added", output_index=0, item={**item, "content": []}))
-        self._thought += thought
-        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
-        return [*made, self._event("response.reasoning_text.delta", **place, delta=thought)]
-
-    def _end_of_thought(self) -> list[dict[str, Any]]:
-        if not self._thought or self._items:
-            return []
-        item = self._reasoning(self._thought)
-        self._items.append(item)
-        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
-        return [
-            self._event("response.reasoning_text.done", **place, text=self._thought),
-            self._event("response.output_item.done", output_index=0, item=item),
-        ]
-
-    def _delta(self, text: str) -> list[dict[str, Any]]:
-        made = self._end_of_thought()
-        index = len(self._items)
-        place = self._place(index)
-        if self._text is None:
-            self._text = ""
-            item = {**self._message("", "in_progress"), "content": []}
-            made.append(self._event("response.output_item.added", output_index=index, item=item))
-            made.append(self._event("response.content_part.added", **place, part=_part("")))
+        if self._begun != kind:
+            made += self._end_of_item("completed")
+            self._begun, self._text = kind, ""
+            item = {**self._item(kind, "", "in_progress"), "content": []}
+            made.append(self._event("response.output_item.added", output_index=len(self._items), item=item))
+            if kind == "message":
+                made.append(self._event("response.content_part.added", **self._place, part=_part("")))
         if text:
             self._text += text
-            made.append(self._event("response.output_text.delta", **place, delta=text, logprobs=[]))
+            made.append(self._text_event("delta", delta=text))
         return made
 
-    def _place(self, index: int) -> dict[str, Any]:
-        return {"item_id": f"msg_{self._id}", "output_index": index, "content_index": 0}
+    def _end_of_item(self, status: str) -> list[dict[str, Any]]:
+        if not self._begun:
+            return []
+        item = self._item(self._begun, self._text, status)
+        made = [self._text_event("done", text=self._text)]
+        if self._begun == "message":
+            made.append(self._event("response.content_part.done", **self._place, part=item["content"][0]))
+        made.append(self._event("response.output_item.done", output_index=len(self._items), item=item))
+        self._items.append(item)
+        return made
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        item = self._item(self._begun, "")
+        return {"item_id": item["id"], "output_index": len(self._items), "content_index": 0}
+
+    def _text_event(self, what: str, **fields: Any) -> dict[str, Any]:
+        if self._begun == "message":
+            return self._event(f"response.output_text.{what}", **self._place, **fields, logprobs=[])
+        return self._event(f"response.reasoning_text.{what}", **self._place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
-    def _reasoning(self, thought: str) -> dict[str, Any]:
-        content = [{"type": "reasoning_text", "text": thought}]
-        return {"id": f"rs_{self._id}", "type": "reasoning", "summary": [], "content": content}
-
-    def _message(self, text: str, status: str) -> dict[str, Any]:
-        head = {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "status": status}
+    def _item(self, kind: str, text: str, status: str = "completed") -> dict[str, Any]:
+        """A thought or a message of the output."""
+        if kind == "reasoning":
+            content = [{"type": "reasoning_text", "text": text}]
+            return {"id": f"rs_{self._id}", "type": kind, "summary": [], "content": content}
+        head = {"id": f"msg_{self._id}", "type": kind, "role": "assistant", "status": status}
         return {**head, "content": [_part(text)]}
 
-    def _ended(self, result: SearchResult | CompletionResult, output: list[dict[str, Any]]) -> dict[str, Any]:
-        _, _, _, cut = self._contents(result)
-        if isinstance(result, SearchResult):
-            usage = completion.usage_of(result, shown_paths(result, 1))
-            own = completion.espalier_of(result, 1)
-        else:
-            usage, own = plain_completion.usage_of(result), plain_completion.espalier_of(result)
-        thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+    def _ended(self, result: AnyCompletion, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = usage_of(result, self._call.chat)
         return {
             **self._object(output),
-            "status": "incomplete" if cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": thought},
+                "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
                 "total_tokens": usage["total_tokens"],
             },
-            "espalier": own,
+            "espalier": espalier_of(result, 1),
         }
 
     def _object(self, output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -325,7 +298,7 @@ class ResponseObject:
             "status": "in_progress",
             "error": None,
             "incomplete_details": None,
-            "model": self._call.chat.model,
+            "model": self._call.chat.body.model,
             "output": output,
             "parallel_tool_calls": False,
             "previous_response_id": None,

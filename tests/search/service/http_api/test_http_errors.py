@@ -14,7 +14,7 @@ from scripted_orchestrator import SECRET, WHY
 from server_thread import PATIENCE, wait_until
 
 from espalier.search.service.access.calls import Call
-from espalier.search.service.http_api.status import answer_of
+from espalier.search.service.http_api.answers import answer_of
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "solve"}
@@ -448,7 +448,7 @@ def test_a_search_that_does_not_end_at_the_servers_limit_is_a_timeout(serve, htt
 
 def test_every_code_of_a_failure_has_a_status():
     from espalier.search.service.errors import _CODES
-    from espalier.search.service.http_api.status import _STATUSES
+    from espalier.search.service.http_api.answers import _STATUSES
 
     assert {code for _, code, _ in _CODES} <= set(_STATUSES)
     assert answer_of(RuntimeError(SECRET), Call("GET /", "r")).status_code == 500

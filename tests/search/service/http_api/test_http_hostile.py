@@ -21,8 +21,8 @@ from starlette.responses import Response
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest
 from espalier.search.service import errors
+from espalier.search.service.http_api.answers import HttpError
 from espalier.search.service.http_api.body import parse_json
-from espalier.search.service.http_api.status import HttpError
 from espalier.search.service.settings import ServerSettings
 
 ASK = json.dumps({"model": "espalier", "messages": [{"role": "user", "content": "solve"}]}).encode()
@@ -99,7 +99,7 @@ def test_requests_that_are_sent_together_are_answered_in_order(server: ServerThr
 
 
 def test_a_head_that_does_not_arrive_in_time_is_not_waited_for(serve, monkeypatch):
-    monkeypatch.setattr("espalier.search.service.http_api.connection._HEADER_SECONDS", 0.2)
+    monkeypatch.setattr("espalier.search.service.http_api.listener._HEADER_SECONDS", 0.2)
     server = serve()
     for before in (b"", HEALTH):  # a new connection, and one that was used
         for first in (b"", b"G") if not before else (b"G",):
@@ -121,7 +121,7 @@ def test_a_head_that_does_not_arrive_in_time_is_not_waited_for(serve, monkeypatc
 
 
 def test_a_connection_without_a_request_is_kept_for_a_while_and_then_closed(serve, monkeypatch):
-    monkeypatch.setattr("espalier.search.service.http_api.connection._HEADER_SECONDS", 0.1)
+    monkeypatch.setattr("espalier.search.service.http_api.listener._HEADER_SECONDS", 0.1)
     monkeypatch.setattr("espalier.search.service.http_api.listener._KEEPALIVE_SECONDS", 0.5)
     with RawConnection(serve().url) as connection:
         began = time.monotonic()
@@ -359,7 +359,7 @@ def drain_slowly(connection: RawConnection, seconds: float) -> bytes:
 
 
 def test_a_client_that_reads_nothing_is_disconnected(serve, monkeypatch):
-    monkeypatch.setattr("espalier.search.service.http_api.connection._WRITE_SECONDS", 0.3)
+    monkeypatch.setattr("espalier.search.service.http_api.listener._WRITE_SECONDS", 0.3)
     server = serve()
     with RawConnection(server.url, receive_buffer=2048) as connection:
         page = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -375,9 +375,9 @@ def test_a_client_that_reads_nothing_is_disconnected(serve, monkeypatch):
 
 
 def test_a_client_that_reads_slowly_gets_all_of_it(serve, monkeypatch):
-    monkeypatch.setattr("espalier.search.service.http_api.connection._WRITE_SECONDS", 1.0)
+    monkeypatch.setattr("espalier.search.service.http_api.listener._WRITE_SECONDS", 1.0)
     whole = b"x" * 12_000_000
-    monkeypatch.setattr("espalier.search.service.http_api.app.json_response", lambda *_: Response(whole))
+    monkeypatch.setattr("espalier.search.service.http_api.endpoints.json_response", lambda *_: Response(whole))
     with RawConnection(serve().url, receive_buffer=2048) as connection:
         connection.send(HEALTH)
         received = drain_slowly(connection, 2.5)

@@ -14,7 +14,7 @@ from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import StepDone, StopReason
 from espalier.search.server_info import ServerInfo
 from espalier.search.service.event_buffer import fitted
-from espalier.search.service.http_api.searches import event_json
+from espalier.search.service.http_api.endpoints import event_json
 
 Sent = tuple[str, dict[str, Any]]
 
@@ -123,7 +123,7 @@ def test_a_slow_page_misses_steps_but_not_the_result(serve, http, fake):
 
 
 def test_a_client_that_does_not_read_holds_up_no_other_and_is_disconnected(serve, http, fake, monkeypatch):
-    monkeypatch.setattr("espalier.search.service.http_api.connection._WRITE_SECONDS", 0.3)
+    monkeypatch.setattr("espalier.search.service.http_api.listener._WRITE_SECONDS", 0.3)
     server = serve()
     with http(server).stream("POST", "/v1/searches", json={"problem": "flood"}):
         held = fake.submitted.get(timeout=PATIENCE)

@@ -10,9 +10,7 @@ from espalier.search.completion import ChatPrompt
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import SearchRequest
 from espalier.search.service.grpc_api.convert import request_from_wire, request_to_wire
-from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
-from espalier.search.service.http_api.openai.completion_request import read_completion
-from espalier.search.service.http_api.openai.parameters import PlainCall
+from espalier.search.service.http_api.openai.bodies import read_chat, read_completion
 from espalier.search.service.http_api.openai.responses import read_response
 from espalier.search.service.model_names import ModelNames
 
@@ -22,22 +20,20 @@ ASKED = {"messages": [{"role": "user", "content": "6*7?"}]}
 
 def read(model: str = "pair@greedy", **body: Any) -> Any:
     call = read_chat({"model": model, **ASKED, **body}, NAMES)
-    if call.search.violations:
-        raise InvalidRequestError(call.search.violations)
+    if call.violations:
+        raise InvalidRequestError(call.violations)
     return call
 
 
 def searched(**body: Any) -> SearchRequest:
     call = read(**body)
-    assert isinstance(call, ChatCall)
-    assert isinstance(call.search.request, SearchRequest)
-    return call.search.request
+    assert isinstance(call.request, SearchRequest)
+    return call.request
 
 
 def prompted(**body: Any) -> ChatPrompt:
     call = read("pair@plain", **body)
-    assert isinstance(call, PlainCall)
-    (prompt,) = call.request.prompts
+    (prompt,) = call.sampled.prompts
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
@@ -88,8 +84,8 @@ def refused(**body: Any) -> list[str]:
 def test_every_spelling_of_thinking_is_a_searchs_own(body: dict[str, Any], thinking: str):
     assert searched(**body).thinking == thinking
     response = read_response({"model": "pair@greedy", "input": "6*7?", **body}, NAMES)
-    assert not response.chat.search.violations
-    assert response.chat.search.request.thinking == thinking
+    assert not response.chat.violations
+    assert response.chat.request.thinking == thinking
 
 
 @pytest.mark.parametrize(
@@ -142,19 +138,19 @@ def test_thoughts_can_be_left_out():
 
 @pytest.mark.parametrize("model", ["pair", "pair@plain"])
 def test_a_seed_of_minus_one_is_drawn_as_if_there_were_none(model: str):
-    seeds = [read(model, seed=-1).search.request.seed for _ in range(2)]
+    seeds = [read(model, seed=-1).request.seed for _ in range(2)]
     assert seeds[0] != seeds[1]
     assert min(seeds) >= 0
-    assert read_completion({"model": "pair", "prompt": "6*7", "seed": -1}, NAMES).request.seed > 0
+    assert read_completion({"model": "pair", "prompt": "6*7", "seed": -1}, NAMES).sampled.seed > 0
     response = read_response({"model": model, "input": "6*7?", "seed": -1}, NAMES)
-    assert response.chat.search.request.seed > 0
-    assert not response.chat.search.violations
-    assert read(model, seed=0).search.request.seed == 0
+    assert response.chat.request.seed > 0
+    assert not response.chat.violations
+    assert read(model, seed=0).request.seed == 0
 
 
 def test_other_negative_seeds_are_refused():
     assert refused(seed=-2) == ["seed"]
-    plain = read_completion({"model": "pair", "prompt": "6*7", "seed": -2}, NAMES).request
+    plain = read_completion({"model": "pair", "prompt": "6*7", "seed": -2}, NAMES).sampled
     with pytest.raises(InvalidRequestError, match="seed"):
         plain.validate()
 
@@ -193,9 +189,9 @@ TABS = {"x-guidance": {"whitespace_pattern": "\t"}}
     ids=str,
 )
 def test_options_of_json_are_part_of_the_form(body: dict[str, Any], schema: dict[str, Any]):
-    request = read_completion({"model": "pair", "prompt": "6*7", **body}, NAMES).request
+    request = read_completion({"model": "pair", "prompt": "6*7", **body}, NAMES).sampled
     request.validate()
-    for form in (searched(**body).text_form, read("pair@plain", **body).request.text_form, request.text_form):
+    for form in (searched(**body).text_form, read("pair@plain", **body).sampled.text_form, request.text_form):
         assert json.loads(form.removeprefix("json:")) == schema
 
 
@@ -283,7 +279,7 @@ def test_functions_are_tools_by_their_older_name():
 
 @pytest.mark.parametrize("model", ["pair", "pair@plain"])
 def test_tools_may_be_listed_where_none_is_called(model: str):
-    assert not read(model, tools=TOOLS, tool_choice="none").search.violations
+    assert not read(model, tools=TOOLS, tool_choice="none").violations
     for choice in (None, "auto", "required", {"type": "function", "function": {"name": "price"}}):
         assert "tools" in refused(model=model, tools=TOOLS, tool_choice=choice)
     assert refused(model=model, functions=[{}], function_call="auto") == ["functions"]
@@ -303,11 +299,11 @@ def test_a_response_has_tools_and_their_turns_as_items():
         "tools": [{"type": "function", "name": "price", "parameters": {"type": "object"}}, {"type": "web_search"}],
         "tool_choice": "none",
     }
-    response = read_response(body, NAMES).chat.search
+    response = read_response(body, NAMES).chat
     assert not response.violations
     assert [turn.role for turn in response.request.history] == ["system", "problem", "assistant", "tool", "system"]
     plain = read_response({**body, "model": "pair@plain"}, NAMES).chat
-    (prompt,) = plain.request.prompts
+    (prompt,) = plain.sampled.prompts
     assert prompt.variables == {"tools": TOOLS}
     assert prompt.messages[2]["tool_calls"] == CALLS
-    assert [v.field for v in read_response({**body, "tool_choice": "auto"}, NAMES).chat.search.violations] == ["tools"]
+    assert [v.field for v in read_response({**body, "tool_choice": "auto"}, NAMES).chat.violations] == ["tools"]

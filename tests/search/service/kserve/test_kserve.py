@@ -313,7 +313,7 @@ def test_a_stream_that_is_left_ends_its_searches(stub: Any, fake: ScriptedOrches
     wait_until(lambda: fake.running == 2)
     told.cancel()
     wait_until(lambda: fake.running == 0)
-    wait_until(lambda: server.server.session.admitted_calls == 0)
+    wait_until(lambda: server.server.session.queue.held == 0)
 
 
 # ---- priorities, timeouts, quotas

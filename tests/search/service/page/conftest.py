@@ -10,7 +10,7 @@ from page_driver import Browser, start_chromium
 from page_server import PageServer
 from page_traces import trace
 
-from espalier.search.service.page.standalone import standalone_page
+from espalier.search.service.page.files import standalone_page
 
 
 @pytest.fixture(scope="session")

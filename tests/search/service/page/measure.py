@@ -6,7 +6,7 @@ from pathlib import Path
 from page_driver import Browser, start_chromium
 from page_traces import wide_trace
 
-from espalier.search.service.page.standalone import standalone_page
+from espalier.search.service.page.files import standalone_page
 
 SIZES = ((10, 25), (10, 100), (40, 100))
 PARTS = ("ScriptDuration", "RecalcStyleDuration", "LayoutDuration", "TaskDuration")

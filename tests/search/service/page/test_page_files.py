@@ -15,8 +15,7 @@ from page_traces import trace
 from espalier.search.request import AlgorithmName, SearchRequest, validate
 from espalier.search.result import Candidate, CandidateDone, Finished, NodeRecord, SearchResult, Started, StepDone
 from espalier.search.schema import declared
-from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, page_files
-from espalier.search.service.page.standalone import standalone_page
+from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, page_files, standalone_page
 from espalier.search.trace import SCHEMA, VERSION
 
 FILES = page_files()

@@ -9,7 +9,7 @@ import pytest
 from page_driver import Keys
 from page_traces import trace, wide_trace
 
-from espalier.search.service.page.standalone import standalone_page
+from espalier.search.service.page.files import standalone_page
 
 pytestmark = pytest.mark.browser
 

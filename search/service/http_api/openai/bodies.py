@@ -1,42 +1,32 @@
-"""Bodies of chat completions: the search or the plain sampling that one asks for, and what cannot be honoured."""
+"""Bodies of chats and of text completions: the search or the plain sampling that one asks for, what it cannot have."""
 
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, Strict, StrictBool
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.completion import ChatPrompt
+from espalier.search.completion import MAX_PROMPTS, ChatPrompt, Prompt
 from espalier.search.conversation import ChatMessage, ChatRole, split_conversation
 from espalier.search.request import SearchRequest
-from espalier.search.schema import few, from_values
+from espalier.search.schema import few
 from espalier.search.service.http_api.body import SearchBody, validated
-from espalier.search.service.http_api.openai.guided import FORM_PARAMETERS, set_form
+from espalier.search.service.http_api.openai import spellings
 from espalier.search.service.http_api.openai.parameters import (
     PLAIN_PARAMETERS,
     SAMPLING,
     SEED_BITS,
-    BodyCall,
-    PlainCall,
-    StreamOptions,
-    in_body,
+    BodyFields,
+    SampledCall,
+    SamplingBody,
     not_honoured,
-    plain_call,
-    plain_fields,
-    set_parameters,
-    stop_texts,
-)
-from espalier.search.service.http_api.openai.thinking import (
-    THINKING_PARAMETERS,
-    AskedThinking,
-    is_spelling,
-    read_thinking_parameters,
+    sampled_call,
+    sampled_fields,
 )
 from espalier.search.service.model_names import ModelNames
-from espalier.search.service.session import SearchCall
 
 _MAX_MESSAGES = _MAX_PARTS = 512
 """Messages, and parts of one message, that are looked at; a search takes fewer messages still."""
@@ -48,17 +38,22 @@ _PARAMETERS = {
 """Fields of a search by the parameters that set them."""
 _FIELDS = {f.name for f in fields(SearchRequest)}
 _OF_PLAIN = "is offered by NAME@plain, which samples without a search"
+_DEFAULT_TOKENS = 16
+"""`max_tokens` of the OpenAI API for text completions."""
 _NO_BUDGET = "is kept by searches, and this is none; for one path ask the model NAME@greedy"
 
 
 class _Part(BaseModel):
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]  # the last two are names of /v1/responses
     text: InstanceOf[str]  # also with an unpaired surrogate, which the problem's check reports
 
 
 def _parts(content: Any) -> Any:
     """The content of a message as a list of parts."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+Content = Annotated[Annotated[list[_Part], Field(max_length=_MAX_PARTS)], BeforeValidator(_parts)]
 
 
 class _Function(BaseModel):
@@ -78,7 +73,7 @@ _ROLES = {"developer": ChatRole.SYSTEM, "function": ChatRole.TOOL}
 
 class _Message(BaseModel, extra="allow"):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[Annotated[list[_Part], Field(max_length=_MAX_PARTS)] | None, BeforeValidator(_parts)] = None
+    content: Content | None = None
     reasoning_content: InstanceOf[str] | None = None
     reasoning: InstanceOf[str] | None = None  # the same by its newer name
     tool_calls: Annotated[list[_Call], Field(max_length=_MAX_PARTS)] | None = None
@@ -114,47 +109,35 @@ class Conversation(BaseModel, extra="allow"):
     reasoning_effort: InstanceOf[str] | None = None
 
 
-class ChatBody(Conversation, extra="allow"):
-    """The body; sampling parameters are checked with the request."""
+class ChatBody(Conversation, SamplingBody, extra="allow"):
+    """The body of a chat."""
 
-    model: InstanceOf[str]
     n: Annotated[int, Strict(), Field(ge=1, le=128)] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Any = None
     echo: Literal[False] | None = None
     include_stop_str_in_output: StrictBool | None = None
-    stream: StrictBool | None = None
-    stream_options: StreamOptions | None = None
-    return_token_ids: StrictBool | None = None
-    return_tokens_as_token_ids: StrictBool | None = None
     budget: Annotated[int, Strict(), Field(ge=1, le=1000)] | None = None
     return_response_only: StrictBool | None = None
-    espalier: dict[str, Any] | None = None
+
+
+class CompletionBody(SamplingBody):
+    """The body of a text completion."""
+
+    prompt: Any
+    echo: StrictBool | None = None
+    logprobs: Any = None
+    add_special_tokens: StrictBool | None = None
 
 
 ITS_BUDGET = "x-its-budget"
-_KNOWN = {*ChatBody.model_fields, *PLAIN_PARAMETERS, *FORM_PARAMETERS, *THINKING_PARAMETERS, "stop"}
+_OF_BOTH = {*PLAIN_PARAMETERS, *spellings.FORM_PARAMETERS, "stop"}
+_OF_CHATS = {*ChatBody.model_fields, *_OF_BOTH, *spellings.THINKING_PARAMETERS}
+_OF_COMPLETIONS = {*CompletionBody.model_fields, *_OF_BOTH} - {"max_completion_tokens"}
 _TOOLS = {"tools": "tool_choice", "functions": "function_call"}
 """Lists of tools with the parameter that says which to call."""
-_PLAIN_ALONE = ("logprobs", "return_token_ids", "return_tokens_as_token_ids", "continue_final_message")
-"""Parameters, true or false, that a search cannot honour."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatCall(BodyCall):
-    """A chat completion that is asked for.
-
-    Attributes:
-        choices: candidates to return, the selected one first.
-        stop: texts at which what is shown of a candidate is cut.
-        include_stop: whether they are shown.
-        metadata: whether all candidates are told as its_hub tells them.
-    """
-
-    choices: int = 1
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    metadata: bool = False
+_PLAIN_ALONE = ("logprobs", "return_token_ids", "return_tokens_as_token_ids", "continue_final_message", "top_logprobs")
+"""Parameters that a search cannot honour."""
 
 
 def budget_of(header: str | None) -> dict[str, Any]:
@@ -170,7 +153,7 @@ def budget_of(header: str | None) -> dict[str, Any]:
     return {"budget": int(header)}
 
 
-def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
+def read_chat(body: dict[str, Any], names: ModelNames) -> SampledCall:
     """Read the body of a chat completion: a search, or plain sampling if the model's name says so.
 
     A last message of the assistant that is to be continued is never searched either, nor is what is asked for by its
@@ -181,40 +164,39 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
         InvalidRequestError: lists everything that is wrong and what cannot be honoured.
     """
     chat = validated(ChatBody, body)
-    values = names.search_fields(chat.model)
-    if names.is_plain(chat.model) or ((chat.continue_final_message or chat.return_token_ids) and not values):
+    named = names.search_fields(chat.model)
+    if names.is_plain(chat.model) or ((chat.continue_final_message or chat.return_token_ids) and not named):
         return _read_plain(chat, body)
-    places = dict.fromkeys(values, "model") | {"problem": "messages", "history": "messages"}
-    set_parameters(body, _PARAMETERS, values, places)
-    violations = [*not_honoured(body, _known(body), _FIELDS), *few([*_not_of_search(chat)])]
-    set_form(body, values, places, violations)
-    stop = stop_texts(body.get("stop"), violations)
-    thinking = read_thinking_parameters(body, violations)
+    places = {"priority": "espalier.priority", **dict.fromkeys(named, "model")}
+    its = BodyFields(body, {"seed": secrets.randbits(SEED_BITS), **named}, places)
+    its.found += [*not_honoured(body, _known(body), _FIELDS), *few([*_not_of_search(chat)])]
+    its.set_sampling(_PARAMETERS)
+    stop = its.stop_texts()
+    thinking = spellings.read_thinking_parameters(body, its.found)
     if thinking.field:
-        values["thinking"], places["thinking"] = thinking.field, thinking.place
+        its.set("thinking", thinking.field, thinking.place)
     for name, value in (chat.espalier or {}).items():
         if name in ("problem", "history"):
-            violations.append(Violation(f"espalier.{name}", "set by `messages`; remove it"))
+            its.refuse(f"espalier.{name}", "set by `messages`; remove it")
         else:  # also null, which here means no limit or the algorithm's default
-            values[name], places[name] = value, f"espalier.{name[:80]}"
-    values = {"seed": secrets.randbits(SEED_BITS), **values, **conversation(chat.messages, violations)}
-    try:
-        search = from_values(SearchBody, values)
-    except InvalidRequestError as error:
-        raise InvalidRequestError([*violations, *in_body(error.violations, places)]) from None
-    if (chat.n or 1) > search.request.candidates:
-        most = search.request.candidates
-        violations.append(Violation("n", f"must be at most {most}, the candidates of this search"))
-    stream, options = bool(chat.stream), chat.stream_options or StreamOptions()
-    usage_so_far = bool(options.continuous_usage_stats)
-    return ChatCall(
-        chat.model,
-        SearchCall(search.request, search.priority or 0, stream, stream and usage_so_far, violations),
-        {"priority": "espalier.priority", **places},
-        include_usage=bool(options.include_usage),
-        usage_so_far=usage_so_far,
+            its.set(name, value, f"espalier.{name[:80]}")
+    set_conversation(chat.messages, its)
+    search = its.make(SearchBody)
+    request, choices = search.request, chat.n or 1
+    if choices > request.candidates:
+        its.refuse("n", f"must be at most {request.candidates}, the candidates of this search")
+    stream = bool(chat.stream)
+    nodes = stream and bool(chat.options.continuous_usage_stats)
+    return SampledCall(
+        request,
+        search.priority or 0,
+        stream,
+        nodes,
+        its.found,
+        places=its.places,
+        body=chat,
         thoughts=thinking.shown,
-        choices=chat.n or 1,
+        choices=choices,
         stop=stop,
         include_stop=bool(chat.include_stop_str_in_output),
         metadata=chat.return_response_only is False,
@@ -224,26 +206,72 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall | PlainCall:
 def _known(body: dict[str, Any]) -> set[str]:
     """Parameters that are read here: tools among them where none is to be called."""
     uncalled = {tools for tools, choice in _TOOLS.items() if body.get(choice) == "none"}
-    return _KNOWN | uncalled
+    return _OF_CHATS | uncalled
 
 
-def _read_plain(chat: ChatBody, body: dict[str, Any]) -> PlainCall:
-    values, places, found = plain_fields(body)
-    found += not_honoured(body, _known(body))
+def _read_plain(chat: ChatBody, body: dict[str, Any]) -> SampledCall:
+    its = sampled_fields(body)
+    its.found += not_honoured(body, _known(body))
     if chat.budget is not None:
-        found.append(Violation("budget", "is of a search, and this is none"))
+        its.refuse("budget", "is of a search, and this is none")
     top = chat.top_logprobs
     if top and not chat.logprobs:
-        found.append(Violation("top_logprobs", "needs `logprobs`"))
-    values["logprobs"], places["logprobs"] = (top or 0) if chat.logprobs else None, "top_logprobs"
-    thinking = read_thinking_parameters(body, found)
+        its.refuse("top_logprobs", "needs `logprobs`")
+    its.set("logprobs", (top or 0) if chat.logprobs else None, "top_logprobs")
+    thinking = spellings.read_thinking_parameters(body, its.found)
     if thinking.budget and thinking.on is not False:
-        found.append(Violation(thinking.place, _NO_BUDGET))
-    values["prompts"], places["prompts"] = (chat_prompt(chat, thinking, found),), "messages"
-    return plain_call(chat.model, body, values, places, found, thinking.shown)
+        its.refuse(thinking.place, _NO_BUDGET)
+    its.set("prompts", (chat_prompt(chat, thinking, its.found),), "messages")
+    return sampled_call(its, chat, thinking.shown)
 
 
-def chat_prompt(chat: Conversation, thinking: AskedThinking, found: list[Violation]) -> ChatPrompt:
+def read_completion(body: dict[str, Any], names: ModelNames) -> SampledCall:
+    """Read the body of a text completion, which is sampled without a search.
+
+    Raises:
+        UnknownModelError: there is no such model.
+        InvalidRequestError: its name says a search; or lists everything that is wrong with the body itself.
+    """
+    completion = validated(CompletionBody, body)
+    names.require_plain(completion.model)
+    its = sampled_fields({**body, "max_completion_tokens": None})
+    its.found += not_honoured(body, _OF_COMPLETIONS)
+    logprobs = completion.logprobs
+    if isinstance(logprobs, bool):  # some clients send the chat's parameter
+        logprobs = 0 if logprobs else None
+    its.values |= {
+        "max_tokens": its.values.get("max_tokens", _DEFAULT_TOKENS),
+        "echo": bool(completion.echo),
+        "add_special_tokens": completion.add_special_tokens is not False,
+        "logprobs": logprobs,
+    }
+    its.set("prompts", _prompts(completion.prompt, its.found), "prompt")
+    return sampled_call(its, completion)
+
+
+def _prompts(value: Any, found: list[Violation]) -> tuple[Prompt, ...]:
+    """A text, token ids, or a list of several of either."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and len(value) >= 1:
+        if all(map(_is_id, value)):
+            return (tuple(value),)
+        if len(value) > MAX_PROMPTS:
+            found.append(Violation("prompts", f"must be at most {MAX_PROMPTS} prompts, are {len(value)}"))
+            return ("-",)
+        if all(isinstance(each, str) for each in value):
+            return tuple(value)
+        if all(isinstance(each, list) and all(map(_is_id, each)) for each in value):
+            return tuple(map(tuple, value))
+    found.append(Violation("prompts", "must be a text, a list of token ids, or a list of several of either"))
+    return ("-",)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def chat_prompt(chat: Conversation, thinking: spellings.AskedThinking, found: list[Violation]) -> ChatPrompt:
     """The prompt of a conversation; what is wrong with it goes to `found`."""
     found += _not_read(chat.messages)
     continued = bool(chat.continue_final_message)
@@ -281,12 +309,10 @@ def _not_of_search(chat: ChatBody) -> Iterator[Violation]:
     for name in _PLAIN_ALONE:
         if getattr(chat, name):
             yield Violation(name, _OF_PLAIN)
-    if chat.top_logprobs:
-        yield Violation("top_logprobs", _OF_PLAIN)
     if chat.add_generation_prompt is False:
         yield Violation("add_generation_prompt", _OF_PLAIN)
     for name, value in (chat.chat_template_kwargs or {}).items():
-        if value is not None and not is_spelling(place := f"chat_template_kwargs.{name[:80]}", value):
+        if value is not None and not spellings.is_spelling(place := f"chat_template_kwargs.{name[:80]}", value):
             yield Violation(place, _OF_PLAIN)
 
 
@@ -301,13 +327,14 @@ def _not_read(messages: list[_Message]) -> Iterator[Violation]:
             yield Violation(f"messages[{index}].tool_calls", "are of the assistant")
 
 
-def conversation(messages: list[_Message], found: list[Violation]) -> dict[str, Any]:
-    """Return the fields of a request: what the user says last is the problem, all others are the history."""
-    found += _not_read(messages)
+def set_conversation(messages: list[_Message], its: BodyFields) -> None:
+    """Set the fields of a conversation: what the user says last is the problem, all others are the history."""
+    its.found += _not_read(messages)
     read = [message.read for message in messages]
     try:
         problem, history = split_conversation(read)
     except ValueError as error:
-        found.append(Violation("messages", str(error)))
+        its.refuse("messages", str(error))
         problem, history = read[-1].content, ()
-    return {"problem": problem, "history": [asdict(message) for message in history]}
+    its.set("problem", problem, "messages")
+    its.set("history", [asdict(message) for message in history], "messages")
