@@ -8,24 +8,27 @@ from typing import NamedTuple
 from espalier.engine.errors import FatalError, MisuseError, PartialFailureError, PoolExhaustedError, StepError
 from espalier.engine.execution.runner import ModelRunner, WaitForResults
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.engine.scheduling.fair_sharing import FairSharing
+from espalier.engine.scheduling.admission import Preemption
 from espalier.engine.scheduling.planner import StepPlan
-from espalier.engine.scheduling.preemption import Preemption
-from espalier.engine.scheduling.role_policy import RoleLoad, RolePolicy
 from espalier.engine.scheduling.scheduler import Scheduler
-from espalier.engine.step_record import StepRecord, Times, record_of
+from espalier.engine.scheduling.turns import FairSharing, GeneratorFirst, RoleLoad
+from espalier.engine.step_record import StepRecord
 from espalier.engine.work import Done
 
 log = logging.getLogger("espalier.engine")
 
 
 class _Batch(NamedTuple):
-    """A batch in flight: its model, its plan, what waits for its results, and the times of its launch."""
+    """A batch in flight: its model, its plan, what waits for its results.
+
+    Attributes:
+        times: when scheduling began, when the launch began and when it ended.
+    """
 
     role: str
     plan: StepPlan
     wait: WaitForResults
-    times: Times
+    times: tuple[float, float, float]
 
 
 class Batches:
@@ -41,7 +44,7 @@ class Batches:
         self,
         schedulers: Mapping[str, Scheduler],
         runners: Mapping[str, ModelRunner],
-        role_policy: RolePolicy,
+        role_policy: GeneratorFirst,
         sharing: FairSharing,
         preemption: Preemption,
         max_tokens: int,
@@ -194,7 +197,9 @@ class Batches:
             speculation.record(plan, scheduler.running_branches, seconds)
         self._last_update_end = update_end
         if self.on_step:
-            self.on_step(record_of(role, plan, launch_times, (wait_start, wait_end, update_end)))
+            draws, reads = len(plan.draws.step_positions) if plan.draws else 0, sum(map(len, plan.reads.values()))
+            sizes = len(plan.rows), int(plan.counts.sum()), draws, reads, plan.copied_blocks
+            self.on_step(StepRecord(role, *sizes, *launch_times, wait_start, wait_end, update_end))
 
     def _fail(self, role: str, owners: Collection[Hashable], error: BaseException) -> None:
         """Note the failure of a role's batch for the owners that it costs; raises what ends everybody's work.

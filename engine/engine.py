@@ -15,16 +15,13 @@ from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.model import Model
 from espalier.engine.roles import DRAFT, GENERATOR
-from espalier.engine.scheduling.admission import Admission
-from espalier.engine.scheduling.fair_sharing import FairSharing
+from espalier.engine.scheduling.admission import Admission, Preemption
 from espalier.engine.scheduling.launch_ahead import LaunchAheadScheduler
-from espalier.engine.scheduling.preemption import Preemption
-from espalier.engine.scheduling.role_policy import GeneratorFirst, RolePolicy
 from espalier.engine.scheduling.scheduler import Scheduler
+from espalier.engine.scheduling.turns import FairSharing, GeneratorFirst
 from espalier.engine.speculation.draft_model import ModelDrafter
 from espalier.engine.speculation.lengths import MeasuredLength
-from espalier.engine.speculation.speculation import Speculation
-from espalier.engine.speculation.suffixes import SuffixDrafter
+from espalier.engine.speculation.speculation import Speculation, SuffixDrafter
 from espalier.engine.stats import RoleStats
 from espalier.engine.step_record import StepRecord
 from espalier.engine.work import Done, Generated, Work
@@ -108,7 +105,7 @@ class Engine:
         self,
         models: Mapping[str, Model],
         settings: EngineSettings | None = None,
-        role_policy: RolePolicy | None = None,
+        role_policy: GeneratorFirst | None = None,
     ) -> None:
         """Make an engine for `models`, by role: `generator`, `verifier`, or both; with a generator also `draft`."""
         self.settings = settings or EngineSettings()

@@ -1,16 +1,6 @@
 """Step records: the size of each batch and where its time went, given to `Engine.on_step`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from espalier.engine.scheduling.planner import StepPlan
-
-Times = tuple[float, float, float]
-"""Of a launch: when scheduling began, when the launch began and when it ended. Of its results: when the wait for them
-began and ended, and when they were processed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +46,3 @@ class StepRecord:
     def computing_seconds(self) -> float:
         """Seconds of the launch and of the wait for the results."""
         return self.launch_end - self.launch_start + self.wait_end - self.wait_start
-
-
-def record_of(role: str, plan: StepPlan, launch: Times, collect: Times) -> StepRecord:
-    """The record of a batch that was launched and whose results were collected at these times."""
-    draws, reads = len(plan.draws.step_positions) if plan.draws else 0, sum(map(len, plan.reads.values()))
-    sizes = len(plan.rows), int(plan.counts.sum()), draws, reads, plan.copied_blocks
-    return StepRecord(role, *sizes, *launch, *collect)

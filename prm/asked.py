@@ -13,7 +13,7 @@ from typing import Generic, Protocol, Self, TypeVar
 import torch
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.chat.system_prompt import render_with_system
+from espalier.engine.models.chat.arrangement import render_with_system
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer

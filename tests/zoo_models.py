@@ -6,8 +6,8 @@ from typing import Any
 import transformers
 from tiny_models import train_tokenizer
 
-from espalier.engine.models.zoo.probe import random_model
 from espalier.engine.models.zoo.small import Sizes, make_small
+from espalier.engine.models.zoo.trial import random_model
 
 ODD = Sizes(heads=6, kv_heads=3, head_dim=8, value_dim=4, inner=40, vocabulary=350, experts=8, window=5, positions=256)
 """Other sizes than those that a class is tried with at load; nothing is a multiple of what kernels like."""

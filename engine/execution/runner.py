@@ -9,8 +9,8 @@ import torch
 
 from espalier.engine.errors import DeviceError, MisuseError
 from espalier.engine.execution.sampling import Sampler
-from espalier.engine.guidance.masks import MaskThread
-from espalier.engine.memory.pool import KVPool
+from espalier.engine.guidance.matcher import MaskThread
+from espalier.engine.memory.blocks import KVPool
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.roles import VERIFIER
@@ -82,7 +82,7 @@ class ModelRunner:
             fetched = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(plan, hidden)])
             return partial(self.wait, fetched, plan.draws.decode.heads if plan.draws else [])
         except (RuntimeError, MemoryError) as error:
-            raise self._device_error(error) from error
+            raise DeviceError(self.role, str(self._device), error) from error
 
     def wait(self, fetched: Callable[[], list[np.ndarray]], heads: list[str]) -> StepResults:
         """Wait for a step's results; `heads` are those that say something of the states drawn from."""
@@ -91,7 +91,7 @@ class ModelRunner:
             drawn_from = dict(zip(heads, values, strict=False))
             return StepResults(token_ids, log_probabilities, drawn_from, values[len(drawn_from) :])
         except (RuntimeError, MemoryError) as error:
-            raise self._device_error(error) from error
+            raise DeviceError(self.role, str(self._device), error) from error
 
     def close(self) -> None:
         """Let go of the KV pool, and of what steps on it were recorded as; nothing can be launched afterwards."""
@@ -130,10 +130,6 @@ class ModelRunner:
         for layout in self._layouts:
             self._backend.warm_up(layout, self._kv_pool.bytes, self.model.config.vocab_size if draws else 0)
         self._draws_are_warm = draws
-
-    def _device_error(self, error: Exception) -> DeviceError:
-        """The error to raise for what torch says of a device that fails or has no memory left."""
-        return DeviceError(self.role, str(self.model.decoder.device), error)
 
     def _read(self, plan: StepPlan, hidden: torch.Tensor) -> list[torch.Tensor]:
         """Values that Scores read, float32 `[reads of the head, k]` for each head."""

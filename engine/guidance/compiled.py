@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from espalier.engine.guidance.grammar import Grammar, GrammarError
-from espalier.engine.guidance.masks import MAX_SECONDS
-from espalier.engine.guidance.matcher import Matcher
+from espalier.engine.guidance.matcher import MAX_SECONDS, Matcher
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 
@@ -58,11 +57,6 @@ class GrammarCompiler:
         self._tokenizer: Any = None
         self._prepared = deque[tuple[Grammar, Matcher, int]]()  # with their bytes; those nobody asks for give way
         self._tried: OrderedDict[bytes, int] = OrderedDict()  # bytes of grammars by their digest, or `_TOO_MUCH`
-
-    @property
-    def mask_bytes(self) -> int:
-        """Bytes of the bits that a matcher writes."""
-        return (self._vocab_size + 7) // 8
 
     def compile(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of a text; takes seconds at most, and is nothing for the engine's thread.
@@ -134,7 +128,7 @@ class GrammarCompiler:
             tokenizer, ends = self._made_tokenizer()
         library = LLMatcher(tokenizer, grammar.source, log_level=0, limits=LLParserLimits(**LIMITS))
         matcher = _LibraryMatcher(library, ends, _Failure())
-        matcher.allow(np.empty(self.mask_bytes, dtype=np.uint8))  # finds out whether there is a first token
+        matcher.allow(np.empty((self._vocab_size + 7) // 8, dtype=np.uint8))  # finds out whether there is a first token
         if matcher.error:
             raise GrammarError(matcher.error)
         return matcher

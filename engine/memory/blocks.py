@@ -1,20 +1,105 @@
-"""Reference-counted blocks of one KV group of a model, or its states, in slabs taken from the KV pool on demand."""
+"""The KV pool, one tensor cut into slabs, and the reference-counted blocks of each model that lie in them."""
 
 import heapq
 import logging
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import takewhile
 
 import numpy as np
+import torch
 
 from espalier.engine.errors import PoolExhaustedError
-from espalier.engine.memory.pool import KVPool
-from espalier.engine.memory.prefix_cache import PrefixCache
+from espalier.engine.memory.prefix_cache import EvictableBlocks, PrefixCache
 from espalier.engine.stats import RoleCounters
 from espalier.kernels.layout import Layout, StateLayout
 
 log = logging.getLogger("espalier.engine.memory")
+
+
+class KVPool:
+    """One uint8 tensor cut into equal slabs, each owned by one model or by none.
+
+    The KV pool knows bytes and roles, not blocks: a `BlockPool` takes slabs, lays its model's blocks out in them, and
+    gives a slab back when its last block is freed, or when a model needs it more than the prefix cache does.
+    """
+
+    def __init__(self, num_bytes: int, slab_bytes: int, device: torch.device | str = "cpu") -> None:
+        """Allocate `num_bytes // slab_bytes` slabs on `device`.
+
+        Raises:
+            ValueError: when not even one slab fits.
+            PoolExhaustedError: when the device has less memory than that.
+        """
+        if num_bytes < slab_bytes:
+            raise ValueError(f"a KV pool of {num_bytes} bytes cannot hold one slab of {slab_bytes} bytes")
+        self.slab_bytes = slab_bytes
+        self.num_slabs = num_bytes // slab_bytes
+        # Not zeroed: memory is only touched once a block is written, and nothing reads bytes that were not.
+        try:
+            self.bytes = torch.empty(self.num_slabs * slab_bytes, dtype=torch.uint8, device=device)
+        except RuntimeError as error:  # torch's out-of-memory, on either kind of device
+            raise PoolExhaustedError(
+                f"cannot allocate {num_bytes / 2**20:.0f} MiB for the KV pool on {device}; lower --kv-memory"
+            ) from error
+        self._role_of: list[str | None] = [None] * self.num_slabs
+        self._holders: dict[str, BlockPool] = {}
+        self._free = list(range(self.num_slabs - 1, -1, -1))  # a stack: the lowest slab is on top at first
+
+    @property
+    def free_slabs(self) -> int:
+        """Slabs that no model owns."""
+        return len(self._free)
+
+    @property
+    def available_slabs(self) -> int:
+        """Slabs that `take` could give: free ones and idle ones."""
+        return len(self._free) + sum(holder.idle_slabs for holder in self._holders.values())
+
+    @property
+    def unreserved_slabs(self) -> int:
+        """Available slabs that no role has reserved."""
+        return self.available_slabs - sum(holder.unclaimed_slabs for holder in self._holders.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the KV pool, whole slabs."""
+        return self.num_slabs * self.slab_bytes
+
+    def register(self, role: str, holder: "BlockPool") -> None:
+        """Name the holder of `role`'s slabs."""
+        self._holders[role] = holder
+
+    def take(self, role: str) -> int | None:
+        """Give a free or idle slab to `role`; None when there is none."""
+        holders = self._holders.values()
+        if not self._free and not any(one.reclaim_idle_slab(lasting) for lasting in (False, True) for one in holders):
+            return None
+        slab = self._free.pop()
+        self._role_of[slab] = role
+        log.debug("slab %d goes to the %s; %d slabs are free", slab, role, len(self._free))
+        return slab
+
+    def give_back(self, slab: int, role: str) -> None:
+        """Take `slab` back from `role`, which has no block in it any more."""
+        assert self._role_of[slab] == role, f"slab {slab} belongs to {self._role_of[slab]}, not {role}"
+        self._role_of[slab] = None
+        self._free.append(slab)
+        log.debug("slab %d comes back from the %s; %d slabs are free", slab, role, len(self._free))
+
+    def owned_by(self, role: str) -> set[int]:
+        """Slabs that `role` holds."""
+        return {slab for slab, held_by in enumerate(self._role_of) if held_by == role}
+
+    def close(self) -> None:
+        """Give the memory back to the device once no view of it is left; no block can be read or written then."""
+        self.bytes = self.bytes.new_empty(0)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every slab is either free once or owned once."""
+        assert len(set(self._free)) == len(self._free), "a slab is free twice"
+        assert {s for s, role in enumerate(self._role_of) if role is None} == set(self._free), (
+            "free list and roles differ"
+        )
 
 
 class BlockPool:
@@ -179,7 +264,7 @@ class BlockPool:
         passed = self.blocks_passed(np.arange(len(hashes) + 1) * self.layout.block_size)
         return self.cache.longest(hashes, passed.tolist())
 
-    def take(self, hashes: list[bytes]) -> list[int]:
+    def take(self, hashes: Sequence[bytes]) -> list[int]:
         """Add a reference to each of the blocks with these hashes, all known.
 
         The blocks end early at one whose use would take a slab that is reserved by another model.
@@ -349,95 +434,3 @@ class BlockPool:
 
     def _slab(self, block: int) -> int:
         return block // self.layout.blocks_per_slab
-
-
-class EvictableBlocks:
-    """Cached blocks without references, by slab; slabs, and blocks of a slab, in order of least recent use.
-
-    A live slab also holds blocks that are in use; an idle one holds nothing but cached blocks and free slots. Transient
-    blocks are evicted before others, and idle slabs with transient blocks alone before other slabs.
-    """
-
-    def __init__(self) -> None:
-        # Each pair: of blocks that last, and of transient ones.
-        self._of: tuple[dict[int, OrderedDict[int, None]], ...] = ({}, {})
-        self._live: tuple[OrderedDict[int, None], ...] = (OrderedDict(), OrderedDict())
-        self._idle: tuple[OrderedDict[int, None], ...] = (OrderedDict(), OrderedDict())
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def of(self, slab: int) -> list[int]:
-        """Cached blocks of a slab, those to evict first at the front."""
-        return [block for blocks in reversed(self._of) for block in blocks.get(slab, ())]
-
-    def keep(self, block: int, slab: int, transient: bool = False) -> None:
-        """Add `block` of the live `slab` as the most recently used one."""
-        self._of[transient].setdefault(slab, OrderedDict())[block] = None
-        self._live[transient][slab] = None
-        self._live[transient].move_to_end(slab)
-        self._count += 1
-
-    def remove(self, block: int, slab: int) -> None:
-        """Take `block` out: it is used again, or its room is needed."""
-        transient = block not in self._of[False].get(slab, ())
-        kept = self._of[transient][slab]
-        del kept[block]
-        self._count -= 1
-        if not kept:
-            del self._of[transient][slab]
-            self._live[transient].pop(slab, None)
-            if slab not in self._of[not transient]:
-                self._leave_idle(slab)
-
-    def set_idle(self, slab: int) -> None:
-        """Note that the last block in use of `slab` was freed."""
-        holds = [slab in blocks for blocks in self._of]
-        if any(holds):
-            for live in self._live:
-                live.pop(slab, None)
-            self._idle[not holds[False]][slab] = None
-
-    def set_live(self, slab: int) -> None:
-        """Note that a block of `slab` is in use again."""
-        if self._leave_idle(slab):
-            for live, blocks in zip(self._live, self._of, strict=True):
-                if slab in blocks:
-                    live[slab] = None
-
-    def next_is_transient(self) -> tuple[bool, bool]:
-        """True if the block to evict first among live slabs is transient; the same for that among all slabs.
-
-        Blocks of idle slabs come after all those of live ones.
-        """
-        in_live_slab = bool(self._live[True])
-        return in_live_slab, in_live_slab or (not self._live[False] and bool(self._idle[True]))
-
-    def oldest_in_live_slab(self) -> tuple[int, int] | None:
-        """The block to evict first among live slabs, and its slab; None without any."""
-        for slabs, blocks in zip(reversed(self._live), reversed(self._of), strict=True):
-            if slabs:
-                slab = next(iter(slabs))
-                return next(iter(blocks[slab])), slab
-        return None
-
-    def oldest_idle_slab(self, lasting: bool = True) -> int | None:
-        """The idle slab to give back first; None without any. With `lasting` it may hold more than transient blocks."""
-        lasts, transient = self._idle
-        return next(iter(transient or (lasts if lasting else ())), None)
-
-    def check_integrity(self, live_slabs: set[int]) -> None:
-        """Raise AssertionError unless every slab with cached blocks is listed as live or as idle."""
-        assert self._count == sum(len(blocks) for of in self._of for blocks in of.values()), (
-            "cached blocks are miscounted"
-        )
-        for live, of in zip(self._live, self._of, strict=True):
-            assert set(live) == set(of) & live_slabs, "live slabs with cached blocks differ"
-        lasts, transient = (set(of) - live_slabs for of in self._of)
-        assert set(self._idle[False]) == lasts, "idle slabs differ"
-        assert set(self._idle[True]) == transient - lasts, "idle slabs with transient blocks alone differ"
-
-    def _leave_idle(self, slab: int) -> bool:
-        """Take a slab out of those that are idle; False if it was not."""
-        return any(idle.pop(slab, 0) is None for idle in self._idle)  # it is in one at most

@@ -1,17 +1,171 @@
-"""Making the memory of an engine's models: the pool that they share, and the table of each one's sequences."""
+"""Memory for models: what is free of the host's, how a GPU's is divided, the pool and tables of an engine's models."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
-from espalier.engine.errors import PoolTooSmallError
-from espalier.engine.memory.blocks import BlockPool
-from espalier.engine.memory.pool import KVPool
+import torch
+
+from espalier.engine.errors import CheckpointError, PoolTooSmallError
+from espalier.engine.execution.sampling import ROWS_AT_A_TIME
+from espalier.engine.memory.blocks import BlockPool, KVPool
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.model import Model
+from espalier.engine.models.options import Quantization
+from espalier.engine.models.quantization import layer_bytes, linear_bytes
+from espalier.engine.models.zoo.description import TransformersConfig
 from espalier.engine.stats import RoleCounters
 from espalier.kernels.layout import Layout, StateLayout, kv_groups
 
+log = logging.getLogger(__name__)
 _ANY_SLAB = 2**62
+_LIBRARIES = 256 * 2**20
+"""Bytes that cuBLAS, which has a workspace of 32 MiB for each of a few streams, and compiled kernels take, in bytes."""
+
+RECORDED_TOKENS, RECORDED_PARTIALS = 1024, 8192
+"""Tokens, and partial results of their attention, that the largest recorded step has room for."""
+_MEMINFO = Path("/proc/meminfo")
+_CONTAINER = Path("/sys/fs/cgroup")
+
+
+def free_memory(meminfo: Path = _MEMINFO, container: Path = _CONTAINER) -> int | None:
+    """Bytes that this process can still take without swapping, or less where a container limits it.
+
+    What the system keeps of files in memory counts as free. None where the system does not say.
+    """
+    if (free := _field(meminfo, "MemAvailable:")) is None:
+        return None
+    limit, used = _number(container / "memory.max"), _number(container / "memory.current")
+    if limit is None or used is None:
+        return 1024 * free
+    return min(1024 * free, max(0, limit - used + (_field(container / "memory.stat", "inactive_file") or 0)))
+
+
+def model_bytes(config: DecoderConfig, dtype: torch.dtype, quantization: Quantization, generates: bool) -> int:
+    """Bytes of a model's weights once it is loaded on a CPU; those of its norms and biases are left out.
+
+    Args:
+        config: its shape.
+        dtype: dtype of what is not quantised.
+        quantization: of its layers, and of a generator's head.
+        generates: whether it has a head over the vocabulary; in float32 a tied one is a copy, too.
+    """
+    if isinstance(config, TransformersConfig):
+        return config.weight_bytes(dtype, quantization)
+
+    layers = config.num_layers * layer_bytes(config, dtype.itemsize, quantization)
+    embedding = config.vocab_size * config.hidden_size * dtype.itemsize
+    if not generates or (config.tied and dtype != torch.float32):
+        return embedding + layers
+    return embedding + layers + linear_bytes(config.vocab_size, config.hidden_size, dtype.itemsize, quantization)
+
+
+def require_host_memory(models: Mapping[str, int], free: int | None) -> None:
+    """Refuse models that do not fit, before any memory is taken for them.
+
+    Args:
+        models: bytes of each, by the flag that names it.
+        free: see `free_memory`.
+
+    Raises:
+        CheckpointError: they take more than is free; it gives the numbers.
+    """
+    if free is None or (needed := sum(models.values())) <= free:
+        return
+    each = " and ".join(f"{flag} {size / 2**30:.1f} GiB" for flag, size in models.items())
+    raise CheckpointError(
+        f"the weights take {needed / 2**30:.1f} GiB of memory ({each}), and {free / 2**30:.1f} GiB are free; use a "
+        "smaller model, quantize it (--generator-quantization, --verifier-quantization), or free memory"
+    )
+
+
+def _field(file: Path, name: str) -> int | None:
+    """The number after a name, in a file of one such pair a line."""
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(name)), None)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of a GPU's memory.
+
+    Attributes:
+        total: all of it.
+        used: taken already: weights, and what other processes hold.
+        workspace: what steps need while they run.
+        kv_pool: what is left for keys and values, within the share of the memory that may be used.
+    """
+
+    total: int
+    used: int
+    workspace: int
+    kv_pool: int
+
+    def __str__(self) -> str:
+        """A line for the log."""
+        total, used, workspace, pool = (
+            f"{size / 2**30:.1f} GiB" for size in (self.total, self.used, self.workspace, self.kv_pool)
+        )
+        return f"memory of the GPU, {total}: weights and other processes {used}, workspace {workspace}, KV pool {pool}"
+
+
+def plan_memory(
+    total: int, free: int, utilization: float, models: Iterable[DecoderConfig], max_batch_tokens: int, item_bytes: int
+) -> MemoryPlan:
+    """Plan a GPU's memory once the weights are loaded.
+
+    Args:
+        total: bytes of the GPU's memory.
+        free: bytes that nobody uses.
+        utilization: share of the memory that may be used.
+        models: sizes of the loaded models, which take turns.
+        max_batch_tokens: tokens of a step at most.
+        item_bytes: bytes of an element of the weights.
+
+    Raises:
+        CheckpointError: when nothing is left for the KV pool.
+    """
+    models = list(models)
+    # Of each model that takes its turn: a layer's intermediate results, partial results of attention, and logits.
+    workspace = _LIBRARIES + max(
+        max_batch_tokens * (_activations(model, item_bytes) + 4 * _partial(model))
+        + 4 * 4 * ROWS_AT_A_TIME * model.vocab_size
+        for model in models
+    )
+    # Recorded steps keep what the largest of them needs, in which the others run, too.
+    for model in models:
+        workspace += RECORDED_TOKENS * _activations(model, item_bytes) + RECORDED_PARTIALS * _partial(model)
+    plan = MemoryPlan(total, total - free, workspace, int(total * utilization) - (total - free) - workspace)
+    if plan.kv_pool <= 0:
+        raise CheckpointError(
+            f"{plan.used / 2**30:.1f} of the GPU's {total / 2**30:.1f} GiB are used and a step needs "
+            f"{workspace / 2**30:.1f}, which leaves nothing for the KV pool; use a smaller model, quantize it, lower "
+            "--max-batch-tokens, or raise --gpu-memory-utilization"
+        )
+    return plan
+
+
+def _activations(model: DecoderConfig, item_bytes: int) -> int:
+    """Bytes of a token's intermediate results in one layer."""
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    return (4 * model.hidden_size + 2 * heads + 3 * model.intermediate_size) * item_bytes
+
+
+def _partial(model: DecoderConfig) -> int:
+    """Bytes of one partial result of a token's attention, float32."""
+    return 4 * model.num_heads * (model.head_dim + 1)
 
 
 def pool_names(role: str, config: DecoderConfig) -> list[str]:

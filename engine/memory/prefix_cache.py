@@ -1,11 +1,14 @@
 """The prefix cache: blocks by the hash of their tokens, so that a prompt seen before is not computed again.
 
+Those without references stay until their room is needed, see `EvictableBlocks`.
+
 A block is known by the sha256 of its tokens and of all before them, so equal hashes mean equal prefixes. Most blocks
 are full. Tails, which are not, go on being written to: only what is about to be freed is entered as one. What is
 entered as a sequence is released is transient until it is found again: its room is given up first.
 """
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -132,3 +135,95 @@ class PrefixCache:
         assert self._transient <= set(self._hash_of), "a block that is not known is transient"
         tails = {self._block_of[digest] for known in self._tails.values() for digest in known.values()}
         assert tails == set(self._tail_of), "tails differ from the blocks that are known as such"
+
+
+class EvictableBlocks:
+    """Cached blocks without references, by slab; slabs, and blocks of a slab, in order of least recent use.
+
+    A live slab also holds blocks that are in use; an idle one holds nothing but cached blocks and free slots. Transient
+    blocks are evicted before others, and idle slabs with transient blocks alone before other slabs.
+    """
+
+    def __init__(self) -> None:
+        # Each pair: of blocks that last, and of transient ones.
+        self._of: tuple[dict[int, OrderedDict[int, None]], ...] = ({}, {})
+        self._live: tuple[OrderedDict[int, None], ...] = (OrderedDict(), OrderedDict())
+        self._idle: tuple[OrderedDict[int, None], ...] = (OrderedDict(), OrderedDict())
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def of(self, slab: int) -> list[int]:
+        """Cached blocks of a slab, those to evict first at the front."""
+        return [block for blocks in reversed(self._of) for block in blocks.get(slab, ())]
+
+    def keep(self, block: int, slab: int, transient: bool = False) -> None:
+        """Add `block` of the live `slab` as the most recently used one."""
+        self._of[transient].setdefault(slab, OrderedDict())[block] = None
+        self._live[transient][slab] = None
+        self._live[transient].move_to_end(slab)
+        self._count += 1
+
+    def remove(self, block: int, slab: int) -> None:
+        """Take `block` out: it is used again, or its room is needed."""
+        transient = block not in self._of[False].get(slab, ())
+        kept = self._of[transient][slab]
+        del kept[block]
+        self._count -= 1
+        if not kept:
+            del self._of[transient][slab]
+            self._live[transient].pop(slab, None)
+            if slab not in self._of[not transient]:
+                self._leave_idle(slab)
+
+    def set_idle(self, slab: int) -> None:
+        """Note that the last block in use of `slab` was freed."""
+        holds = [slab in blocks for blocks in self._of]
+        if any(holds):
+            for live in self._live:
+                live.pop(slab, None)
+            self._idle[not holds[False]][slab] = None
+
+    def set_live(self, slab: int) -> None:
+        """Note that a block of `slab` is in use again."""
+        if self._leave_idle(slab):
+            for live, blocks in zip(self._live, self._of, strict=True):
+                if slab in blocks:
+                    live[slab] = None
+
+    def next_is_transient(self) -> tuple[bool, bool]:
+        """True if the block to evict first among live slabs is transient; the same for that among all slabs.
+
+        Blocks of idle slabs come after all those of live ones.
+        """
+        in_live_slab = bool(self._live[True])
+        return in_live_slab, in_live_slab or (not self._live[False] and bool(self._idle[True]))
+
+    def oldest_in_live_slab(self) -> tuple[int, int] | None:
+        """The block to evict first among live slabs, and its slab; None without any."""
+        for slabs, blocks in zip(reversed(self._live), reversed(self._of), strict=True):
+            if slabs:
+                slab = next(iter(slabs))
+                return next(iter(blocks[slab])), slab
+        return None
+
+    def oldest_idle_slab(self, lasting: bool = True) -> int | None:
+        """The idle slab to give back first; None without any. With `lasting` it may hold more than transient blocks."""
+        lasts, transient = self._idle
+        return next(iter(transient or (lasts if lasting else ())), None)
+
+    def check_integrity(self, live_slabs: set[int]) -> None:
+        """Raise AssertionError unless every slab with cached blocks is listed as live or as idle."""
+        assert self._count == sum(len(blocks) for of in self._of for blocks in of.values()), (
+            "cached blocks are miscounted"
+        )
+        for live, of in zip(self._live, self._of, strict=True):
+            assert set(live) == set(of) & live_slabs, "live slabs with cached blocks differ"
+        lasts, transient = (set(of) - live_slabs for of in self._of)
+        assert set(self._idle[False]) == lasts, "idle slabs differ"
+        assert set(self._idle[True]) == transient - lasts, "idle slabs with transient blocks alone differ"
+
+    def _leave_idle(self, slab: int) -> bool:
+        """Take a slab out of those that are idle; False if it was not."""
+        return any(idle.pop(slab, 0) is None for idle in self._idle)  # it is in one at most

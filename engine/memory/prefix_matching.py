@@ -197,34 +197,38 @@ class PrefixMatching:
                 known = len(tail.hashes) - 1
             if not self._promised.isdisjoint(hashes[known:count]):
                 return False
-            if tail is not None and self._take_tail(row, tail):
-                self._note_cached(row, hashes, len(tail.hashes) - 1)
-                return True
+            if tail is not None:
+                count_of_tail, taken = self._take(tail.hashes, tail.computed)
+                if count_of_tail == len(tail.hashes):
+                    self._tables.hold(row, taken, count_of_tail, tail.computed)
+                    self._note_cached(row, hashes, count_of_tail - 1)
+                    return True
         while count:
             # What one group knows need not be what another knows.
             count = self._longest_known(hashes[:count])
-            passed = [int(pool.blocks_passed(np.array(count * self._block_size))) for pool in self._pools]
-            taken = [pool.take(hashes[first:count]) for pool, first in zip(self._pools, passed, strict=True)]
-            short = [len(blocks) < count - first for blocks, first in zip(taken, passed, strict=True)]
-            if not any(short):
+            found, taken = self._take(hashes[:count], count * self._block_size)
+            if found == count:
                 break
-            count = min(first + len(blocks) for blocks, first in zip(taken, passed, strict=True))
-            for pool, blocks in zip(self._pools, taken, strict=True):
-                pool.free(reversed(blocks))
+            count = found
         self._tables.hold(row, taken if count else [], count, count * self._block_size)
         self._note_cached(row, hashes, count)
         return True
 
-    def _take_tail(self, row: int, tail: _Tail) -> bool:
-        """Share the blocks up to a tail; False, and none, if that takes a slab that is reserved by another model."""
-        taken = [pool.take(list(tail.hashes[tail.passed(pool) :])) for pool in self._pools]
-        count = len(tail.hashes)
-        if any(len(blocks) < count - tail.passed(pool) for pool, blocks in zip(self._pools, taken, strict=True)):
-            for pool, blocks in zip(self._pools, taken, strict=True):
-                pool.free(reversed(blocks))
-            return False
-        self._tables.hold(row, taken, count, tail.computed)
-        return True
+    def _take(self, hashes: Sequence[bytes], computed: int) -> tuple[int, list[list[int]]]:
+        """Share the known blocks with these hashes, of each group those that are seen behind `computed` tokens.
+
+        Returns:
+            How many were found, and the blocks of each group; fewer, and none, where the next would take a slab that is
+            reserved by another model.
+        """
+        passed = [int(pool.blocks_passed(np.array(computed))) for pool in self._pools]
+        taken = [pool.take(hashes[first:]) for pool, first in zip(self._pools, passed, strict=True)]
+        found = min(first + len(blocks) for blocks, first in zip(taken, passed, strict=True))
+        if found == len(hashes):
+            return found, taken
+        for pool, blocks in zip(self._pools, taken, strict=True):
+            pool.free(reversed(blocks))
+        return found, []
 
     def _note_cached(self, row: int, hashes: list[bytes], count: int) -> None:
         """Note that a row's first `count` full blocks came from the cache, which may lack the others."""

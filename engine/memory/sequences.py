@@ -45,6 +45,7 @@ class SequenceTable(BlockTables):
     Attributes:
         counters: what is counted of the model.
         prefixes: how rows are found in the prefix cache.
+        follower: who is to know of all forks and releases; None for nobody.
     """
 
     def __init__(self, pools: Sequence[BlockPool], rows: int = 64, columns: int = 256, cache_seed: bytes = b"") -> None:
@@ -61,7 +62,7 @@ class SequenceTable(BlockTables):
         self.counters = pools[0].counters
         self.prefixes = PrefixMatching(self, self._siblings)
         self._of_owner: dict[Hashable, dict[KVSequence, None]] = {}  # in order of arrival
-        self._follower: Follower | None = None
+        self.follower: Follower | None = None
 
     @property
     def live_sequences(self) -> int:
@@ -144,8 +145,8 @@ class SequenceTable(BlockTables):
         self._share(source, row, length, computed)
         self.prefixes.fork(source, row, shares=not went_back)
         child = self._own(KVSequence(sequence.role, row, sequence.owner))
-        if self._follower:
-            self._follower.forked(sequence, child)
+        if self.follower:
+            self.follower.forked(sequence, child)
         return child
 
     def release(self, sequence: KVSequence) -> None:
@@ -154,8 +155,8 @@ class SequenceTable(BlockTables):
         The recurrent state at its end stays in the prefix cache, with all before it, while nobody needs the room.
         """
         sequence.released = True
-        if self._follower:
-            self._follower.released(sequence)
+        if self.follower:
+            self.follower.released(sequence)
         self.prefixes.keep(sequence.row, transient=True)
         self.prefixes.release(sequence.row)
         siblings = self._of_owner[sequence.owner]
@@ -164,10 +165,6 @@ class SequenceTable(BlockTables):
             del self._of_owner[sequence.owner]
         self._free_all(sequence.row)
         self._free_rows.append(sequence.row)
-
-    def drop_kv(self, owner: Hashable) -> None:
-        """Free all KV of an owner's sequences; see `drop_kv_of`."""
-        self.drop_kv_of(self._of_owner.get(owner, ()))
 
     def drop_kv_of(self, sequences: Iterable[KVSequence]) -> None:
         """Free all KV of sequences, which keep their tokens, so that it can be computed again.
@@ -217,10 +214,6 @@ class SequenceTable(BlockTables):
             if sequence.released
             else f"a {sequence.role} sequence belongs to another engine"
         )
-
-    def followed_by(self, follower: Follower) -> None:
-        """Let `follower` know of all forks and releases from now on."""
-        self._follower = follower
 
     def token_ids(self, sequence: KVSequence) -> list[int]:
         """The sequence's tokens."""

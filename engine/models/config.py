@@ -8,7 +8,7 @@ from typing import Any
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.options import ModelImpl
-from espalier.engine.models.text_files import require, shown
+from espalier.engine.models.text_files import A_FLAG, A_LIST, AN_OBJECT, require, shown
 from espalier.kernels.layers import Activation, DecoderSpec
 from espalier.kernels.layout import KVShape, StateShape, state_bytes
 from espalier.kernels.rotary import ROPE_TYPES, Rotary
@@ -157,19 +157,8 @@ class NativeConfig(DecoderConfig):
 
     @property
     def spec(self) -> DecoderSpec:
-        """Description of the layers, from which a backend builds them."""
-        return DecoderSpec(
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            norm_eps=self.norm_eps,
-            windows=self.windows,
-            rotaries=self.rotaries,
-            rotary_of=self.rotary_of,
-            activation=self.activation,
-            query_scale=self.query_scale,
-            embedding_scale=self.embedding_scale,
-        )
+        """Description of the layers, from which a backend builds them: what is called so here, too."""
+        return DecoderSpec(**{name: getattr(self, name) for name in DecoderSpec.__dataclass_fields__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +170,7 @@ class Fields:
 
     def inner(self, name: str) -> "Fields":
         """The fields of an object in this one."""
-        value = require(self.place, name, self.raw[name], "an object", lambda it: isinstance(it, dict))
+        value = require(self.place, name, self.raw[name], *AN_OBJECT)
         return Fields(value, f"{name} in {self.place}")
 
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
@@ -198,23 +187,22 @@ class Fields:
     def number(self, name: str, default: float) -> float:
         """A number above 0."""
         value = default if self.raw.get(name) is None else self.raw[name]
-        return require(
-            self.place, name, value, "a number above 0", lambda n: type(n) in (int, float) and 0 < n < math.inf
-        )
+        return require(self.place, name, value, "a number above 0", _is_above_0)
 
     def numbers(self, name: str, count: int) -> list[float]:
         """A list of `count` numbers above 0; required."""
+        value, rule = self.raw[name], f"a list of {count} numbers above 0"
+        right = isinstance(value, list) and len(value) == count and all(map(_is_above_0, value))
+        return require(self.place, name, value, rule, lambda _: right)
 
-        def is_right(value: Any) -> bool:
-            numbers = isinstance(value, list) and all(type(n) in (int, float) and 0 < n < math.inf for n in value)
-            return numbers and len(value) == count
+    def flag(self, name: str) -> bool:
+        """True or false; the latter where it is left out."""
+        value = False if self.raw.get(name) is None else self.raw[name]
+        return require(self.place, name, value, *A_FLAG)
 
-        return require(self.place, name, self.raw[name], f"a list of {count} numbers above 0", is_right)
 
-    def flag(self, name: str, default: bool = False) -> bool:
-        """True or false."""
-        value = default if self.raw.get(name) is None else self.raw[name]
-        return require(self.place, name, value, "true or false", lambda f: type(f) is bool)
+def _is_above_0(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def read_config(
@@ -276,7 +264,7 @@ def read_head_dim(fields: Fields) -> int:
 def read_layer_kinds(fields: Fields, default: Sequence[str]) -> list[str]:
     """`FULL` or `SLIDING` for each layer, as `layer_types` says, or else `default`."""
     kinds = fields.raw.get("layer_types") or list(default)
-    require(fields.place, "layer_types", kinds, "a list", lambda it: isinstance(it, list))
+    require(fields.place, "layer_types", kinds, *A_LIST)
     if len(kinds) != len(default):
         raise CheckpointError(f"layer_types in {fields.place} has {len(kinds)} items for {len(default)} layers")
     if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
@@ -353,7 +341,7 @@ def _rope_object(fields: Fields) -> Mapping[str, Any]:
     """The object that holds rotary parameters; an empty one where there is none."""
     given = {name: fields.raw[name] for name in ("rope_scaling", "rope_parameters") if fields.raw.get(name)}
     for name, value in given.items():
-        require(fields.place, name, value, "an object", lambda it: isinstance(it, dict))
+        require(fields.place, name, value, *AN_OBJECT)
         if nested := next((key for key, inner in value.items() if isinstance(inner, dict)), None):
             raise CheckpointError(
                 f"{name} in {fields.place} has parameters of its own for {nested}; one set is supported"

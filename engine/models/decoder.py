@@ -1,5 +1,10 @@
-"""The decoder that all model families share: token ids to hidden states, over KV in blocks."""
+"""The decoder that all model families share: token ids to hidden states, over KV in blocks.
 
+Parts of a model are kept in its checkpoint's `LoadCache` as they are once they are loaded: int8 weights of files, for
+backends that can begin with them; nothing else would be loaded faster.
+"""
+
+import hashlib
 import logging
 from collections.abc import Sequence
 
@@ -7,9 +12,9 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.checkpoint.cache import keep, read_kept
 from espalier.engine.models.config import DecoderConfig, NativeConfig
-from espalier.engine.models.options import Quantization
+from espalier.engine.models.load_cache import LoadCache, code_state
+from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import make_quantizer, refined_outputs, stored_bytes
 from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.batch import StepBatch
@@ -27,6 +32,8 @@ is halfway between, by ratio, and no figure of a machine, so that results depend
 """
 _EMBEDDING, _NORM, _BYTES = "embedding", "norm", "weight bytes"
 """Names of what is kept beside the layers."""
+_USED, _WARNINGS = "taken", "warnings"
+"""Facts of what is kept: the tensors it was made of, and what was odd about them."""
 
 
 class Decoder:
@@ -36,6 +43,8 @@ class Decoder:
         backend: the operations of its device, from which heads, copies and draws come too.
         layers: its layers, ready to run, with most of its weights.
         embedding: `[vocabulary, hidden]`, which a head may be tied to.
+        device: that holds the weights.
+        dtype: of the weights and of the KV cache.
         weight_bytes: bytes of all of its weights.
     """
 
@@ -44,17 +53,8 @@ class Decoder:
         self.backend = backend
         self.layers = layers
         self.embedding = layers.outer.embedding
+        self.device, self.dtype = self.embedding.device, self.embedding.dtype
         self.weight_bytes = weight_bytes
-
-    @property
-    def device(self) -> torch.device:
-        """The device that holds the weights."""
-        return self.embedding.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Element type of the weights and of the KV cache."""
-        return self.embedding.dtype
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -253,3 +253,51 @@ def _ignore_images(checkpoint: Checkpoint) -> None:
     log.info("%d tensors of %s are not its text half's: %s, …", len(others), checkpoint.folder, some)
     for name in others:
         checkpoint.mark_used(name)
+
+
+def read_kept(checkpoint: Checkpoint, part: str, backend: Backend, dtype: torch.dtype) -> Kept | None:
+    """The weights that `keep` was given in this process or an earlier one; their tensors then count as used.
+
+    Args:
+        checkpoint: whose part it is.
+        part: of the model.
+        backend: the one that runs it.
+        dtype: of the weights that are not quantised.
+    """
+    cache = _cache_for(checkpoint, backend)
+    if cache is None or (kept := cache.read(_entry(checkpoint, part, dtype))) is None:
+        return None
+    for name in kept.facts[_USED]:
+        checkpoint.mark_used(name)
+    for text in kept.facts[_WARNINGS]:
+        checkpoint.warn(text)
+    return kept
+
+
+def keep(
+    checkpoint: Checkpoint, part: str, backend: Backend, dtype: torch.dtype, kept: Kept, used_before: frozenset[str]
+) -> None:
+    """Keep a part of the model for later processes, if there is a cache.
+
+    Args:
+        checkpoint: see `read_kept`.
+        part: see `read_kept`.
+        backend: see `read_kept`.
+        dtype: see `read_kept`.
+        kept: what it is made of.
+        used_before: the tensors that counted as used before it was made.
+    """
+    if cache := _cache_for(checkpoint, backend):
+        used = {_USED: sorted(checkpoint.used - used_before), _WARNINGS: list(checkpoint.warnings)}
+        cache.write(_entry(checkpoint, part, dtype), kept._replace(facts={**kept.facts, **used}))
+
+
+def _cache_for(checkpoint: Checkpoint, backend: Backend) -> LoadCache | None:
+    of_files = checkpoint.quantization is Quantization.INT8 and checkpoint.load_format is not LoadFormat.DUMMY
+    return checkpoint.load_cache if of_files and backend.keeps_int8 else None
+
+
+def _entry(checkpoint: Checkpoint, part: str, dtype: torch.dtype) -> str:
+    """The name of an entry: a hash of the checkpoint's files, of what becomes of them, and of the code for that."""
+    of = f"{checkpoint.digest()} {part} {dtype} {checkpoint.decoder_config.impl} {code_state()}"
+    return hashlib.sha256(of.encode()).hexdigest()[:32]

@@ -5,13 +5,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import partial
 from importlib.metadata import entry_points
 from os.path import lexists
 from pathlib import Path
 
 from espalier.engine.errors import CheckpointError, nearest, nearest_file
-from espalier.engine.models.checkpoint.adapter import adapter_files, base_of, is_adapter
+from espalier.engine.models.checkpoint.adapter import WEIGHTS, base_of, is_adapter
 from espalier.engine.models.options import GGUF, LoadFormat
 from espalier.engine.models.weights import SMALL_FILES, named_files, parts_of, weight_lists
 
@@ -52,9 +51,8 @@ def locate(name: str, load_format: LoadFormat = LoadFormat.AUTO, hub: HubSetting
         return entry.load()()
     if not (parts := _hub_parts(name)):
         raise _no_checkpoint(name)
-    if parts["gguf"]:
-        return _download_gguf(parts["repository"], parts["revision"], parts["gguf"], hub or HubSettings())
-    return _download(parts["repository"], parts["revision"], load_format, hub or HubSettings())
+    of, hub = (parts["repository"], parts["revision"]), hub or HubSettings()
+    return _download_gguf(*of, parts["gguf"], hub) if parts["gguf"] else _download(*of, load_format, hub)
 
 
 def require_name(name: str) -> None:
@@ -65,12 +63,8 @@ def require_name(name: str) -> None:
     """
     base, plus, adapter = name.rpartition("+")
     for part in (base, adapter) if plus and _on_disk(name) is None else (name,):
-        if _on_disk(part) is None and part not in _registered() and not _hub_parts(part):
+        if _on_disk(part) is None and part not in entry_points(group=_ENTRY_POINTS).names and not _hub_parts(part):
             raise _no_checkpoint(part)
-
-
-def _registered() -> list[str]:
-    return sorted(entry_points(group=_ENTRY_POINTS).names)
 
 
 def _hub_parts(name: str) -> re.Match[str] | None:
@@ -80,7 +74,7 @@ def _hub_parts(name: str) -> re.Match[str] | None:
 
 
 def _no_checkpoint(name: str) -> CheckpointError:
-    known = _registered()
+    known = sorted(entry_points(group=_ENTRY_POINTS).names)
     hint = nearest(name, known) or nearest_file(Path(name))
     return CheckpointError(
         f"no checkpoint {name!r}: not a folder, not a GGUF file, not a hub id like org/name, org/name@revision or "
@@ -124,21 +118,17 @@ def _on_disk(name: str) -> Path | None:
 
 def _download(repository: str, revision: str | None, load_format: LoadFormat, hub: HubSettings) -> Path:
     """Download small files first, and only the weight files that they name, so that no weights come twice."""
-    from huggingface_hub import is_offline_mode
-
-    offline = hub.offline or is_offline_mode()
-    fetch = partial(_fetch, repository, offline=offline, cache_dir=hub.cache_dir)
-    folder = fetch(SMALL_FILES, revision)
+    folder = _fetch(repository, SMALL_FILES, revision, hub)
     commit = folder.name  # a branch may move between two downloads
-    if files := adapter_files(folder):
-        return fetch((*files, "adapter_config.json"), commit)
+    if is_adapter(folder):
+        return _fetch(repository, (*WEIGHTS, "adapter_config.json"), commit, hub)
     if load_format is LoadFormat.DUMMY:
         return folder
     for name in weight_lists(load_format):
         if name.endswith(".json") and not (folder / name).is_file():
             continue
         wanted = [file.name for file in named_files(folder / name)]
-        fetch((*wanted, "config.json"), commit)  # always matches, or the client would warn
+        _fetch(repository, (*wanted, "config.json"), commit, hub)  # always matches, or the client would warn
         if (folder / wanted[0]).is_file():
             break
     return folder
@@ -146,22 +136,16 @@ def _download(repository: str, revision: str | None, load_format: LoadFormat, hu
 
 def _download_gguf(repository: str, revision: str | None, wanted: str, hub: HubSettings) -> Path:
     """Download the file of a name or quantisation, or all its parts."""
-    from huggingface_hub import is_offline_mode
-
-    spellings = {wanted, wanted.lower(), wanted.upper()}
-    patterns = [f"*[-./]{one}{end}" for one in sorted(spellings) for end in (GGUF, f"-*-of-*{GGUF}")]
+    spellings = sorted({wanted, wanted.lower(), wanted.upper()})
+    patterns = [f"*[-./]{one}{end}" for one in spellings for end in (GGUF, f"-*-of-*{GGUF}")]
     if wanted.endswith(GGUF):
         patterns = [wanted]
-    offline = hub.offline or is_offline_mode()
-    folder = _fetch(repository, patterns, revision, offline, hub.cache_dir)
-    fitting = (file for file in folder.rglob(f"*{GGUF}") if _fits(f"/{file.relative_to(folder)}", patterns))
+    folder = _fetch(repository, patterns, revision, hub)
+    names = {file: f"/{file.relative_to(folder)}" for file in folder.rglob(f"*{GGUF}")}
+    fitting = [file for file, name in names.items() if any(fnmatch(name, f"*{pattern}") for pattern in patterns)]
     if (found := _one_gguf(folder, fitting)) is None:
         raise CheckpointError(f"{repository} has no GGUF file {wanted!r}; its page on the hub lists its files")
     return found
-
-
-def _fits(name: str, patterns: list[str]) -> bool:
-    return any(fnmatch(name, f"*{pattern}") for pattern in patterns)
 
 
 def _one_gguf(folder: Path, files: Iterable[Path]) -> Path | None:
@@ -176,18 +160,13 @@ def _one_gguf(folder: Path, files: Iterable[Path]) -> Path | None:
     return firsts[0] if firsts else None
 
 
-def _fetch(
-    repository: str, patterns: Iterable[str], revision: str | None, offline: bool, cache_dir: Path | None
-) -> Path:
-    from huggingface_hub import snapshot_download
+def _fetch(repository: str, patterns: Iterable[str], revision: str | None, hub: HubSettings) -> Path:
+    from huggingface_hub import is_offline_mode, snapshot_download
 
+    offline, wanted = hub.offline or is_offline_mode(), list(patterns)
     try:
         found = snapshot_download(
-            repository,
-            revision=revision,
-            cache_dir=cache_dir,
-            local_files_only=offline,
-            allow_patterns=list(patterns),
+            repository, revision=revision, cache_dir=hub.cache_dir, local_files_only=offline, allow_patterns=wanted
         )
     except Exception as error:  # the hub client raises many kinds, none of them ours
         raise CheckpointError(_explain(error, repository, revision, offline)) from error

@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -32,8 +31,7 @@ _LEAST_BYTES = 2**26
 """Of an entry: less is loaded as fast without."""
 _SPARE = 2**31
 """Bytes of the disk that are left free."""
-_SUFFIX, _UNFINISHED = ".weights", ".unfinished"
-_ABANDONED_SECONDS = 24 * 3600
+_SUFFIX = ".weights"
 _SUMMED = 2**17
 """Words of 8 bytes that have one sum."""
 
@@ -98,38 +96,31 @@ class LoadCache:
         size = sum(tensor.nbytes for tensor in kept.tensors.values())
         if not self._least_bytes <= size <= self._max_bytes:
             return
-        unfinished = None
+        place, unfinished = self._path(name), None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if (free := shutil.disk_usage(self.folder).free) < size + _SPARE:
                 log.info("weights are not kept: %s has %d MiB free, they take %d", self.folder, free >> 20, size >> 20)
                 return
-            handle, unfinished = tempfile.mkstemp(_UNFINISHED, dir=self.folder)
+            # One that is abandoned counts as an entry, and is removed as the others are.
+            handle, unfinished = tempfile.mkstemp(_SUFFIX, "unfinished-", self.folder)
             with open(handle, "wb") as file:
                 _write(file, name, kept)
                 file.flush()
                 os.fsync(file.fileno())  # or a machine that stops now might keep the name and lose the content
-            os.replace(unfinished, self._path(name))
+            os.replace(unfinished, place)
         except OSError as error:
             log.info("weights are not kept in %s: %s", self.folder, error)
             if unfinished:
-                with suppress(OSError):
-                    os.unlink(unfinished)
+                _remove(Path(unfinished))
             return
-        log.info("weights are kept in %s: %d MiB", self._path(name), size >> 20)
-        self._remove_oldest(self._path(name))
-
-    def _remove_oldest(self, written: Path) -> None:
+        log.info("weights are kept in %s: %d MiB", place, size >> 20)
         entries = self.entries()
         total = sum(size for _, size in entries)
         for path, size in entries:
-            if total > self._max_bytes and path != written:
+            if total > self._max_bytes and path != place:
                 total -= size
                 _remove(path)
-        for path in self.folder.glob(f"*{_UNFINISHED}"):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-                    _remove(path)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}{_SUFFIX}"

@@ -1,6 +1,8 @@
 """A loaded model: its decoder, head, tokenizer, and the token ids that end a generation."""
 
-from collections.abc import Callable, Mapping, Sequence
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,11 +12,9 @@ import torch.nn.functional as F
 from espalier.engine.errors import CheckpointError, MisuseError, NoEmbeddingError
 from espalier.engine.models.chat.turns import embedded_ends
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.checkpoint.cache import keep, read_kept
 from espalier.engine.models.config import DecoderConfig, NativeConfig
-from espalier.engine.models.decoder import Decoder, choose_backend_for, load_decoder
+from espalier.engine.models.decoder import Decoder, choose_backend_for, keep, load_decoder, read_kept
 from espalier.engine.models.families import GENERATOR_CLASSES
-from espalier.engine.models.heap import freed_at_once
 from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.quantization import make_quantizer
 from espalier.engine.models.tokenizer import TextTokenizer
@@ -24,6 +24,8 @@ from espalier.kernels.backend import Backend
 from espalier.kernels.linear import Linear
 
 _HEAD = "lm_head.weight"
+_MMAP_THRESHOLD = -3
+"""glibc's name of the size from which blocks of memory are the system's own."""
 
 Head = Callable[..., torch.Tensor]
 """Hidden states `[R, hidden]` to values `[R, k]`: logits of a generator, scores of a verifier.
@@ -123,7 +125,20 @@ def _log_probabilities(head: Head, hidden: torch.Tensor, targets: torch.Tensor |
     return torch.cat(found)
 
 
-@freed_at_once()
+@contextmanager
+def _freed_at_once() -> Iterator[None]:
+    """Have glibc give each large block back as it is freed; by default it keeps holes as large as a model."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(_MMAP_THRESHOLD, 2**18)
+    try:
+        yield
+    finally:
+        if mallopt:
+            mallopt(_MMAP_THRESHOLD, 2**25)  # what it comes to by itself
+
+
+@_freed_at_once()
 def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Decoder:
     """The decoder of a checkpoint of any supported architecture, without its head.
 
@@ -150,25 +165,30 @@ def language_model_head(checkpoint: Checkpoint, decoder: Decoder, quantised: boo
         CheckpointError: when the head is untied and missing.
     """
     if isinstance(decoder.layers, TransformersLayers):
-        return decoder.layers.require_head(checkpoint.folder)
-    if not decoder.config.tied:
-        return _untied_head(checkpoint, decoder.backend, decoder.dtype, decoder.device, quantised)
-    checkpoint.mark_used(_HEAD)
-    return _head(checkpoint, decoder.backend, decoder.dtype, lambda: decoder.embedding, quantised)
+        if decoder.layers.head is None:
+            raise CheckpointError(f"{checkpoint.folder} has no head over the vocabulary")
+        return decoder.layers.head
+    tied = decoder.embedding if decoder.config.tied else None
+    return _head(checkpoint, decoder.backend, decoder.dtype, decoder.device, quantised, tied)
 
 
-@freed_at_once()
-def _untied_head(
-    checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, device: torch.device | str, quantised: bool
-) -> Head:
-    config = checkpoint.decoder_config
-    shape = config.vocab_size, config.hidden_size
-    return _head(checkpoint, backend, dtype, lambda: checkpoint.take(_HEAD, dtype, device, shape), quantised)
-
-
+@_freed_at_once()
 def _head(
-    checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, read: Callable[[], torch.Tensor], quantised: bool
+    checkpoint: Checkpoint,
+    backend: Backend,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    quantised: bool,
+    tied: torch.Tensor | None = None,
 ) -> Head:
+    """The head of a decoder that native code runs; `tied` is the embedding that it is one with."""
+    if tied is not None:
+        checkpoint.mark_used(_HEAD)
+
+    def read() -> torch.Tensor:
+        shape = checkpoint.decoder_config.vocab_size, checkpoint.decoder_config.hidden_size
+        return checkpoint.take(_HEAD, dtype, device, shape) if tied is None else tied
+
     if not quantised or not backend.quantized_packer():
         return backend.prepare_linear(read())
     if kept := read_kept(checkpoint, "head", backend, dtype):
@@ -196,7 +216,7 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
     head, config = None, checkpoint.decoder_config
     quantised = checkpoint.quantization is not Quantization.NONE
     if config.impl is ModelImpl.NATIVE and not config.tied:  # first: unquantised it may be the largest tensor of all
-        head = _untied_head(checkpoint, choose_backend_for(checkpoint, dtype, device), dtype, device, quantised)
+        head = _head(checkpoint, choose_backend_for(checkpoint, dtype, device), dtype, device, quantised)
     decoder = load_trunk(checkpoint, dtype, device)
     head = head or language_model_head(checkpoint, decoder, quantised)
     eos = embedded_ends(checkpoint, tokenizer, decoder.config.vocab_size)

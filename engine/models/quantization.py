@@ -22,7 +22,7 @@ from espalier.kernels.backend import Backend
 from espalier.kernels.linear import QuantizedPacker
 
 GROUP = 64
-"""Inputs that share a scale and a zero in int4."""
+"""Inputs that share a scale and a zero in int4; where it does not divide them, the largest power of two that does."""
 
 _ELEMENTS = 2**16
 """Values that are rounded at a time: so few that they stay in a core's cache."""
@@ -56,10 +56,9 @@ def make_quantizer(
             ) from error
     if packer:
         return partial(_pack_int4, packer)
-    kind = torch.device(device).type
     if quantization is Quantization.INT8:
         return _quantize_int8
-    if kind != "cuda" or dtype != torch.bfloat16:
+    if (kind := torch.device(device).type) != "cuda" or dtype != torch.bfloat16:
         raise CheckpointError(
             f"int4 weights need --dtype bfloat16 on a GPU or float32 on a CPU; this is {dtype} on {kind}".replace(
                 "torch.", ""
@@ -99,7 +98,7 @@ def linear_bytes(rows: int, columns: int, itemsize: int, quantization: Quantizat
             padded = -(-columns // 1024) * 1024
             return rows * (padded // 2 + padded // GROUP * (2 + 2))
         case Quantization.INT4:
-            return rows * (columns // 2 + columns // _group(columns) * (4 + 1))
+            return rows * (columns // 2 + columns // math.gcd(columns, GROUP) * (4 + 1))
     return rows * columns * itemsize
 
 
@@ -128,16 +127,10 @@ def stored_bytes(weight: Any) -> int:
     """Bytes of a weight, quantised or not; 0 for None."""
     if weight is None:
         return 0
-    if flatten := getattr(
-        weight, "__tensor_flatten__", None
-    ):  # `nbytes` of torchao's tensors is that of the weight before
+    # `nbytes` of torchao's tensors is that of the weight before.
+    if flatten := getattr(weight, "__tensor_flatten__", None):
         return sum(stored_bytes(getattr(weight, name)) for name in flatten()[0])
     return weight.nbytes
-
-
-def _group(columns: int) -> int:
-    """Inputs that share a scale: `GROUP`, or the largest power of two below it that divides them."""
-    return math.gcd(columns, GROUP)
 
 
 def _pack_int8(
@@ -169,7 +162,7 @@ def _pack_int4(packer: QuantizedPacker, weight: torch.Tensor, _: int) -> torch.T
     from torchao.quantization import IntxWeightOnlyConfig, PerGroup
     from torchao.quantization.quant_primitives import MappingType
 
-    granularity = PerGroup(_group(weight.shape[1]))
+    granularity = PerGroup(math.gcd(weight.shape[1], GROUP))
     config = IntxWeightOnlyConfig(torch.int4, granularity, MappingType.ASYMMETRIC)  # pyright: ignore[reportAttributeAccessIssue]
     scaled: Any = _quantize(weight, config)
     return packer(scaled.qdata, scaled.scale, scaled.zero_point, 4, None)

@@ -75,6 +75,13 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
 
 
+AN_OBJECT = "an object", lambda value: isinstance(value, dict)
+A_LIST = "a list", lambda value: isinstance(value, list)
+A_FLAG = "true or false", lambda value: isinstance(value, bool)
+A_TEXT = "text", lambda value: isinstance(value, str)
+"""Rules that fields have, for `require`."""
+
+
 def require(place: str, name: str, value: Any, rule: str, holds: Callable[[Any], bool]) -> Any:
     """The value of a field, if it is as its rule says.
 
@@ -84,3 +91,8 @@ def require(place: str, name: str, value: Any, rule: str, holds: Callable[[Any],
     if not holds(value):
         raise CheckpointError(f"{name} in {place} must be {rule}, is {shown(value)}")
     return value
+
+
+def are_texts(value: object) -> bool:
+    """True for a list of texts."""
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)

@@ -12,7 +12,7 @@ from espalier.engine.errors import CheckpointError, first_line
 from espalier.engine.models.chat.template import ChatTemplate
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.options import GGUF
-from espalier.engine.models.text_files import parse_object, require, shown
+from espalier.engine.models.text_files import A_FLAG, A_LIST, A_TEXT, AN_OBJECT, parse_object, require, shown
 
 MAX_TOKEN_ID = 2**22 - 1
 """Beyond it are no tokens of any model, and a table by id would take gigabytes."""
@@ -69,7 +69,13 @@ class TextTokenizer:
         self._template = self._chat_template(checkpoint)
         if self._folder.suffix == GGUF:
             self._mark_untyped(checkpoint)
-        self._make_plain(checkpoint)
+        # What cuts, pads or varies a text may be on for training.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        if dropout := getattr(self._tokenizer.model, "dropout", None):
+            self._tokenizer.model.dropout = None
+            place = f"tokenizer.json of {self._folder}"
+            checkpoint.warn(f"dropout in {place} is {dropout}, which is for training; it is off")
         self.begin, self.begin_source = self._take_begin()
 
     @cached_property
@@ -127,7 +133,8 @@ class TextTokenizer:
         """Bytes of every token, indexed by id; special tokens have none."""
         added = self._tokenizer.get_added_tokens_decoder()
         table = [b""] * self.vocab_size
-        to_bytes = _byte_level_bytes if self._is_byte_level() else _metaspace_bytes
+        parts = self._tokenizer.decoder, self._tokenizer.pre_tokenizer
+        to_bytes = _byte_level_bytes if any("ByteLevel" in str(part) for part in parts) else _metaspace_bytes
         for token, i in self.vocabulary.items():
             if i not in self._special:
                 table[i] = added[i].content.encode() if i in added else to_bytes(token)
@@ -188,13 +195,13 @@ class TextTokenizer:
             source = source.get("default")
         if source is None:
             return None
-        require(place, "chat_template", source, "text", lambda given: isinstance(given, str))
+        require(place, "chat_template", source, *A_TEXT)
         return ChatTemplate(source, f"chat_template in {place}")
 
     def _named_tokens(self) -> Iterator[AddedToken]:
         """The tokens that tokenizer_config.json describes, and `END_NAMES`."""
         place = f"{_CONFIG} of {self._folder}"
-        listed = require(place, "added_tokens_decoder", self._config.get("added_tokens_decoder") or {}, *_AN_OBJECT)
+        listed = require(place, "added_tokens_decoder", self._config.get("added_tokens_decoder") or {}, *AN_OBJECT)
         for number, entry in listed.items():
             yield _added_token(place, f"added_tokens_decoder[{number}]", entry)
         for name in SPECIAL_TOKENS:
@@ -202,7 +209,7 @@ class TextTokenizer:
                 yield _added_token(place, name, given, special=True)
         for name in _LISTS:
             given = self._config.get(name) or []
-            for each in given.values() if isinstance(given, dict) else require(place, name, given, *_A_LIST):
+            for each in given.values() if isinstance(given, dict) else require(place, name, given, *A_LIST):
                 yield _added_token(place, name, each, special=True)
         yield from (AddedToken(name, special=True, normalized=False) for name in END_NAMES)
 
@@ -277,23 +284,11 @@ class TextTokenizer:
             if plain != (alone := self._tokenizer.encode(some).ids):
                 raise CheckpointError(f"post_processor in tokenizer.json of {self._folder} changes a text's own tokens")
         if (says := self._config.get("add_bos_token")) is not None:
-            require(
-                f"{_CONFIG} of {self._folder}", "add_bos_token", says, "true or false", lambda it: isinstance(it, bool)
-            )
+            require(f"{_CONFIG} of {self._folder}", "add_bos_token", says, *A_FLAG)
             bos = self.special_token("bos_token") or ""
             return bos if says and self.token_id(bos) is not None else "", f"add_bos_token of {_CONFIG}"
         before = next((at for at in range(len(whole)) if whole[at : at + len(alone)] == alone), 0)
         return "".join(self.token(i) for i in whole[:before]), "post_processor of tokenizer.json"
-
-    def _make_plain(self, checkpoint: Checkpoint) -> None:
-        """Switch off what cuts, pads or varies a text; a file may have it on for training."""
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        if dropout := getattr(self._tokenizer.model, "dropout", None):
-            self._tokenizer.model.dropout = None
-            checkpoint.warn(
-                f"dropout in tokenizer.json of {self._folder} is {dropout}, which is for training; it is off"
-            )
 
     def _require_no_growth(self, written: dict[str, Any]) -> None:
         """Refuse rules that make texts many times longer, step by step: some twenty steps fill any memory."""
@@ -321,13 +316,8 @@ class TextTokenizer:
                 raise
             raise CheckpointError(f"tokenizer.json of {self._folder} {what}: {first_line(error)}") from error
 
-    def _is_byte_level(self) -> bool:
-        return "ByteLevel" in str(self._tokenizer.decoder) or "ByteLevel" in str(self._tokenizer.pre_tokenizer)
-
 
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
-_AN_OBJECT = ("an object", lambda given: isinstance(given, dict))
-_A_LIST = ("a list", lambda given: isinstance(given, list))
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -348,14 +338,10 @@ def _steps(rule: Any, several: str) -> Iterator[dict[str, Any]]:
             yield from _steps(each, several)
 
 
-def _unicode_to_byte() -> dict[str, int]:
-    """GPT-2's map of bytes to printable characters, inverted."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
-
-
-_BYTE_OF = _unicode_to_byte()
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_HIDDEN = [b for b in range(256) if b not in _PRINTABLE]
+_BYTE_OF = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): b for i, b in enumerate(_HIDDEN)}
+"""GPT-2's map of bytes to printable characters, inverted."""
 
 
 def _byte_level_bytes(token: str) -> bytes:

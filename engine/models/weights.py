@@ -53,10 +53,6 @@ class WeightFile(Protocol):
         """
         ...
 
-    def first_rows(self, name: str, count: int) -> torch.Tensor:
-        """The first rows of an embedding or a head on the host, with the values of `read`."""
-        ...
-
 
 _NUMBERS = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
 """The types of safetensors that weights can have."""
@@ -81,10 +77,6 @@ class SafetensorsFile:
         """See `WeightFile`."""
         return self._file.get_tensor(name)
 
-    def first_rows(self, name: str, count: int) -> torch.Tensor:
-        """See `WeightFile`."""
-        return self._file.get_slice(name)[:count]
-
     def _info(self, path: Path, name: str) -> TensorInfo:
         lazy = self._file.get_slice(name)
         shape, kind = tuple(lazy.get_shape()), lazy.get_dtype()
@@ -102,8 +94,9 @@ class BinFile:
         Raises:
             CheckpointError: when the file is damaged or cut short, or its pickle asks for more than tensors.
         """
-        whole = zipfile.is_zipfile(path)
-        if not whole and _first_bytes(path) in (b"PK", b""):
+        with path.open("rb") as stream:
+            whole, beginning = zipfile.is_zipfile(path), stream.read(2)
+        if not whole and beginning in (b"PK", b""):
             raise _damaged(path, "its end is missing")
         try:
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=whole)  # the oldest are no archives
@@ -123,10 +116,6 @@ class BinFile:
         """See `WeightFile`."""
         return self._held[name]
 
-    def first_rows(self, name: str, count: int) -> torch.Tensor:
-        """See `WeightFile`."""
-        return self._held[name][:count]
-
 
 def open_weight_file(path: Path) -> WeightFile:
     """Open a weight file in the Hugging Face layout; its ending says which format it has.
@@ -139,11 +128,6 @@ def open_weight_file(path: Path) -> WeightFile:
     if not os.access(path, os.R_OK):
         raise CheckpointError(f"{path} cannot be read: permission denied")
     return (BinFile if path.suffix == ".bin" else SafetensorsFile)(path)
-
-
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        return stream.read(2)
 
 
 def _info(path: Path, tensor: torch.Tensor) -> TensorInfo:

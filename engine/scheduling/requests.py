@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from espalier.engine.guidance.masks import MaskThread
-from espalier.engine.guidance.matcher import Matcher
+from espalier.engine.guidance.matcher import MaskThread, Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Generate, Sampling, Score, Work
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,10 +11,8 @@ from espalier.engine.models.model import Model
 from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, Read, StepPlan
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
 from espalier.engine.scheduling.running_samples import RunningSamples, StepResults
+from espalier.engine.speculation.speculation import Speculation
 from espalier.engine.work import Done, Generate, Score, Scored, Work
-
-if TYPE_CHECKING:
-    from espalier.engine.speculation.speculation import Speculation
 
 
 class Scheduler:
@@ -143,11 +140,8 @@ class Scheduler:
 
         None of its work may be in flight.
         """
-        self.table.drop_kv(owner)
+        self._drop_kv_of(self.table.of_owner(owner))
         self.planner.forget_blocked(owner)
-        for item in self._waiting:
-            if item.work.owner == owner:
-                item.values.clear()
 
     def drop_some_kv(self, owner: Hashable, working: bool) -> bool:
         """Free the KV of an owner's sequences without work, or of the shortest of several that are `working`.
@@ -165,10 +159,7 @@ class Scheduler:
             rows = {target.row for target in targets}
             idle = [sequence for sequence in self.table.of_owner(owner) if sequence.row not in rows]
             dropped = [sequence for sequence in idle if self.table.num_blocks[sequence.row]]
-        self.table.drop_kv_of(dropped)
-        for item in self._waiting:
-            if item.work.sequence in dropped:
-                item.values.clear()
+        self._drop_kv_of(dropped)
         return bool(dropped)
 
     def drop_all_kv(self) -> None:
@@ -273,6 +264,12 @@ class Scheduler:
             self._busy_rows -= {one.sequence.row for one in finished if one.work.in_place}
             done += finished
         return done
+
+    def _drop_kv_of(self, sequences: list[KVSequence]) -> None:
+        self.table.drop_kv_of(sequences)
+        for item in self._waiting:
+            if item.work.sequence in sequences:
+                item.values.clear()
 
     def _require_free(self, sequence: KVSequence) -> None:
         self.table.require_live(sequence)

@@ -57,7 +57,7 @@ class ModelDrafter:
         self._sure = math.log(sure) if sure else -math.inf
         self._config = runner.model.config
         self._followers: dict[KVSequence, KVSequence] = {}  # by the generator's
-        target.followed_by(self)
+        target.follower = self
 
     def propose(self, branches: Sequence[RunningRequest], most: Sequence[int]) -> list[list[int]]:
         """See `Drafter`."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from espalier.engine.errors import EspalierError, nearest
-from espalier.engine.memory.device_memory import plan_memory
+from espalier.engine.memory.model_memory import plan_memory
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.experiments.planning.closed_form import (
     HeldBlocks,

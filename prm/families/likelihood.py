@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from espalier.engine.models.chat.system_prompt import render_with_system, system_prompt_of
+from espalier.engine.models.chat.arrangement import render_with_system, system_prompt_of
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath

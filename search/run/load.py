@@ -184,7 +184,7 @@ def asks_on_own_paths(family: AskedFamily, generator: Model, checkpoint: Checkpo
 
     Paths with thoughts are read apart: a question about a step would stand within the thought.
     """
-    from espalier.engine.models.chat.system_prompt import system_prompt_of
+    from espalier.engine.models.chat.arrangement import system_prompt_of
     from espalier.search.thoughts.marks import find_marks
 
     system_prompt = system_prompt_of(checkpoint) if settings.system_prompt is None else settings.system_prompt
@@ -306,7 +306,7 @@ def _make_engine(
 def _make_generator(
     settings: RuntimeSettings, engine: Engine, checkpoint: Checkpoint, advised: tuple[AdvisedSearch, ...] | None
 ) -> Generator:
-    from espalier.engine.models.chat.system_prompt import system_prompt_of
+    from espalier.engine.models.chat.arrangement import system_prompt_of
     from espalier.search.run.generator import Generator, no_template, not_applied
     from espalier.search.thoughts.template_marks import unknown_thoughts
 
@@ -419,7 +419,7 @@ def _log_quantizations(opened: dict[str, Checkpoint], settings: RuntimeSettings)
 
 def _require_memory(opened: dict[str, Checkpoint], settings: RuntimeSettings) -> None:
     """Raise CheckpointError if the weights of the opened checkpoints do not fit into the free memory."""
-    from espalier.engine.memory.host_memory import free_memory, model_bytes, require_host_memory
+    from espalier.engine.memory.model_memory import free_memory, model_bytes, require_host_memory
     from espalier.prm.scorers.trunk_head import is_trunk_head
 
     dtype = resolve_dtype(settings.dtype, settings.device)
@@ -460,7 +460,7 @@ def _default_kv_memory(
 ) -> int:
     import torch
 
-    from espalier.engine.memory.device_memory import log, plan_memory
+    from espalier.engine.memory.model_memory import log, plan_memory
 
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.chat.system_prompt import system_prompt_of
+from espalier.engine.models.chat.arrangement import system_prompt_of
 from espalier.engine.models.checkpoint.adapter import is_adapter
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import GENERATOR

@@ -2,8 +2,7 @@
 
 import torch
 
-from espalier.engine.memory.blocks import BlockPool
-from espalier.engine.memory.pool import KVPool
+from espalier.engine.memory.blocks import BlockPool, KVPool
 from espalier.kernels.layout import KVLayout, StateLayout
 
 BLOCK_SIZE = 4

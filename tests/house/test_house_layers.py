@@ -131,7 +131,7 @@ def test_the_reading_of_imports_sees_every_way_up(text):
     "text",
     [
         "from espalier.kernels import layout",
-        "from espalier.engine.memory.pool import KVPool",
+        "from espalier.engine.memory.blocks import KVPool",
         "from .pool import KVPool",
     ],
 )

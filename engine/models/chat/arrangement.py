@@ -1,4 +1,4 @@
-"""One rule for what chat templates do not take: messages of the system, and turns of tools.
+"""Chats rendered as text, and one rule for what their templates do not take: messages of the system, turns of tools.
 
 What the template takes is rendered as it stands, wherever it stands. Where the template refuses it, or shows nothing of
 it, the same is said in a way that templates take:
@@ -17,10 +17,18 @@ from typing import Any
 
 from espalier.engine.errors import CheckpointError, TemplateLimitError
 from espalier.engine.models.chat.template import TemplateFailedError
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.text_files import A_TEXT, require
 from espalier.engine.models.tokenizer import TextTokenizer
 
 Messages = list[dict[str, Any]]
 
+STEP_SYSTEM_PROMPT = (
+    "Solve the following math problem step by step. For a short problem, use few steps. Start each step with "
+    '"## Step k: " and a short title, and leave one blank line between steps. End with one line that says '
+    r'"Therefore, the final answer is: $\boxed{answer}$."'
+)
+"""Default system prompt for instruction-tuned models: asks for steps separated by blank lines."""
 FOLDED = (
     "The chat template does not take messages of the system where they stand: they were written into the messages of "
     "the user beside them."
@@ -98,6 +106,39 @@ def render_conversation(
         raise CheckpointError(f"the chat template failed: {why}") from TemplateFailedError(why)
     assert refused, "a template that refuses nothing loses what the system says, and that is rendered"
     raise refused
+
+
+def system_prompt_of(checkpoint: Checkpoint) -> str:
+    """The system prompt that a checkpoint asks for, or `STEP_SYSTEM_PROMPT`.
+
+    Raises:
+        CheckpointError: `system_prompt` in its config.json is no text.
+    """
+    found = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
+    place = checkpoint.files.place("config.json")
+    return require(place, "system_prompt", found, *A_TEXT)
+
+
+def render_with_system(
+    tokenizer: TextTokenizer, system_prompt: str, messages: Sequence[Mapping[str, Any]], **switches: bool
+) -> str:
+    """Render messages through the chat template, behind a system message unless `system_prompt` is empty.
+
+    If the template takes no system message (Mistral, Gemma), the system prompt is put before the first thing that the
+    user says; see the module.
+
+    Args:
+        tokenizer: has the chat template.
+        system_prompt: text of the system message.
+        messages: with a role and content each; one at least is the user's.
+        switches: variables of the template.
+
+    Raises:
+        TemplateLimitError: the template takes too much time or memory.
+        CheckpointError: the template rejects the messages without a system message too.
+    """
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    return render_conversation(tokenizer, [*system, *messages], **switches).text
 
 
 def leading(messages: Messages) -> Messages:

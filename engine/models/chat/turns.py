@@ -23,6 +23,7 @@ models never saw it there.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from espalier.engine.errors import CheckpointError, TemplateLimitError
 from espalier.engine.models.checkpoint import Checkpoint
@@ -59,14 +60,9 @@ def turn_ends(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> tuple[TurnEnd
         TemplateLimitError: the chat template takes too much time or memory.
     """
     found: dict[int, list[str]] = {}
-    for sources in (
-        _by_id(checkpoint),
-        _by_field(checkpoint, tokenizer, found),
-        _by_use(tokenizer),
-        _by_name(tokenizer),
-    ):
-        for token_id, source in sources:
-            found.setdefault(token_id, []).append(source)
+    ways = _by_id(checkpoint), _by_field(checkpoint, tokenizer, found), _by_use(tokenizer), _by_name(tokenizer)
+    for token_id, source in chain(*ways):
+        found.setdefault(token_id, []).append(source)
     return tuple(TurnEnd(i, tokenizer.token(i), tuple(sources)) for i, sources in sorted(found.items()))
 
 
@@ -99,29 +95,19 @@ def embedded_ends(checkpoint: Checkpoint, tokenizer: TextTokenizer, vocab_size: 
 def _by_id(checkpoint: Checkpoint) -> Iterator[tuple[int, str]]:
     for name in ("config.json", "generation_config.json"):
         given = (checkpoint.config if name == "config.json" else checkpoint.files.optional_json(name)).get(_ID)
+        place, rule = f"{name} of {checkpoint.folder}", "an id from 0 on, or a list of them"
         for each in given if isinstance(given, list) else [] if given is None else [given]:
-            yield (
-                require(f"{name} of {checkpoint.folder}", _ID, each, "an id from 0 on, or a list of them", _is_id),
-                f"{name} {_ID}",
-            )
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            yield require(place, _ID, each, rule, lambda it: type(it) is int and it >= 0), f"{name} {_ID}"
 
 
 def _by_field(
     checkpoint: Checkpoint, tokenizer: TextTokenizer, known: dict[int, list[str]]
 ) -> Iterator[tuple[int, str]]:
     """Tokens that the tokenizer's settings name; `known` are the ends that were found before."""
-    if checkpoint.folder.suffix == GGUF:
-        named = [(tokenizer.special_token(name), f"tokenizer.ggml.{name}_id") for name in _END_FIELDS]
-    else:
-        named = [(tokenizer.special_token(name), f"tokenizer_config.json {name}") for name in _END_FIELDS]
-        listed = checkpoint.files.optional_json("special_tokens_map.json").get("eos_token")
-        named.append(
-            (listed.get("content") if isinstance(listed, dict) else listed, "special_tokens_map.json eos_token")
-        )
+    source = "tokenizer.ggml.{}_id" if checkpoint.folder.suffix == GGUF else "tokenizer_config.json {}"
+    named = [(tokenizer.special_token(name), source.format(name)) for name in _END_FIELDS]
+    listed = checkpoint.files.optional_json("special_tokens_map.json").get("eos_token")
+    named.append((listed.get("content") if isinstance(listed, dict) else listed, "special_tokens_map.json eos_token"))
     have_end = bool(known)
     for token, source in named:
         token_id = tokenizer.token_id(token) if isinstance(token, str) else None
@@ -146,6 +132,4 @@ def _by_use(tokenizer: TextTokenizer) -> Iterator[tuple[int, str]]:
 
 
 def _by_name(tokenizer: TextTokenizer) -> Iterator[tuple[int, str]]:
-    for name in END_NAMES:
-        if (token_id := tokenizer.token_id(name)) is not None:
-            yield token_id, "name"
+    return ((i, "name") for i in map(tokenizer.token_id, END_NAMES) if i is not None)

@@ -1,7 +1,7 @@
 """A checkpoint, a folder in Hugging Face layout or a GGUF file: configuration, tensors, and that each is used.
 
-`files` holds what is stored, `adapter` what is merged into it, `digest` tells checkpoints apart, `cache` keeps parts of
-the model for the next load. Tensors count as used as they are taken; nothing else changes once a checkpoint is open.
+`files` holds what is stored, `adapter` what is merged into it. Tensors count as used as they are taken; nothing else
+changes once a checkpoint is open.
 """
 
 import hashlib
@@ -16,14 +16,13 @@ from pathlib import Path
 import torch
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.checkpoint.adapter import AdaptedFiles, Adapter
-from espalier.engine.models.checkpoint.digest import digest_of
-from espalier.engine.models.checkpoint.files import CheckpointFiles
+from espalier.engine.models.checkpoint.adapter import Adapter
+from espalier.engine.models.checkpoint.files import CheckpointFiles, digest_of
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.families import GENERATOR_CLASSES, family_of, impl_of, parse_decoder_config
 from espalier.engine.models.load_cache import LoadCache
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
-from espalier.engine.models.text_files import require
+from espalier.engine.models.text_files import are_texts, require
 from espalier.engine.models.weights import TensorInfo, small_files
 
 log = logging.getLogger("espalier.engine")
@@ -50,12 +49,14 @@ class Checkpoint:
         files: what it holds, without its adapter.
         config: `config.json` as it stands, or as a GGUF file's metadata mean it, with the class that an adapter names.
         adapter: the LoRA adapter that is merged into the weights as they are read; None without.
-        load_cache: keeps parts of the model for the next load; see `cache`.
+        load_cache: keeps parts of the model for the next load; see `decoder`.
         quantization: how the decoder's weights are to be kept.
         batch_invariant: whether a request must have the same bits in any batch.
         model_impl: which code is to run the decoder.
         warnings: what is odd about it, and was decided; also logged.
     """
+
+    _level = logging.WARNING
 
     def __init__(
         self,
@@ -93,12 +94,12 @@ class Checkpoint:
         self.files = CheckpointFiles(folder, load_format)
         self.config = self.files.config
         self.adapter: Adapter | None = None
-        self._tensors: CheckpointFiles | AdaptedFiles = self.files
+        self._tensors: CheckpointFiles | Adapter = self.files
         self._used: set[str] = set()
         self._on_bytes = on_bytes
         self._digest = ""
         if adapter:
-            self._adapt(Adapter(adapter))
+            self._adapt(Adapter(adapter, self.files))
 
     @property
     def architecture(self) -> str:
@@ -107,8 +108,8 @@ class Checkpoint:
         Raises:
             CheckpointError: when it is no name.
         """
-        names, rule = self.config.get("architectures") or [""], "a list of class names"
-        require(self.files.place("config.json"), "architectures", names, rule, _is_list_of_texts)
+        names = self.config.get("architectures") or [""]
+        require(self.files.place("config.json"), "architectures", names, "a list of class names", are_texts)
         return names[0]
 
     @property
@@ -197,7 +198,9 @@ class Checkpoint:
         stored = self._tensors.read(name, out if suits else None)
         if stored.data_ptr() != out.data_ptr():
             out.copy_(stored)
-        self._use(name, stored, out)
+        if not math.isfinite(out.sum(dtype=torch.float32)):
+            self._require_finite(name, stored, out)
+        self.mark_used(name)
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor as it is stored, on the host; its bytes may be the file's, so it must not be written to.
@@ -226,7 +229,7 @@ class Checkpoint:
 
     def require_all_taken(self) -> None:
         """Raise CheckpointError when a tensor of the checkpoint was neither taken nor ignored; closes its files."""
-        aliases = self._tensors.aliases if isinstance(self._tensors, AdaptedFiles) else {}
+        aliases = self.adapter.aliases if self.adapter else {}
         for name in self.tensors.keys() - self._used:
             if name in aliases or self.follows_from_config(name):  # some verifiers read no head
                 self.mark_used(name)
@@ -240,7 +243,7 @@ class Checkpoint:
         """Say once what is odd about the checkpoint and was decided; the text names the file and the field."""
         if text not in self.warnings:
             self.warnings += (text,)
-            self._log_warning(text)
+            log.log(self._level, "%s", text)
 
     def digest(self) -> str:
         """sha256 over all files that results depend on, and over the kind of quantisation.
@@ -254,9 +257,6 @@ class Checkpoint:
             self._digest = digest_of(kind, (*small_files(self.folder), *self.files.weights, *adapter))
         return self._digest
 
-    def _log_warning(self, text: str) -> None:
-        log.warning("%s", text)
-
     def _holds_another_head(self) -> bool:
         """True if the files hold a head with other values than the embedding's."""
         embedding = self.decoder_prefix + _EMBEDDING
@@ -267,29 +267,23 @@ class Checkpoint:
         """Merge an adapter into the tensors, and name the class that its head makes of the model."""
         if suffix := adapter.architecture_suffix:
             self.config["architectures"] = [re.sub(r"For\w+$", "", self.architecture) + suffix]
-        self.adapter, adapted = adapter, AdaptedFiles(self.files, adapter)
+        self.adapter = adapter
         if self.load_format is not LoadFormat.DUMMY:
             config = self.decoder_config if self.has_language_head else None
             if config and config.tied:
                 embedding, head = config.tied_names
                 embedding = self.decoder_prefix + _EMBEDDING if self.decoder_prefix else embedding
-                if embedding in self.tensors and not self._holds_another_head() and adapted.tie(embedding, head):
+                if embedding in self.tensors and not self._holds_another_head() and adapter.tie(embedding, head):
                     self.decoder_config = replace(config, tied=False)
                     self.warn(
                         f"{adapter.file} changes {embedding} or {head}, which {self.folder} ties, and not both alike; "
                         "each has what the adapter says of it, as in PEFT"
                     )
-            adapted.require_fit()
-            if text := adapted.unknown_tokens():
+            adapter.require_fit()
+            if text := adapter.unknown_tokens():
                 self.warn(text)
-        adapted.replace()
-        self._tensors = adapted
-
-    def _use(self, name: str, stored: torch.Tensor, out: torch.Tensor) -> None:
-        """Count a tensor as used, if `out`, its values as they are taken, are numbers."""
-        if not math.isfinite(out.sum(dtype=torch.float32)):
-            self._require_finite(name, stored, out)
-        self.mark_used(name)
+        adapter.replace()
+        self._tensors = adapter
 
     def _require(self, name: str, shape: tuple[int, ...] | None = None) -> TensorInfo:
         """A tensor's entry, if it holds weights, of this shape where one is given."""
@@ -318,19 +312,13 @@ class Checkpoint:
         self.warn(what)
 
 
-def _is_list_of_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _values_differ(tensors: CheckpointFiles | AdaptedFiles, one: str, other: str) -> bool:
-    """Return whether two tensors have different values; most that do differ in their first rows."""
-    if tensors.tensors[one].shape != tensors.tensors[other].shape:
+def _values_differ(tensors: CheckpointFiles | Adapter, one: str, other: str) -> bool:
+    """Return whether two tensors have different values; most that do differ in the first rows, and no more is read."""
+    first, second = (tensors.read(name) for name in (one, other))
+    if first.shape != second.shape:
         return True
-    first, second = (tensors.first_rows(name, _ROWS).float() for name in (one, other))
-    if not torch.equal(first, second):
-        return True
-    parts = (tensors.read(name).split(_ROWS) for name in (one, other))
-    return not all(torch.equal(a.float(), b.float()) for a, b in zip(*parts, strict=True))
+    rows = zip(first.split(_ROWS), second.split(_ROWS), strict=True)
+    return not all(torch.equal(a.float(), b.float()) for a, b in rows)
 
 
 def _fill_with_noise(name: str, out: torch.Tensor) -> None:
@@ -346,11 +334,10 @@ class Outline(Checkpoint):
     """A checkpoint that reads names and shapes and no values, for models on the `meta` device.
 
     It finds missing, unused and misshapen tensors as a loaded checkpoint does, without reading them. Only a head beside
-    a tied embedding is compared with it.
+    a tied embedding is compared with it. Who makes it shows its warnings.
     """
 
-    def _log_warning(self, text: str) -> None:
-        """Nothing: who makes an outline shows its warnings."""
+    _level = logging.DEBUG
 
     def take_into(self, name: str, out: torch.Tensor) -> None:
         """Check that the tensor exists and has the shape of `out`; see `Checkpoint`."""

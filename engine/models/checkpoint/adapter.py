@@ -15,11 +15,12 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint.files import CheckpointFiles
-from espalier.engine.models.text_files import parse_object, read_text, require, shown
+from espalier.engine.models.text_files import AN_OBJECT, are_texts, parse_object, read_text, require, shown
 from espalier.engine.models.weights import TensorInfo, open_weight_file
 
 _CONFIG = "adapter_config.json"
-_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Names of the files of an adapter's weights, one of which it has."""
 _PART = re.compile(
     r"(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.default)?(\.weight)?"
 )
@@ -51,11 +52,6 @@ def is_adapter(folder: Path) -> bool:
     return (folder / _CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
-def adapter_files(folder: Path) -> tuple[str, ...]:
-    """Names of the files of an adapter's weights, one of which it has; none for another folder."""
-    return _WEIGHTS if is_adapter(folder) else ()
-
-
 def base_of(folder: Path) -> str:
     """The name of the model that an adapter changes: a folder beside it, or else what its configuration says.
 
@@ -64,37 +60,44 @@ def base_of(folder: Path) -> str:
     """
     name: Any = _read_config(folder).get("base_model_name_or_path")
     rule = "the name of a model; or give BASE+ADAPTER"
-    require(str(folder / _CONFIG), "base_model_name_or_path", name, rule, _is_name)
+    require(str(folder / _CONFIG), "base_model_name_or_path", name, rule, lambda it: isinstance(it, str) and it != "")
     return str(folder / name) if (folder / name).is_dir() else name
 
 
 class Adapter:
-    """One adapter: what it adds to weights, and the weights that it replaces.
+    """One adapter over the tensors of a checkpoint's files: what it adds to weights, and the weights that it replaces.
 
     Attributes:
         file: its weights.
+        tensors: shape and place of every tensor of the checkpoint, by name; with those replaced after `replace`.
+        aliases: tensors that begin as another one, by which name that is stored.
         transposed: names of weights that are `[in, out]`.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Open an adapter's folder.
+    def __init__(self, folder: Path, files: CheckpointFiles) -> None:
+        """Open an adapter's folder, to be merged into the weights of `files`.
 
         Raises:
             CheckpointError: it is missing or damaged, or of a kind that is not read.
         """
         self.folder = folder
+        self.tensors = files.tensors
+        self.aliases: dict[str, str] = {}
+        self._files = files
         self._config = _read_config(folder)
         self._require_readable()
-        found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
+        found = [folder / name for name in WEIGHTS if (folder / name).is_file()]
         if not found:
-            raise CheckpointError(f"{folder} has no {' and no '.join(_WEIGHTS)}; is the download complete?")
+            raise CheckpointError(f"{folder} has no {' and no '.join(WEIGHTS)}; is the download complete?")
         self.file = found[0]
-        self._tensors = open_weight_file(self.file)
+        self._added = open_weight_file(self.file)
         self._parts = dict[str, dict[str, str]]()
         own, self._of_base = dict[str, str](), dict[str, str]()  # names of what is stored whole, by the base's name
         self.transposed = frozenset[str]()
-        to_save = tuple(self._to_save)
-        for name in self._tensors.tensors:
+        names = self._config.get("modules_to_save") or []
+        place, rule = str(folder / _CONFIG), "a list of names"
+        to_save = tuple(require(place, "modules_to_save", names, rule, lambda it: are_texts(it) and all(it)))
+        for name in self._added.tensors:
             plain = name.removeprefix(_PREFIX)
             if match := _PART.fullmatch(plain):
                 self._parts.setdefault(f"{match['module']}.weight", {})[match["part"]] = name
@@ -108,12 +111,7 @@ class Adapter:
     @property
     def replaced(self) -> dict[str, TensorInfo]:
         """Weights that it stores whole, by the name in the base checkpoint."""
-        return {name: self._tensors.tensors[stored] for name, stored in self._whole.items()}
-
-    @property
-    def changed(self) -> frozenset[str]:
-        """Names of the weights that it adds to."""
-        return frozenset(self._parts)
+        return {name: self._added.tensors[stored] for name, stored in self._whole.items()}
 
     @property
     def architecture_suffix(self) -> str | None:
@@ -121,7 +119,7 @@ class Adapter:
         return _HEADS.get(str(self._config.get("task_type")))
 
     def tie(self, embedding: str, head: str) -> bool:
-        """Do to an embedding and a head that share one matrix in the base what PEFT does to them.
+        """Do to an embedding and a head that share one matrix in the files what PEFT does to them.
 
         What is added to a module, or stored for it by `modules_to_save`, is that module's alone, unless
         `ensure_weight_tying` says that the other follows. A matrix that is stored for the base is both modules'.
@@ -137,6 +135,18 @@ class Adapter:
             CheckpointError: what is to follow cannot, or PEFT itself does not have it follow.
         """
         both = embedding, head
+        if not any(name in self._parts or name in self._whole for name in both):
+            return False
+        if self._follow_each_other(embedding, head):
+            self.tensors = {name: info for name, info in self.tensors.items() if name != head}
+            return False
+        self.tensors = {**self.tensors, head: self.tensors[embedding]}
+        self.aliases[head] = embedding
+        return True
+
+    def _follow_each_other(self, embedding: str, head: str) -> bool:
+        """True if what is done to one of the two is done to both, under the embedding's name alone; see `tie`."""
+        both = embedding, head
         for stored in [self._of_base[name] for name in both if name in self._of_base]:
             for name in both:
                 if name not in self._own:
@@ -144,7 +154,7 @@ class Adapter:
         alone = [name for name in both if name in self._parts or name in self._own]
         with_lengths = [name for name in alone if "lora_magnitude_vector" in self._parts.get(name, ())]
         if (alone and not self._config.get("ensure_weight_tying")) or with_lengths == list(both):
-            return True
+            return False
         if alone and (with_lengths or not embedding.endswith("embed_tokens.weight")):
             raise CheckpointError(
                 f"{self.folder / _CONFIG}: ensure_weight_tying is true, and {embedding} and {head} do not follow each "
@@ -155,19 +165,51 @@ class Adapter:
             of_head = of_names.pop(head, None)
             if alone == [head] and of_head is not None:  # which PEFT trains as the embedding's
                 of_names[embedding] = of_head
-        return False
+        return True
 
-    def read(self, name: str) -> torch.Tensor | None:
-        """A weight that it replaces; None for another."""
-        return self._tensors.read(self._whole[name]) if name in self._whole else None
+    def require_fit(self) -> None:
+        """Raise CheckpointError where the adapter changes what is not there, or is of another shape."""
+        if unknown := sorted(self._parts.keys() - self.tensors.keys()):
+            raise CheckpointError(f"{self.file} changes {unknown[0]}, which {self._files.folder} does not have")
+        for name, info in self.replaced.items():
+            if name in self.tensors and (found := self.tensors[name].shape) != info.shape:
+                raise CheckpointError(
+                    f"{self.file}: {name} has shape {info.shape}, and that of {self._files.folder} {found}; was the "
+                    "base resized when it was trained? Merge it there, and load the whole model"
+                )
 
-    def merge(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+    def unknown_tokens(self) -> str | None:
+        """A warning if the adapter's folder has a tokenizer with tokens that the base's does not have."""
+        place = self.folder / _TOKENIZER
+        if (text := read_text(place)) is None:
+            return None
+        its = _tokens(parse_object(place, text))
+        if not (more := sorted(its - _tokens(self._files.optional_json(_TOKENIZER)))):
+            return None
+        return (
+            f"{place} has tokens that {self._files.folder} has not: {shown(more)}; the base's tokenizer is used, which "
+            "reads them as text"
+        )
+
+    def replace(self) -> None:
+        """Take in the weights that the adapter stores whole."""
+        self.tensors = {**self.tensors, **self.replaced}
+
+    def read(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor:
+        """A tensor as it is to be used; see `WeightFile.read`."""
+        if (whole := self._whole.get(name)) is None:
+            weight = self._files.read(self.aliases.get(name, name), room)
+        else:
+            weight = self._added.read(whole)
+        return self._merged(name, weight) if name in self._parts else weight
+
+    def _merged(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """A weight of the base, `[out, in]` or one of `transposed`, with what the adapter adds; float32.
 
         Raises:
             CheckpointError: shapes do not fit, a part is missing, or one is not finite.
         """
-        parts = {part: self._tensors.read(tensor).float() for part, tensor in self._parts[name].items()}
+        parts = {part: self._added.read(tensor).float() for part, tensor in self._parts[name].items()}
         embeds = "lora_embedding_A" in parts
         turned = embeds or name in self.transposed
         try:
@@ -201,12 +243,6 @@ class Adapter:
             raise CheckpointError(f"{place} means rank {shown(ranked)} for {module}, its weights have rank {rank}")
         return alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
 
-    @property
-    def _to_save(self) -> list[str]:
-        """Ends of the names of modules that it has whole, beside the base's."""
-        names = self._config.get("modules_to_save") or []
-        return require(str(self.folder / _CONFIG), "modules_to_save", names, "a list of names", _is_names)
-
     def _require_readable(self) -> None:
         place, config = self.folder / _CONFIG, self._config
         if (kind := config.get("peft_type")) != "LORA":
@@ -224,79 +260,6 @@ class Adapter:
             )
 
 
-class AdaptedFiles:
-    """The tensors of a checkpoint's files with an adapter merged into them, once `replace` has been called.
-
-    Attributes:
-        tensors: shape and place of every tensor, by name.
-        aliases: tensors that begin as another one, by which name that is stored.
-    """
-
-    def __init__(self, files: CheckpointFiles, adapter: Adapter) -> None:
-        self.tensors = files.tensors
-        self.aliases: dict[str, str] = {}
-        self._files = files
-        self._adapter = adapter
-
-    def tie(self, embedding: str, head: str) -> bool:
-        """Have a tied head follow what the adapter does to the embedding.
-
-        Returns:
-            True where it is a matrix of its own from now on.
-
-        Raises:
-            CheckpointError: see `Adapter.tie`.
-        """
-        if (self._adapter.changed | self._adapter.replaced.keys()).isdisjoint((embedding, head)):
-            return False
-        if not self._adapter.tie(embedding, head):
-            self.tensors = {name: info for name, info in self.tensors.items() if name != head}
-            return False
-        self.tensors = {**self.tensors, head: self.tensors[embedding]}
-        self.aliases[head] = embedding
-        return True
-
-    def require_fit(self) -> None:
-        """Raise CheckpointError where the adapter changes what is not there, or is of another shape."""
-        file, folder = self._adapter.file, self._files.folder
-        if unknown := sorted(self._adapter.changed - self.tensors.keys()):
-            raise CheckpointError(f"{file} changes {unknown[0]}, which {folder} does not have")
-        for name, info in self._adapter.replaced.items():
-            if name in self.tensors and (found := self.tensors[name].shape) != info.shape:
-                raise CheckpointError(
-                    f"{file}: {name} has shape {info.shape}, and that of {folder} {found}; was the base resized when "
-                    "it was trained? Merge it there, and load the whole model"
-                )
-
-    def unknown_tokens(self) -> str | None:
-        """A warning if the adapter's folder has a tokenizer with tokens that the base's does not have."""
-        place = self._adapter.folder / _TOKENIZER
-        if (text := read_text(place)) is None:
-            return None
-        its = _tokens(parse_object(place, text))
-        if not (more := sorted(its - _tokens(self._files.optional_json(_TOKENIZER)))):
-            return None
-        return (
-            f"{place} has tokens that {self._files.folder} has not: {shown(more)}; the base's tokenizer is used, which "
-            "reads them as text"
-        )
-
-    def replace(self) -> None:
-        """Take in the weights that the adapter stores whole."""
-        self.tensors = {**self.tensors, **self._adapter.replaced}
-
-    def read(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor:
-        """A tensor as it is to be used; see `WeightFile.read`."""
-        adapter = self._adapter
-        whole = adapter.read(name)
-        weight = self._files.read(self.aliases.get(name, name), room) if whole is None else whole
-        return adapter.merge(name, weight) if name in adapter.changed else weight
-
-    def first_rows(self, name: str, count: int) -> torch.Tensor:
-        """The first rows of a tensor."""
-        return self.read(name)[:count]
-
-
 def _tokens(tokenizer: Mapping[str, Any]) -> set[str]:
     """All tokens of a `tokenizer.json`, as far as they can be read."""
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
@@ -307,7 +270,7 @@ def _tokens(tokenizer: Mapping[str, Any]) -> set[str]:
 
 def _by_pattern(place: Path, field: str, config: Mapping[str, Any], module: str, default: Any) -> Any:
     """The value of the first pattern that is the end of a module's name, as PEFT looks it up."""
-    patterns = require(str(place), field, config.get(field) or {}, "an object", lambda it: isinstance(it, dict))
+    patterns = require(str(place), field, config.get(field) or {}, *AN_OBJECT)
     for pattern, value in patterns.items():
         try:
             if re.fullmatch(rf"(.*\.)?({pattern})", module):
@@ -321,14 +284,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if (text := read_text(folder / _CONFIG)) is None:
         raise CheckpointError(f"{folder} has no {_CONFIG}; is it a LoRA adapter in PEFT's layout?")
     return parse_object(folder / _CONFIG, text)
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) and each for each in value)
 
 
 def _is_finite(value: object) -> bool:

@@ -1,23 +1,22 @@
-"""Files of a checkpoint as they are stored: configuration, other small files, and tensors by name."""
+"""Files of a checkpoint as they are stored: configuration, other small files, tensors by name, and a hash of them."""
 
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.options import GGUF, LoadFormat
 from espalier.engine.models.stored.base import StoredFormat
-from espalier.engine.models.stored.formats import stored_format
-from espalier.engine.models.stored.packed import PackedWeights
-from espalier.engine.models.text_files import parse_object, read_text, require
+from espalier.engine.models.stored.packed import PackedWeights, stored_format
+from espalier.engine.models.text_files import AN_OBJECT, parse_object, read_text, require
 from espalier.engine.models.weights import TensorInfo, WeightFile, open_weight_file, parts_of, weight_files
 
-if TYPE_CHECKING:
-    from espalier.engine.models.gguf.file import GgufFile
-
+_BLOB = re.compile(r"[0-9a-f]{64}")
 _OPEN_FILES = 2
 """Shards that are open at once: a layer may lie across two. Closing one frees its memory."""
 
@@ -73,7 +72,7 @@ class CheckpointFiles:
         """
         found = self.config.get(name)
         value = {} if found is None else found
-        return require(self.place("config.json"), name, value, "an object", lambda it: isinstance(it, dict))
+        return require(self.place("config.json"), name, value, *AN_OBJECT)
 
     def text(self, name: str) -> str | None:
         """The text of the small file `name`, such as `tokenizer.json`, or None when it is absent.
@@ -82,7 +81,8 @@ class CheckpointFiles:
             CheckpointError: when it cannot be read as text, or cannot be made of a GGUF file's metadata.
         """
         if self.folder.suffix == GGUF:
-            return cast("GgufFile", self._file(parts_of(self.folder)[0])).text(name)
+            first: Any = self._file(parts_of(self.folder)[0])
+            return first.text(name)
         return read_text(self.folder / name)
 
     def optional_json(self, name: str) -> dict[str, Any]:
@@ -94,12 +94,6 @@ class CheckpointFiles:
         if self.packed and name in self.packed.parts:
             return self.packed.read(name)
         return self._file(self.tensors[name].file).read(name, room)
-
-    def first_rows(self, name: str, count: int) -> torch.Tensor:
-        """The first rows of a tensor, with the values of `read`."""
-        if self.packed and name in self.packed.parts:
-            return self.packed.read(name)[:count]
-        return self._file(self.tensors[name].file).first_rows(name, count)
 
     def close(self) -> None:
         """Free the memory of the weight files; they are opened again as they are read."""
@@ -123,12 +117,35 @@ class CheckpointFiles:
         if file is None:
             while len(self._open) >= _OPEN_FILES:
                 del self._open[next(iter(self._open))]
-            file = _open_gguf(path) if path.suffix == GGUF else open_weight_file(path)
+            if path.suffix == GGUF:
+                from espalier.engine.models.gguf.file import GgufFile
+
+                file = GgufFile(path)
+            else:
+                file = open_weight_file(path)
         self._open[path] = file
         return file
 
 
-def _open_gguf(path: Path) -> "GgufFile":
-    from espalier.engine.models.gguf.file import GgufFile
+def digest_of(kind: str, files: Iterable[Path]) -> str:
+    """sha256 over files, in this order, and over what becomes of them.
 
-    return GgufFile(path)
+    A weight file in the hub's cache is a link to a blob named by its sha256, so it is not read for this.
+
+    Args:
+        kind: what becomes of them, such as the kind of quantisation.
+        files: configuration, tokenizer, chat template, weights.
+
+    Raises:
+        CheckpointError: one cannot be read.
+    """
+    total = hashlib.sha256(kind.encode())
+    for file in files:
+        try:
+            if not _BLOB.fullmatch(found := file.resolve().name):
+                with file.open("rb") as stream:
+                    found = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+        total.update(f"\n{file.name} {found}".encode())
+    return total.hexdigest()

@@ -1,32 +1,112 @@
-"""Architectures of llama.cpp with recurrent layers: configuration, names, and the order of values of each.
+"""The model of a GGUF file, as a class of Espalier's or of transformers': configuration, names and order of values.
 
-llama.cpp's converter changes some tensors, which is undone here: convolutions and columns have no dimension of size 1,
-`ssm_a` holds -exp(A_log), gate and up are apart, of Qwen3-Next and Qwen3.5 norms are stored with one added, and of
-Qwen3.5 value heads in another order. Factors of Falcon-H1 are part of its weights. Where no positions are rotated,
-rows of queries and keys stay in llama.cpp's order, which is the same for both. Tensors of layers that predict several
-tokens at once, behind the last layer, are left aside.
+Architectures of `llama` and `recurrent` are read by a table each, all others by those of transformers.
 """
 
+import re
+from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
-from espalier.engine.models.gguf.mapped import LAYER_NAMES, OUTER_NAMES
+from espalier.engine.models.config import MAX_COUNTS
+from espalier.engine.models.quantization import quiet_imports
 from espalier.engine.models.text_files import shown
 
-Get = Callable[..., Any]
-"""A value of the metadata by its key, behind the architecture's name; the second argument is its default."""
+_KNOWN_AS = {"gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+"""Names that transformers spells in another way."""
+_TEXT = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+"""Model types of the text half, which is all that files of these architectures hold."""
+_ROPE_SCALING = {
+    "type": "rope_type",
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "attn_factor": "attention_factor",
+}
+_LEFT_OUT = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Caps and widths of experts, which the tables of transformers 5.23 leave out."""
+OUTER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+"""Modules outside the layers by llama.cpp's names of them, in most classes."""
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""The same of those in layers, whose names have a prefix."""
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+_MAX_COUNT = 2**30
 
 
-def _side_by_side(parts: Sequence[np.ndarray], config: Mapping[str, Any]) -> np.ndarray:
+class Values:
+    """The values of a file's metadata under its architecture's name.
+
+    Attributes:
+        architecture: that name.
+        shapes: of all tensors of all parts, by llama.cpp's names.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.architecture: str = metadata["general.architecture"]
+        self.shapes = shapes
+        self._metadata = metadata
+
+    def __call__(self, key: str, *default: Any) -> Any:
+        """A value by its key; the second argument is its default.
+
+        Raises:
+            KeyError: there is neither.
+            ValueError: it is a number that no model has.
+        """
+        name = f"{self.architecture}.{key}"
+        value = self._metadata.get(name, *default) if default else self._metadata[name]
+        if type(value) is int and not 0 <= value <= _MAX_COUNT:
+            raise ValueError(f"{name} must be a whole number up to {_MAX_COUNT:,}, is {shown(value)}")
+        return value
+
+    def count(self, key: str, field: str, *default: int) -> int:
+        """A whole number, which is called `field` in config.json; raises as a call does."""
+        value, most = self(key, *default), MAX_COUNTS[field]
+        if type(value) is not int or not 1 <= value <= most:
+            raise ValueError(f"{self.architecture}.{key} must be a whole number from 1 to {most:,}, is {shown(value)}")
+        return value
+
+    def number(self, key: str, *default: float) -> float:
+        """A number above 0; raises as a call does."""
+        value = self(key, *default)
+        if type(value) not in (int, float) or value <= 0:
+            raise ValueError(f"{self.architecture}.{key} must be a number above 0, is {shown(value)}")
+        return value
+
+    def any_layer(self, tensor: str) -> bool:
+        """True if a layer has a tensor of this name."""
+        return any(name.endswith(f".{tensor}") for name in self.shapes)
+
+
+def side_by_side(parts: Sequence[np.ndarray], config: Mapping[str, Any]) -> np.ndarray:
     """Gate and up, of one product or of each expert."""
     return np.concatenate(parts, axis=-2)
 
 
-def _without_logarithm(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+def without_logarithm(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """A tensor's values as they are, but for `A_log`, of which llama.cpp has -exp(A_log)."""
     return np.log(-values) if name.endswith("A_log") else values
 
 
@@ -35,8 +115,8 @@ class Architecture:
     """Description of one architecture.
 
     Attributes:
-        model_type: of transformers.
-        config: fields of `config.json` from the metadata and the tensors' shapes.
+        model_type: of transformers; empty where native code runs it, whose `config` gives it.
+        config: fields of `config.json`.
         inner: names of modules in layers, by llama.cpp's without the layer's prefix; of tensors that make up one, in
             order.
         outer: the same of those outside the layers.
@@ -46,391 +126,247 @@ class Architecture:
     """
 
     model_type: str
-    config: Callable[[Get, Mapping[str, Any]], dict[str, Any]]
+    config: Callable[[Values], dict[str, Any]]
     inner: Mapping[str, str]
     outer: Mapping[str, str] = field(default_factory=lambda: OUTER_NAMES)
     layers: str = "model.layers."
-    restore: Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray] = _without_logarithm
-    merge: Callable[[Sequence[np.ndarray], Mapping[str, Any]], np.ndarray] = _side_by_side
+    restore: Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray] = without_logarithm
+    merge: Callable[[Sequence[np.ndarray], Mapping[str, Any]], np.ndarray] = side_by_side
 
 
-def _num_layers(get: Get) -> int:
-    """Number of layers, without those that predict several tokens at once."""
-    return get("block_count") - get("nextn_predict_layers", 0)
+class GgufModel(ABC):
+    """The model of a file."""
 
+    def __init__(self, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Take a file.
 
-def _kinds(get: Get, shapes: Mapping[str, Any], of_others: str = "full_attention") -> list[str]:
-    """The kind of each layer, by its tensors."""
-    layers = range(_num_layers(get))
-    return ["linear_attention" if f"blk.{layer}.ssm_a" in shapes else of_others for layer in layers]
+        Args:
+            metadata: of the file.
+            shapes: of all tensors of all parts, by llama.cpp's names.
 
+        Raises:
+            ValueError: it holds no decoder.
+        """
+        if _EMBEDDING not in shapes:
+            raise ValueError(f"it has no {_EMBEDDING}: it holds no decoder")
+        self._architecture: str = metadata["general.architecture"]
+        self._metadata = metadata
+        self._shapes = shapes
 
-def _any_layer(shapes: Mapping[str, Any], tensor: str) -> bool:
-    return any(name.endswith(f".{tensor}") for name in shapes)
+    @cached_property
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """The same model's `config.json`.
 
+        Raises:
+            KeyError: the metadata lacks a value that has no default.
+            ValueError: a value means nothing, or the model is of a kind that is not read.
+        """
 
-def _largest(value: Any) -> Any:
-    """A count, or the largest of a list with one for each layer, which is 0 where a layer has none."""
-    return max(value, default=0) if isinstance(value, list) else value
+    @cached_property
+    @abstractmethod
+    def parts(self) -> dict[str, list[str]]:
+        """llama.cpp's names of the tensors that make up each of the class's; its own name for one that has none."""
 
+    @abstractmethod
+    def read(self, name: str, values: Callable[[str], np.ndarray]) -> torch.Tensor:
+        """One of the class's tensors, in the order that it keeps its values in.
 
-def _qwen3_5(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    heads, head_dim = get("ssm.time_step_rank"), get("attention.key_length")
-    return _attention(get) | {
-        "intermediate_size": get("feed_forward_length", 1),  # of layers without experts
-        "num_hidden_layers": _num_layers(get),
-        "head_dim": head_dim,
-        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
-        "layer_types": _kinds(get, shapes),
-        "linear_conv_kernel_dim": get("ssm.conv_kernel"),
-        "linear_key_head_dim": get("ssm.state_size"),
-        "linear_num_key_heads": get("ssm.group_count"),
-        "linear_num_value_heads": heads,
-        "linear_value_head_dim": get("ssm.inner_size") // heads,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": get("rope.freq_base"),
-            "partial_rotary_factor": get("rope.dimension_count", head_dim) / head_dim,
-            # One section for each axis, filled up to four.
-            "mrope_section": [section for section in get("rope.dimension_sections", []) if section],
-            "mrope_interleaved": True,
-        },
-    }
+        Args:
+            name: in the Hugging Face layout.
+            values: gives those of a tensor by llama.cpp's name.
+        """
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the class's tensors, by their names in the Hugging Face layout; none where files have the same."""
+        return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
 
-def _qwen3_5_moe(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    layers = range(_num_layers(get))
-    return _qwen3_5(get, shapes) | {
-        "num_experts": get("expert_count"),
-        "num_experts_per_tok": get("expert_used_count"),
-        "moe_intermediate_size": get("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": get("expert_shared_feed_forward_length"),
-        "mlp_only_layers": [layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" not in shapes],
-    }
+    def _class_of(self, model_type: str) -> str:
+        """The class that runs a model type of transformers.
 
+        Raises:
+            ValueError: there is no such language model.
+        """
+        with quiet_imports():  # transformers imports torchao where it finds it
+            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-def _qwen3_next(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    config = _qwen3_5_moe(get, shapes)
-    rope = {name: value for name, value in config["rope_parameters"].items() if not name.startswith("mrope")}
-    return config | {"rope_parameters": rope}
+        classes: Mapping[str, Any] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if model_type not in classes:
+            raise self._unread()
+        return classes[model_type]
 
+    def _unread(self) -> ValueError:
+        return ValueError(f"general.architecture is {self._architecture}, which is not read from GGUF files")
 
-def _lfm2(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    by_layer = get("attention.head_count_kv")  # none in layers of convolutions
-    if not isinstance(by_layer, list) or not any(by_layer):
-        raise ValueError(f"lfm2.attention.head_count_kv must be a list of heads by layer, is {shown(by_layer)}")
-    return _attention(get) | {
-        "intermediate_size": get("feed_forward_length"),
-        "block_auto_adjust_ff_dim": False,
-        "num_hidden_layers": get("block_count"),
-        "layer_types": ["full_attention" if heads else "conv" for heads in by_layer],
-        "norm_eps": get("attention.layer_norm_rms_epsilon"),
-        "conv_L_cache": get("shortconv.l_cache"),
-        "conv_bias": "blk.0.shortconv.in_proj.bias" in shapes,
-        "rope_parameters": {"rope_type": "default", "rope_theta": get("rope.freq_base")},
-    }
-
-
-def _mamba(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    hidden, inner = get("embedding_length"), get("ssm.inner_size")
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "expand": inner // hidden,
-        "num_hidden_layers": get("block_count"),
-        "state_size": get("ssm.state_size"),
-        "conv_kernel": get("ssm.conv_kernel"),
-        "time_step_rank": get("ssm.time_step_rank"),
-        "layer_norm_epsilon": get("attention.layer_norm_rms_epsilon"),
-        "use_conv_bias": "blk.0.ssm_conv1d.bias" in shapes,
-        "use_bias": "blk.0.ssm_in.bias" in shapes,
-    }
-
-
-def _mamba2(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    heads = get("ssm.time_step_rank")
-    return _mamba(get, shapes) | {
-        "num_heads": heads,
-        "head_dim": get("ssm.inner_size") // heads,
-        "n_groups": get("ssm.group_count"),
-        "time_step_rank": "auto",
-    }
-
-
-def _attention(get: Get) -> dict[str, Any]:
-    """Fields that layers of attention have in all of them."""
-    return {
-        "hidden_size": get("embedding_length"),
-        "num_attention_heads": get("attention.head_count"),
-        "num_key_value_heads": _largest(get("attention.head_count_kv")),
-        "max_position_embeddings": get("context_length"),
-    }
-
-
-def _mamba_of_hybrid(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    heads = get("ssm.time_step_rank")
-    return {
-        "mamba_n_heads": heads,
-        "mamba_d_head": get("ssm.inner_size") // heads,
-        "mamba_n_groups": get("ssm.group_count"),
-        "mamba_d_state": get("ssm.state_size"),
-        "mamba_d_conv": get("ssm.conv_kernel"),
-        "mamba_expand": get("ssm.inner_size") // get("embedding_length"),
-        "mamba_conv_bias": _any_layer(shapes, "ssm_conv1d.bias"),
-        "mamba_proj_bias": _any_layer(shapes, "ssm_in.bias"),
-        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
-        "attention_bias": _any_layer(shapes, "attn_q.bias"),
-    }
-
-
-def _falcon_h1(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    if "output.weight" not in shapes:
-        raise ValueError("it has no output.weight, and does not say by what factor the embedding differs from it")
-    return (
-        _attention(get)
-        | _mamba_of_hybrid(get, shapes)
-        | {
-            "intermediate_size": get("feed_forward_length"),
-            "num_hidden_layers": get("block_count"),
-            "head_dim": get("attention.key_length"),
-            "mamba_d_ssm": get("ssm.inner_size"),
-            "mamba_rms_norm": _any_layer(shapes, "ssm_norm.weight"),
-            "mamba_norm_before_gate": False,  # as llama.cpp computes it
-            "projectors_bias": _any_layer(shapes, "ssm_out.bias"),
-            "mlp_bias": _any_layer(shapes, "ffn_gate.bias"),
-            "rope_parameters": {"rope_type": "default", "rope_theta": get("rope.freq_base")},
+    def _common_config(self, model_type: str) -> dict[str, Any]:
+        return {
+            "architectures": [self._class_of(model_type)] if model_type else [],
+            "model_type": model_type,
+            "vocab_size": self._shapes[_EMBEDDING][0],
+            "tie_word_embeddings": _HEAD not in self._shapes,
         }
-    )
+
+    @cached_property
+    def _model(self) -> Any:
+        import transformers
+
+        config = transformers.CONFIG_MAPPING[self.config["model_type"]].from_dict(self.config)
+        with quiet_imports(), torch.device("meta"):
+            return getattr(transformers, self.config["architectures"][0])(config)
 
 
-def _granite_hybrid(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    if get("rope.scaling.finetuned", False):
-        raise ValueError("general.architecture is granitehybrid with rotary positions (Bamba), which is not read")
-    width = _largest(get("feed_forward_length"))
-    return (
-        _attention(get)
-        | _mamba_of_hybrid(get, shapes)
-        | {
-            "intermediate_size": width,
-            "shared_intermediate_size": get("expert_shared_feed_forward_length", width),
-            "num_hidden_layers": get("block_count"),
-            "layer_types": _kinds(get, shapes),
-            "num_local_experts": get("expert_count", 0),
-            "num_experts_per_tok": get("expert_used_count", 0),
-            "attention_multiplier": get("attention.scale"),
-            "embedding_multiplier": get("embedding_scale", 1.0),
-            "residual_multiplier": get("residual_scale", 1.0),
-            "logits_scaling": get("logit_scale", 1.0),
-            "position_embedding_type": None,
+class TableModel(GgufModel):
+    """The model of a file by a table of its architecture's names and values."""
+
+    def __init__(self, table: Architecture, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Take a file of the architecture that `table` describes; see `GgufModel`."""
+        super().__init__(metadata, shapes)
+        self._table = table
+        if metadata.get(f"{self._architecture}.ssm.dt_b_c_rms"):
+            raise ValueError(
+                f"general.architecture is {self._architecture} with norms of time steps (Falcon Mamba), unread"
+            )
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """See `GgufModel`."""
+        try:
+            config = self._table.config(Values(self._metadata, self._shapes))
+        except (TypeError, ZeroDivisionError) as error:
+            raise ValueError(f"its values for {self._architecture} do not fit together: {error}") from error
+        for name, most in MAX_COUNTS.items():
+            if type(value := config.get(name, 1)) is not int or not 1 <= value <= most:
+                raise ValueError(f"{name} must be a whole number from 1 to {most:,}, is {shown(value)}")
+        return self._common_config(self._table.model_type) | config
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """See `GgufModel`."""
+        return super().shapes if self._table.model_type else {}
+
+    @cached_property
+    def parts(self) -> dict[str, list[str]]:
+        """See `GgufModel`.
+
+        Raises:
+            ValueError: two tensors mean the same.
+        """
+        found, order = defaultdict[str, list[str]](list), list(self._table.inner)
+        of_drafts = range(self.config["num_hidden_layers"], self._metadata[f"{self._architecture}.block_count"])
+        for name in self._shapes:
+            if (layer := _LAYER.fullmatch(name)) and int(layer[1]) in of_drafts:
+                continue  # predicts several tokens at once
+            found[self._layout_name(name, layer)].append(name)
+        for parts in found.values():
+            if len(parts) > 1:
+                keys = {part: self._key(part.partition(".")[2].partition(".")[2]) for part in parts}
+                if not set(order).issuperset(keys.values()):
+                    raise ValueError(f"it holds {' and '.join(parts)}, which mean the same tensor")
+                parts.sort(key=lambda part: order.index(keys[part]))
+        return dict(found)
+
+    def read(self, name: str, values: Callable[[str], np.ndarray]) -> torch.Tensor:
+        """See `GgufModel`."""
+        parts = [values(part) for part in self.parts[name]]
+        merged = parts[0] if len(parts) == 1 else self._table.merge(parts, self.config)
+        tensor = torch.from_numpy(np.ascontiguousarray(self._table.restore(name, merged, self.config)))
+        shape = torch.Size(self.shapes.get(name, tensor.shape))
+        return tensor.reshape(shape) if tensor.numel() == shape.numel() else tensor
+
+    def _key(self, rest: str) -> str:
+        """The key that a name in a layer has in `inner`."""
+        return rest if rest in self._table.inner else rest.rpartition(".")[0]
+
+    def _layout_name(self, name: str, layer: re.Match[str] | None) -> str:
+        names, rest = (self._table.inner, layer[2]) if layer else (self._table.outer, name)
+        module, _, kind = rest.rpartition(".")
+        if whole := names.get(rest):
+            found = whole
+        elif known := names.get(module):
+            found = f"{known}.{kind}"
+        else:
+            return name
+        return f"{self._table.layers}{layer[1]}.{found}" if layer else found
+
+
+class MappedModel(GgufModel):
+    """The model of a file by transformers' tables for GGUF."""
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """See `GgufModel`."""
+        with quiet_imports():
+            from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
+
+        if self._known_as not in GGUF_CONFIG_MAPPING:
+            raise self._unread()
+        found = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(self._known_as, {}))
+        for prefix, table in (
+            (self._architecture, _LEFT_OUT | GGUF_CONFIG_MAPPING[self._known_as]),
+            ("tokenizer", GGUF_CONFIG_MAPPING["tokenizer"]),
+        ):
+            for key, name in table.items():
+                if isinstance(name, str) and (value := self._metadata.get(f"{prefix}.{key}")) is not None:
+                    found[name] = value
+        given = {
+            name: self._metadata.get(f"{self._architecture}.rope.scaling.{key}") for key, name in _ROPE_SCALING.items()
         }
-    )
+        rope = {name: value for name, value in given.items() if value is not None}
+        scaled = {"rope_scaling": rope} if rope.get("rope_type", "none") != "none" else {}
+        return found | self._common_config(_TEXT.get(self._known_as, self._known_as)) | scaled
+
+    @cached_property
+    def parts(self) -> dict[str, list[str]]:
+        """See `GgufModel`."""
+        found = defaultdict[str, list[str]](list)
+        for name in self._shapes:
+            found[self._names.get(name) or self._names.get(name.removesuffix(".weight")) or name].append(name)
+        return dict(found)
+
+    def read(self, name: str, values: Callable[[str], np.ndarray]) -> torch.Tensor:
+        """See `GgufModel`."""
+        merged: dict[str, dict[str, torch.Tensor]] = {"tensors": {}}
+        for part in self.parts[name]:
+            made = self._processor.process(
+                weights=values(part), name=part, tensor_key_mapping=self._names, parsed_parameters=merged
+            )
+            if made.name is not None:
+                return torch.from_numpy(np.ascontiguousarray(made.weights))
+        return merged["tensors"][name]
+
+    @property
+    def _known_as(self) -> str:
+        return _KNOWN_AS.get(self._architecture, self._architecture)
+
+    @cached_property
+    def _processor(self) -> Any:
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+        kind = TENSOR_PROCESSORS.get(self._architecture) or TENSOR_PROCESSORS.get(self._known_as, TensorProcessor)
+        return kind(config=self.config)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The class's names of tensors, by llama.cpp's."""
+        from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+        return get_gguf_hf_weights_map(_TopLevels(self._model), self._processor)
 
 
-def _nemotron_h(get: Get, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = _kinds(get, shapes, "mlp")
-    for layer, kind in enumerate(kinds):
-        if kind == "mlp" and f"blk.{layer}.attn_q.weight" in shapes:
-            kinds[layer] = "full_attention"
-        elif kind == "mlp" and f"blk.{layer}.ffn_gate_inp.weight" in shapes:
-            kinds[layer] = "moe"
-    heads = get("ssm.time_step_rank")
-    config = _attention(get) | {
-        "layers_block_type": kinds,
-        "num_hidden_layers": len(kinds),
-        "head_dim": get("attention.key_length"),
-        "intermediate_size": _largest(get("feed_forward_length")),
-        "layer_norm_epsilon": get("attention.layer_norm_rms_epsilon"),
-        "mamba_num_heads": heads,
-        "mamba_head_dim": get("ssm.inner_size") // heads,
-        "n_groups": get("ssm.group_count"),
-        "ssm_state_size": get("ssm.state_size"),
-        "conv_kernel": get("ssm.conv_kernel"),
-        "use_conv_bias": _any_layer(shapes, "ssm_conv1d.bias"),
-        "use_bias": _any_layer(shapes, "ssm_in.bias"),
-        "attention_bias": _any_layer(shapes, "attn_q.bias"),
-        "mlp_bias": _any_layer(shapes, "ffn_up.bias"),
-    }
-    if "moe" not in kinds:
-        return config
-    groups = get("expert_group_count", 1)
-    return config | {
-        "n_routed_experts": get("expert_count"),
-        "n_shared_experts": get("expert_shared_count"),
-        "num_experts_per_tok": get("expert_used_count"),
-        "moe_intermediate_size": get("expert_feed_forward_length"),
-        "moe_shared_expert_intermediate_size": get("expert_shared_feed_forward_length"),
-        "moe_latent_size": get("moe_latent_size", None),
-        "norm_topk_prob": get("expert_weights_norm"),
-        "routed_scaling_factor": get("expert_weights_scale"),
-        "n_group": groups,
-        "topk_group": get("expert_group_used_count") if groups > 1 else 1,
-    }
+class _TopLevels:
+    """A model as `get_gguf_hf_weights_map` walks it, without the modules in its decoder.
 
+    Names begin at the model or at its decoder. The walk makes a table of all names for each module that it visits,
+    which takes seconds for all of them.
+    """
 
-def _of_qwen3_5(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
-    """Value heads of each key head side by side, where llama.cpp has the first of every key head first."""
-    values = _without_logarithm(name, values, config)
-    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
-        return values - 1
-    part = name.rpartition("linear_attn.")[2]
-    if part == name or part == "norm.weight":
-        return values
-    key_heads, value_dim = config["linear_num_key_heads"], config["linear_value_head_dim"]
-    per_head = 1 if part in ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight") else value_dim
-    if part == "out_proj.weight":
-        return _grouped(values.T, key_heads, per_head).T
-    first = 2 * key_heads * config["linear_key_head_dim"] if part in ("in_proj_qkv.weight", "conv1d.weight") else 0
-    return np.concatenate((values[:first], _grouped(values[first:], key_heads, per_head)))
+    def __init__(self, model: Any, levels: int = 2) -> None:
+        self._levels = levels
+        self.config = model.config
+        self.state_dict = model.state_dict
+        self._model = model
 
-
-def _of_qwen3_next(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
-    values = _without_logarithm(name, values, config)
-    return values - 1 if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight") else values
-
-
-def _merged_qwen3_next(parts: Sequence[np.ndarray], config: Mapping[str, Any]) -> np.ndarray:
-    """Queries, keys, values and gates of each key head side by side, where llama.cpp has each for all heads."""
-    heads = config["linear_num_key_heads"]
-    qkv, gates = parts
-    if qkv.ndim != 2:
-        return _side_by_side(parts, config)
-    keys = heads * config["linear_key_head_dim"]
-    each = (qkv[:keys], qkv[keys : 2 * keys], qkv[2 * keys :], gates)
-    by_head = [rows.reshape(heads, -1, rows.shape[-1]) for rows in each]
-    return np.concatenate(by_head, axis=1).reshape(-1, qkv.shape[-1])
-
-
-def _grouped(rows: np.ndarray, key_heads: int, per_head: int) -> np.ndarray:
-    by_head = rows.reshape(-1, key_heads, per_head, *rows.shape[1:])
-    return by_head.swapaxes(0, 1).reshape(rows.shape)
-
-
-def _attention_names(module: str, out: str = "o_proj") -> dict[str, str]:
-    of = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": out}
-    return {name: f"{module}.{its}" for name, its in of.items()}
-
-
-def _mamba_names(module: str) -> dict[str, str]:
-    return {
-        "ssm_in": f"{module}.in_proj",
-        "ssm_conv1d": f"{module}.conv1d",
-        "ssm_dt.bias": f"{module}.dt_bias",
-        "ssm_a": f"{module}.A_log",
-        "ssm_d": f"{module}.D",
-        "ssm_norm": f"{module}.norm",
-        "ssm_out": f"{module}.out_proj",
-    }
-
-
-_MAMBA = {"attn_norm": "norm", **_mamba_names("mixer"), "ssm_x": "mixer.x_proj", "ssm_dt": "mixer.dt_proj"}
-_OF_MAMBA: Callable[..., Architecture] = partial(
-    Architecture,
-    outer={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"},
-    layers="backbone.layers.",
-)
-_QWEN = (
-    LAYER_NAMES
-    | _mamba_names("linear_attn")
-    | {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
-        "ffn_gate_exps.weight": "mlp.experts.gate_up_proj",
-        "ffn_up_exps.weight": "mlp.experts.gate_up_proj",
-        "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
-        "ffn_down_exps.weight": "mlp.experts.down_proj",
-    }
-)
-_QWEN_3_5 = _QWEN | {
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_beta": "linear_attn.in_proj_b",
-}
-_QWEN_3_NEXT = _QWEN | {
-    "ssm_in": "linear_attn.in_proj_qkvz",  # so older files, as the class has it
-    "attn_qkv": "linear_attn.in_proj_qkvz",
-    "attn_gate": "linear_attn.in_proj_qkvz",
-    "ssm_ba": "linear_attn.in_proj_ba",
-}
-_FALCON_H1 = (
-    LAYER_NAMES
-    | _mamba_names("mamba")
-    | {
-        "ffn_norm": "pre_ff_layernorm.weight",  # a name without an ending
-        "ffn_norm.weight": "pre_ff_layernorm.weight",
-        "ffn_gate": "feed_forward.gate_proj",
-        "ffn_up": "feed_forward.up_proj",
-        "ffn_down": "feed_forward.down_proj",
-    }
-)
-_GRANITE_HYBRID = (
-    LAYER_NAMES
-    | _mamba_names("mamba")
-    | {
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate_inp": "block_sparse_moe.router",
-        "ffn_gate_exps.weight": "block_sparse_moe.experts.gate_up_proj",
-        "ffn_up_exps.weight": "block_sparse_moe.experts.gate_up_proj",
-        "ffn_down_exps.weight": "block_sparse_moe.experts.down_proj",
-        "ffn_gate_shexp": "shared_mlp.input_linear",
-        "ffn_up_shexp": "shared_mlp.input_linear",
-        "ffn_down_shexp": "shared_mlp.output_linear",
-        "ffn_gate": "shared_mlp.input_linear",  # without experts
-        "ffn_up": "shared_mlp.input_linear",
-        "ffn_down": "shared_mlp.output_linear",
-    }
-)
-_NEMOTRON_H = Architecture(
-    "nemotron_h",
-    _nemotron_h,
-    {
-        "attn_norm": "norm",
-        **_mamba_names("mixer"),
-        **_attention_names("mixer"),
-        "ffn_up": "mixer.up_proj",
-        "ffn_down": "mixer.down_proj",
-        "ffn_gate_inp": "mixer.gate",
-        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
-        "ffn_up_exps.weight": "mixer.experts.up_proj",
-        "ffn_down_exps.weight": "mixer.experts.down_proj",
-        "ffn_up_shexp": "mixer.shared_experts.up_proj",
-        "ffn_down_shexp": "mixer.shared_experts.down_proj",
-        "ffn_latent_down": "mixer.fc1_latent_proj",
-        "ffn_latent_up": "mixer.fc2_latent_proj",
-    },
-    {"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"},
-)
-_LFM_2 = {
-    "attn_norm": "operator_norm",
-    **_attention_names("self_attn", out="out_proj"),
-    "attn_q_norm": "self_attn.q_layernorm",
-    "attn_k_norm": "self_attn.k_layernorm",
-    "shortconv.conv": "conv.conv",
-    "shortconv.in_proj": "conv.in_proj",
-    "shortconv.out_proj": "conv.out_proj",
-    "ffn_norm": "ffn_norm",
-    "ffn_gate": "feed_forward.w1",
-    "ffn_up": "feed_forward.w3",
-    "ffn_down": "feed_forward.w2",
-}
-_OUTER_LFM_2 = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
-_OUTER_FALCON_H1 = OUTER_NAMES | {"output_norm": "model.final_layernorm"}
-RECURRENT = {
-    "qwen35": Architecture("qwen3_5_text", _qwen3_5, _QWEN_3_5, restore=_of_qwen3_5),
-    "qwen35moe": Architecture("qwen3_5_moe_text", _qwen3_5_moe, _QWEN_3_5, restore=_of_qwen3_5),
-    "qwen3next": Architecture(
-        "qwen3_next", _qwen3_next, _QWEN_3_NEXT, restore=_of_qwen3_next, merge=_merged_qwen3_next
-    ),
-    "lfm2": Architecture("lfm2", _lfm2, _LFM_2, _OUTER_LFM_2),
-    "falcon-h1": Architecture("falcon_h1", _falcon_h1, _FALCON_H1, _OUTER_FALCON_H1),
-    "granitehybrid": Architecture("granitemoehybrid", _granite_hybrid, _GRANITE_HYBRID),
-    "nemotron_h": _NEMOTRON_H,
-    "nemotron_h_moe": _NEMOTRON_H,
-    "mamba": _OF_MAMBA("mamba", _mamba, _MAMBA | {"ssm_dt.bias": "mixer.dt_proj.bias"}),
-    "mamba2": _OF_MAMBA("mamba2", _mamba2, _MAMBA),
-}
-"""By `general.architecture`."""
+    def named_children(self) -> list[tuple[str, Any]]:
+        children = self._model.named_children() if self._levels > 1 else ()
+        return [(name, _TopLevels(child, self._levels - 1)) for name, child in children if hasattr(child, "config")]

@@ -1,94 +1,392 @@
-"""Files of architectures with recurrent layers, by a table of their names and values."""
+"""Architectures of llama.cpp with recurrent layers: configuration, names, and the order of values of each.
 
-import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping
-from functools import cached_property
+llama.cpp's converter changes some tensors, which is undone here: convolutions and columns have no dimension of size 1,
+`ssm_a` holds -exp(A_log), gate and up are apart, of Qwen3-Next and Qwen3.5 norms are stored with one added, and of
+Qwen3.5 value heads in another order. Factors of Falcon-H1 are part of its weights. Where no positions are rotated,
+rows of queries and keys stay in llama.cpp's order, which is the same for both. Tensors of layers that predict several
+tokens at once, behind the last layer, are left aside.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
-from espalier.engine.models.config import MAX_COUNTS
-from espalier.engine.models.gguf.architectures import RECURRENT
-from espalier.engine.models.gguf.mapped import MappedArchitecture
+from espalier.engine.models.gguf.architectures import (
+    LAYER_NAMES,
+    OUTER_NAMES,
+    Architecture,
+    Values,
+    side_by_side,
+    without_logarithm,
+)
 from espalier.engine.models.text_files import shown
 
-_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-_MAX_COUNT = 2**30
+
+def _num_layers(get: Values) -> int:
+    """Number of layers, without those that predict several tokens at once."""
+    return get("block_count") - get("nextn_predict_layers", 0)
 
 
-class RecurrentArchitecture(MappedArchitecture):
-    """The model of a file of one of `RECURRENT`."""
+def _kinds(get: Values, of_others: str = "full_attention") -> list[str]:
+    """The kind of each layer, by its tensors."""
+    layers = range(_num_layers(get))
+    return ["linear_attention" if f"blk.{layer}.ssm_a" in get.shapes else of_others for layer in layers]
 
-    def __init__(self, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """See `MappedArchitecture`.
 
-        Raises:
-            KeyError: the metadata lacks a value.
-            ValueError: a value means nothing, or the file is of a kind that is not read.
-        """
-        architecture: str = metadata["general.architecture"]
-        self._its = RECURRENT[architecture]
-        if metadata.get(f"{architecture}.ssm.dt_b_c_rms"):
-            raise ValueError(f"general.architecture is {architecture} with norms of time steps (Falcon Mamba), unread")
-        self._find_class(metadata, shapes, self._its.model_type)
+def _largest(value: Any) -> Any:
+    """A count, or the largest of a list with one for each layer, which is 0 where a layer has none."""
+    return max(value, default=0) if isinstance(value, list) else value
 
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """The same model's `config.json`."""
-        architecture: str = self._metadata["general.architecture"]
 
-        def get(key: str, *default: Any) -> Any:
-            name = f"{architecture}.{key}"
-            value = self._metadata.get(name, *default) if default else self._metadata[name]
-            value = value.tolist() if isinstance(value, np.ndarray) else value
-            if type(value) is int and not 0 <= value <= _MAX_COUNT:
-                raise ValueError(f"{name} must be a whole number up to {_MAX_COUNT:,}, is {shown(value)}")
-            return value
+def _qwen3_5(get: Values) -> dict[str, Any]:
+    heads, head_dim = get("ssm.time_step_rank"), get("attention.key_length")
+    return _attention(get) | {
+        "intermediate_size": get("feed_forward_length", 1),  # of layers without experts
+        "num_hidden_layers": _num_layers(get),
+        "head_dim": head_dim,
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "layer_types": _kinds(get),
+        "linear_conv_kernel_dim": get("ssm.conv_kernel"),
+        "linear_key_head_dim": get("ssm.state_size"),
+        "linear_num_key_heads": get("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": get("ssm.inner_size") // heads,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": get("rope.freq_base"),
+            "partial_rotary_factor": get("rope.dimension_count", head_dim) / head_dim,
+            # One section for each axis, filled up to four.
+            "mrope_section": [section for section in get("rope.dimension_sections", []) if section],
+            "mrope_interleaved": True,
+        },
+    }
 
-        try:
-            config = self._its.config(get, self._shapes)
-        except (TypeError, ZeroDivisionError) as error:
-            raise ValueError(f"its values for {architecture} do not fit together: {error}") from error
-        for field, most in MAX_COUNTS.items():
-            if type(value := config.get(field, 1)) is not int or not 1 <= value <= most:
-                raise ValueError(f"{field} must be a whole number from 1 to {most:,}, is {shown(value)}")
-        return config | self._common_config()
 
-    @cached_property
-    def parts(self) -> dict[str, list[str]]:
-        """llama.cpp's names of the tensors that make up each of the class's; its own name for one that has none."""
-        found = defaultdict[str, list[str]](list)
-        for name in self._shapes:
-            if (layer := _LAYER.fullmatch(name)) and int(layer[1]) >= self.config["num_hidden_layers"]:
-                continue  # predicts several tokens at once
-            found[self._layout_name(name, layer)].append(name)
-        order = list(self._its.inner)
-        for parts in found.values():
-            if len(parts) > 1:
-                parts.sort(key=lambda part: order.index(self._key(part.partition(".")[2].partition(".")[2])))
-        return dict(found)
+def _qwen3_5_moe(get: Values) -> dict[str, Any]:
+    layers = range(_num_layers(get))
+    return _qwen3_5(get) | {
+        "num_experts": get("expert_count"),
+        "num_experts_per_tok": get("expert_used_count"),
+        "moe_intermediate_size": get("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": get("expert_shared_feed_forward_length"),
+        "mlp_only_layers": [layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" not in get.shapes],
+    }
 
-    def read(self, name: str, values: Callable[[str], np.ndarray]) -> torch.Tensor:
-        """See `MappedArchitecture`."""
-        parts = [values(part) for part in self.parts[name]]
-        merged = parts[0] if len(parts) == 1 else self._its.merge(parts, self.config)
-        restored = self._its.restore(name, merged, self.config)
-        tensor, shape = torch.from_numpy(np.ascontiguousarray(restored)), torch.Size(self.shapes.get(name, ()))
-        return tensor.reshape(shape) if tensor.numel() == shape.numel() else tensor
 
-    def _key(self, rest: str) -> str:
-        """The key that a name in a layer has in `inner`."""
-        return rest if rest in self._its.inner else rest.rpartition(".")[0]
+def _qwen3_next(get: Values) -> dict[str, Any]:
+    config = _qwen3_5_moe(get)
+    rope = {name: value for name, value in config["rope_parameters"].items() if not name.startswith("mrope")}
+    return config | {"rope_parameters": rope}
 
-    def _layout_name(self, name: str, layer: re.Match[str] | None) -> str:
-        names, rest = (self._its.inner, layer[2]) if layer else (self._its.outer, name)
-        module, _, kind = rest.rpartition(".")
-        if whole := names.get(rest):
-            found = whole
-        elif known := names.get(module):
-            found = f"{known}.{kind}"
-        else:
-            return name
-        return f"{self._its.layers}{layer[1]}.{found}" if layer else found
+
+def _lfm2(get: Values) -> dict[str, Any]:
+    by_layer = get("attention.head_count_kv")  # none in layers of convolutions
+    if not isinstance(by_layer, list) or not any(by_layer):
+        raise ValueError(f"lfm2.attention.head_count_kv must be a list of heads by layer, is {shown(by_layer)}")
+    return _attention(get) | {
+        "intermediate_size": get("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+        "num_hidden_layers": get("block_count"),
+        "layer_types": ["full_attention" if heads else "conv" for heads in by_layer],
+        "norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "conv_L_cache": get("shortconv.l_cache"),
+        "conv_bias": "blk.0.shortconv.in_proj.bias" in get.shapes,
+        "rope_parameters": {"rope_type": "default", "rope_theta": get("rope.freq_base")},
+    }
+
+
+def _mamba(get: Values) -> dict[str, Any]:
+    hidden, inner = get("embedding_length"), get("ssm.inner_size")
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "expand": inner // hidden,
+        "num_hidden_layers": get("block_count"),
+        "state_size": get("ssm.state_size"),
+        "conv_kernel": get("ssm.conv_kernel"),
+        "time_step_rank": get("ssm.time_step_rank"),
+        "layer_norm_epsilon": get("attention.layer_norm_rms_epsilon"),
+        "use_conv_bias": "blk.0.ssm_conv1d.bias" in get.shapes,
+        "use_bias": "blk.0.ssm_in.bias" in get.shapes,
+    }
+
+
+def _mamba2(get: Values) -> dict[str, Any]:
+    heads = get("ssm.time_step_rank")
+    return _mamba(get) | {
+        "num_heads": heads,
+        "head_dim": get("ssm.inner_size") // heads,
+        "n_groups": get("ssm.group_count"),
+        "time_step_rank": "auto",
+    }
+
+
+def _attention(get: Values) -> dict[str, Any]:
+    """Fields that layers of attention have in all of them."""
+    return {
+        "hidden_size": get("embedding_length"),
+        "num_attention_heads": get("attention.head_count"),
+        "num_key_value_heads": _largest(get("attention.head_count_kv")),
+        "max_position_embeddings": get("context_length"),
+    }
+
+
+def _mamba_of_hybrid(get: Values) -> dict[str, Any]:
+    heads = get("ssm.time_step_rank")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": get("ssm.inner_size") // heads,
+        "mamba_n_groups": get("ssm.group_count"),
+        "mamba_d_state": get("ssm.state_size"),
+        "mamba_d_conv": get("ssm.conv_kernel"),
+        "mamba_expand": get("ssm.inner_size") // get("embedding_length"),
+        "mamba_conv_bias": get.any_layer("ssm_conv1d.bias"),
+        "mamba_proj_bias": get.any_layer("ssm_in.bias"),
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "attention_bias": get.any_layer("attn_q.bias"),
+    }
+
+
+def _falcon_h1(get: Values) -> dict[str, Any]:
+    if "output.weight" not in get.shapes:
+        raise ValueError("it has no output.weight, and does not say by what factor the embedding differs from it")
+    return {
+        **_attention(get),
+        **_mamba_of_hybrid(get),
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": get("block_count"),
+        "head_dim": get("attention.key_length"),
+        "mamba_d_ssm": get("ssm.inner_size"),
+        "mamba_rms_norm": get.any_layer("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,  # as llama.cpp computes it
+        "projectors_bias": get.any_layer("ssm_out.bias"),
+        "mlp_bias": get.any_layer("ffn_gate.bias"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": get("rope.freq_base")},
+    }
+
+
+def _granite_hybrid(get: Values) -> dict[str, Any]:
+    if get("rope.scaling.finetuned", False):
+        raise ValueError("general.architecture is granitehybrid with rotary positions (Bamba), which is not read")
+    width = _largest(get("feed_forward_length"))
+    return {
+        **_attention(get),
+        **_mamba_of_hybrid(get),
+        "intermediate_size": width,
+        "shared_intermediate_size": get("expert_shared_feed_forward_length", width),
+        "num_hidden_layers": get("block_count"),
+        "layer_types": _kinds(get),
+        "num_local_experts": get("expert_count", 0),
+        "num_experts_per_tok": get("expert_used_count", 0),
+        "attention_multiplier": get("attention.scale"),
+        "embedding_multiplier": get("embedding_scale", 1.0),
+        "residual_multiplier": get("residual_scale", 1.0),
+        "logits_scaling": get("logit_scale", 1.0),
+        "position_embedding_type": None,
+    }
+
+
+def _nemotron_h(get: Values) -> dict[str, Any]:
+    kinds = _kinds(get, "mlp")
+    for layer, kind in enumerate(kinds):
+        if kind == "mlp" and f"blk.{layer}.attn_q.weight" in get.shapes:
+            kinds[layer] = "full_attention"
+        elif kind == "mlp" and f"blk.{layer}.ffn_gate_inp.weight" in get.shapes:
+            kinds[layer] = "moe"
+    heads = get("ssm.time_step_rank")
+    config = _attention(get) | {
+        "layers_block_type": kinds,
+        "num_hidden_layers": len(kinds),
+        "head_dim": get("attention.key_length"),
+        "intermediate_size": _largest(get("feed_forward_length")),
+        "layer_norm_epsilon": get("attention.layer_norm_rms_epsilon"),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": get("ssm.inner_size") // heads,
+        "n_groups": get("ssm.group_count"),
+        "ssm_state_size": get("ssm.state_size"),
+        "conv_kernel": get("ssm.conv_kernel"),
+        "use_conv_bias": get.any_layer("ssm_conv1d.bias"),
+        "use_bias": get.any_layer("ssm_in.bias"),
+        "attention_bias": get.any_layer("attn_q.bias"),
+        "mlp_bias": get.any_layer("ffn_up.bias"),
+    }
+    if "moe" not in kinds:
+        return config
+    groups = get("expert_group_count", 1)
+    return config | {
+        "n_routed_experts": get("expert_count"),
+        "n_shared_experts": get("expert_shared_count"),
+        "num_experts_per_tok": get("expert_used_count"),
+        "moe_intermediate_size": get("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": get("expert_shared_feed_forward_length"),
+        "moe_latent_size": get("moe_latent_size", None),
+        "norm_topk_prob": get("expert_weights_norm"),
+        "routed_scaling_factor": get("expert_weights_scale"),
+        "n_group": groups,
+        "topk_group": get("expert_group_used_count") if groups > 1 else 1,
+    }
+
+
+def _of_qwen3_5(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """Value heads of each key head side by side, where llama.cpp has the first of every key head first."""
+    values = without_logarithm(name, values, config)
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return values - 1
+    part = name.rpartition("linear_attn.")[2]
+    if part == name or part == "norm.weight":
+        return values
+    key_heads, value_dim = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    per_head = 1 if part in ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight") else value_dim
+    if part == "out_proj.weight":
+        return _grouped(values.T, key_heads, per_head).T
+    first = 2 * key_heads * config["linear_key_head_dim"] if part in ("in_proj_qkv.weight", "conv1d.weight") else 0
+    return np.concatenate((values[:first], _grouped(values[first:], key_heads, per_head)))
+
+
+def _of_qwen3_next(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    values = without_logarithm(name, values, config)
+    return values - 1 if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight") else values
+
+
+def _merged_qwen3_next(parts: Sequence[np.ndarray], config: Mapping[str, Any]) -> np.ndarray:
+    """Queries, keys, values and gates of each key head side by side, where llama.cpp has each for all heads."""
+    heads = config["linear_num_key_heads"]
+    qkv, gates = parts
+    if qkv.ndim != 2:
+        return side_by_side(parts, config)
+    keys = heads * config["linear_key_head_dim"]
+    each = (qkv[:keys], qkv[keys : 2 * keys], qkv[2 * keys :], gates)
+    by_head = [rows.reshape(heads, -1, rows.shape[-1]) for rows in each]
+    return np.concatenate(by_head, axis=1).reshape(-1, qkv.shape[-1])
+
+
+def _grouped(rows: np.ndarray, key_heads: int, per_head: int) -> np.ndarray:
+    by_head = rows.reshape(-1, key_heads, per_head, *rows.shape[1:])
+    return by_head.swapaxes(0, 1).reshape(rows.shape)
+
+
+def _attention_names(module: str, out: str = "o_proj") -> dict[str, str]:
+    of = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": out}
+    return {name: f"{module}.{its}" for name, its in of.items()}
+
+
+def _mamba_names(module: str) -> dict[str, str]:
+    return {
+        "ssm_in": f"{module}.in_proj",
+        "ssm_conv1d": f"{module}.conv1d",
+        "ssm_dt.bias": f"{module}.dt_bias",
+        "ssm_a": f"{module}.A_log",
+        "ssm_d": f"{module}.D",
+        "ssm_norm": f"{module}.norm",
+        "ssm_out": f"{module}.out_proj",
+    }
+
+
+_MAMBA = {"attn_norm": "norm", **_mamba_names("mixer"), "ssm_x": "mixer.x_proj", "ssm_dt": "mixer.dt_proj"}
+_OF_MAMBA: Callable[..., Architecture] = partial(
+    Architecture,
+    outer={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"},
+    layers="backbone.layers.",
+)
+_QWEN = {
+    **LAYER_NAMES,
+    **_mamba_names("linear_attn"),
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_up_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+}
+_QWEN_3_5 = _QWEN | {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+}
+_QWEN_3_NEXT = _QWEN | {
+    "ssm_in": "linear_attn.in_proj_qkvz",  # so older files, as the class has it
+    "attn_qkv": "linear_attn.in_proj_qkvz",
+    "attn_gate": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+}
+_FALCON_H1 = {
+    **LAYER_NAMES,
+    **_mamba_names("mamba"),
+    "ffn_norm": "pre_ff_layernorm.weight",  # a name without an ending
+    "ffn_norm.weight": "pre_ff_layernorm.weight",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
+_GRANITE_HYBRID = {
+    **LAYER_NAMES,
+    **_mamba_names("mamba"),
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "block_sparse_moe.router",
+    "ffn_gate_exps.weight": "block_sparse_moe.experts.gate_up_proj",
+    "ffn_up_exps.weight": "block_sparse_moe.experts.gate_up_proj",
+    "ffn_down_exps.weight": "block_sparse_moe.experts.down_proj",
+    "ffn_gate_shexp": "shared_mlp.input_linear",
+    "ffn_up_shexp": "shared_mlp.input_linear",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+    "ffn_gate": "shared_mlp.input_linear",  # without experts
+    "ffn_up": "shared_mlp.input_linear",
+    "ffn_down": "shared_mlp.output_linear",
+}
+_NEMOTRON_H = Architecture(
+    "nemotron_h",
+    _nemotron_h,
+    {
+        "attn_norm": "norm",
+        **_mamba_names("mixer"),
+        **_attention_names("mixer"),
+        "ffn_up": "mixer.up_proj",
+        "ffn_down": "mixer.down_proj",
+        "ffn_gate_inp": "mixer.gate",
+        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+        "ffn_up_exps.weight": "mixer.experts.up_proj",
+        "ffn_down_exps.weight": "mixer.experts.down_proj",
+        "ffn_up_shexp": "mixer.shared_experts.up_proj",
+        "ffn_down_shexp": "mixer.shared_experts.down_proj",
+        "ffn_latent_down": "mixer.fc1_latent_proj",
+        "ffn_latent_up": "mixer.fc2_latent_proj",
+    },
+    {"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"},
+)
+_LFM_2 = {
+    "attn_norm": "operator_norm",
+    **_attention_names("self_attn", out="out_proj"),
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+_OUTER_LFM_2 = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
+_OUTER_FALCON_H1 = OUTER_NAMES | {"output_norm": "model.final_layernorm"}
+RECURRENT = {
+    "qwen35": Architecture("qwen3_5_text", _qwen3_5, _QWEN_3_5, restore=_of_qwen3_5),
+    "qwen35moe": Architecture("qwen3_5_moe_text", _qwen3_5_moe, _QWEN_3_5, restore=_of_qwen3_5),
+    "qwen3next": Architecture(
+        "qwen3_next", _qwen3_next, _QWEN_3_NEXT, restore=_of_qwen3_next, merge=_merged_qwen3_next
+    ),
+    "lfm2": Architecture("lfm2", _lfm2, _LFM_2, _OUTER_LFM_2),
+    "falcon-h1": Architecture("falcon_h1", _falcon_h1, _FALCON_H1, _OUTER_FALCON_H1),
+    "granitehybrid": Architecture("granitemoehybrid", _granite_hybrid, _GRANITE_HYBRID),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
+    "mamba": _OF_MAMBA("mamba", _mamba, _MAMBA | {"ssm_dt.bias": "mixer.dt_proj.bias"}),
+    "mamba2": _OF_MAMBA("mamba2", _mamba2, _MAMBA),
+}
+"""By `general.architecture`."""

@@ -91,18 +91,17 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     special["add_bos_token"] = says = metadata.get(f"{_PREFIX}add_bos_token", means)
     if not isinstance(says, bool):
         raise ValueError(f"{_PREFIX}add_bos_token must be true or false, is {shown(says)}")
-    if (template := metadata.get("tokenizer.chat_template")) is None:
-        return special
-    if not isinstance(template, str):
+    template = metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
         raise ValueError(f"tokenizer.chat_template must be text, is {shown(template)}")
-    return special | {"chat_template": template}
+    return special if template is None else special | {"chat_template": template}
 
 
 def _special_ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
     """The ids of special tokens by their names in tokenizer_config.json, of `count` tokens."""
     ids = {name: metadata.get(_PREFIX + key) for name, key in _SPECIAL.items()}
     for name, i in ids.items():
-        if i is not None and (isinstance(i, bool) or not isinstance(i, int)):
+        if i is not None and type(i) is not int:
             raise ValueError(f"{_PREFIX}{_SPECIAL[name]} must be a whole number, is {shown(i)}")
     return {name: i for name, i in ids.items() if i is not None and 0 <= i < count}
 
@@ -110,10 +109,7 @@ def _special_ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
 def _list_of(kind: type, metadata: Mapping[str, Any], key: str, required: bool = True) -> list[Any]:
     """A list of the metadata, whose items are all of one type in the file; empty if it is absent and not required."""
     values = metadata[_PREFIX + key] if required else metadata.get(_PREFIX + key, [])
-    of_kind = not values or (
-        isinstance(values, list) and isinstance(values[0], kind) and not isinstance(values[0], bool)
-    )
-    if not isinstance(values, list) or not of_kind:
+    if not isinstance(values, list) or (values and type(values[0]) is not kind):
         what = {str: "texts", int: "whole numbers", float: "numbers"}[kind]
         raise ValueError(f"{_PREFIX}{key} must be a list of {what}, is {shown(values)}")
     return values
@@ -147,14 +143,8 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
         twice = next(token for token, times in Counter(tokens[i] for i in used).items() if times > 1)
         raise ValueError(f"{_PREFIX}tokens holds {shown(twice)} more than once")
     parts = _byte_level(metadata, vocabulary) if model == "gpt2" else _sentence_piece(metadata, vocabulary, kinds)
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "post_processor": None,
-        **parts,
-    }
+    nothing = dict.fromkeys(("truncation", "padding", "post_processor"))
+    return {"version": "1.0", **nothing, "added_tokens": added, **parts}
 
 
 def _byte_level(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
@@ -187,10 +177,7 @@ def _sentence_piece(metadata: Mapping[str, Any], vocabulary: dict[str, int], kin
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, to_space]},
         "pre_tokenizer": None,
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [from_space, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
-        },
+        "decoder": {"type": "Sequence", "decoders": [from_space, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
         "model": _bpe(vocabulary, merges) | {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True},
     }
 

@@ -1,4 +1,4 @@
-"""The contract of a layout of quantised weights."""
+"""The contract of a format of quantised weights."""
 
 import re
 from abc import ABC, abstractmethod
@@ -7,27 +7,6 @@ from collections.abc import Callable, Mapping
 import torch
 
 from espalier.engine.errors import CheckpointError
-
-
-class Layout(ABC):
-    """The way in which its parts make up one weight."""
-
-    @abstractmethod
-    def __str__(self) -> str:
-        """Name and sizes, as people say them: GPTQ, 4 bits in groups of 128."""
-
-    @abstractmethod
-    def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
-        """Shape of a weight, `[out, in]` for a linear layer.
-
-        Args:
-            shapes: of its parts.
-            read: gives a small part that holds the shape.
-        """
-
-    @abstractmethod
-    def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """Values of a weight in float32, of the shape that `shape` gave."""
 
 
 class StoredFormat(ABC):
@@ -46,19 +25,24 @@ class StoredFormat(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """Name and sizes, as people say them; of all layouts."""
+        """Name and sizes, as people say them: GPTQ, 4 bits in groups of 128."""
+
+    def kind(self, weight: str) -> str:
+        """The same of one weight, by its name without the suffix; raises ValueError if none is said."""
+        return str(self)
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
+        """Shape of a weight, `[out, in]` for a linear layer.
+
+        Args:
+            shapes: of its parts.
+            read: gives a small part that holds the shape.
+        """
+        return shapes["weight"]
 
     @abstractmethod
-    def layout(self, weight: str) -> Layout:
-        """The layout of a weight, by its name without the suffix; raises ValueError if none is said."""
-
-
-class SingleFormat(StoredFormat, Layout):
-    """A format that has one layout for all weights."""
-
-    def layout(self, weight: str) -> Layout:
-        """See `StoredFormat`."""
-        return self
+    def expand(self, weight: str, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        """Values of a weight in float32, of the shape that `shape` gave."""
 
 
 def refusal(place: str, found: str, rule: str) -> CheckpointError:

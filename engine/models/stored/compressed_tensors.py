@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from espalier.engine.models.stored.base import Layout, StoredFormat, refusal
-from espalier.engine.models.stored.float8 import is_block, scale_blocks
+from espalier.engine.models.stored.base import StoredFormat, refusal
+from espalier.engine.models.stored.floats import is_block, scale_blocks
 from espalier.engine.models.stored.integers import GROUP_SIZE, groups_of, is_group_size, unpack
 from espalier.engine.models.text_files import require, shown
 
@@ -61,7 +61,19 @@ class CompressedTensors(StoredFormat):
     def __str__(self) -> str:
         return f"compressed-tensors, {', '.join(dict.fromkeys(map(str, self._schemes)))}"
 
-    def layout(self, weight: str) -> Layout:
+    def kind(self, weight: str) -> str:
+        """See `StoredFormat`."""
+        return str(self._scheme(weight))
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
+        """See `StoredFormat`."""
+        return tuple(read("weight_shape").tolist()) if "weight_packed" in shapes else shapes["weight"]
+
+    def expand(self, weight: str, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        """See `StoredFormat`."""
+        return self._scheme(weight).expand(parts, shape)
+
+    def _scheme(self, weight: str) -> "_Scheme":
         """The scheme of the first target that a layer's name fits: whole names, then patterns, then classes."""
         if self._alike:
             return self._schemes[0]
@@ -92,7 +104,7 @@ def _are_patterns(value: object) -> bool:
         return False
 
 
-class _Scheme(Layout):
+class _Scheme:
     """The layout of the weights of some layers."""
 
     def __init__(self, scheme: Mapping[str, Any], place: str) -> None:
@@ -113,14 +125,8 @@ class _Scheme(Layout):
     def __str__(self) -> str:
         return f"{self.kind} of {self.bits} bits"
 
-    def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
-        """See `Layout`."""
-        if "weight_packed" in shapes:
-            return tuple(read("weight_shape").tolist())
-        return shapes["weight"]
-
     def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """See `Layout`."""
+        """See `StoredFormat.expand`."""
         scale, zero, groups = parts["weight_scale"], parts.get("weight_zero_point"), parts.get("weight_g_idx")
         if not self._symmetric and not self.block and zero is None:
             raise KeyError("weight_zero_point")

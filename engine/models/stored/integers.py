@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from espalier.engine.models.stored.base import SingleFormat, refusal
+from espalier.engine.models.stored.base import StoredFormat, refusal
 from espalier.engine.models.text_files import require
 
 _WORD = 32
@@ -32,18 +32,16 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     return ((words.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
 
 
-def neighbours(inputs: int, group_size: int | None) -> torch.Tensor:
-    """The group of each input where groups are `group_size` neighbours; one group of all for None or -1."""
-    return torch.arange(inputs) // (group_size if group_size and group_size > 0 else inputs)
-
-
 def groups_of(inputs: int, group_size: int | None, given: torch.Tensor | None, count: int) -> torch.Tensor:
-    """The group of each input, int64: as the checkpoint gives it, or else `neighbours`.
+    """The group of each input, int64: as the checkpoint gives it, or else `group_size` neighbours each.
+
+    There is one group of all for a size of None or -1.
 
     Raises:
         ValueError: there are not as many, or they are not those `count` that have scales.
     """
-    groups = neighbours(inputs, group_size) if given is None else given.long()
+    size = group_size if group_size and group_size > 0 else inputs
+    groups = torch.arange(inputs) // size if given is None else given.long()
     least, most = (int(groups.min()), int(groups.max())) if groups.numel() else (0, -1)
     if len(groups) != inputs or least < 0 or most >= count or (given is None and most != count - 1):
         raise ValueError(
@@ -58,7 +56,7 @@ def is_group_size(value: object) -> bool:
     return value is None or (type(value) is int and (value > 0 or value == -1))
 
 
-class _Grouped(SingleFormat):
+class _Grouped(StoredFormat):
     """The part that GPTQ and AWQ have in common: zeros and scales of groups of inputs."""
 
     parts = re.compile(r"(?P<weight>.+)\.(?P<part>qweight|qzeros|scales|g_idx)")
@@ -101,12 +99,12 @@ class Gptq(_Grouped):
         self._offset = 1 if version == "gptq" else 0
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
-        """See `Layout`."""
+        """See `StoredFormat`."""
         words, outputs = shapes["qweight"]
         return outputs, words * _WORD // self.bits
 
-    def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """See `Layout`."""
+    def expand(self, weight: str, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        """See `StoredFormat`."""
         zeros = (unpack(parts["qzeros"], self.bits)[:, : shape[0]] + self._offset) & (2**self.bits - 1)
         return self._dequantised(unpack(parts["qweight"].T, self.bits).T, zeros, parts["scales"], parts.get("g_idx"))
 
@@ -124,12 +122,12 @@ class Awq(_Grouped):
             raise refusal(place, f"AWQ's version {version} with {self.bits} bits", "read is gemm with 4 bits")
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
-        """See `Layout`."""
+        """See `StoredFormat`."""
         inputs, words = shapes["qweight"]
         return words * len(_AWQ_ORDER), inputs
 
-    def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """See `Layout`."""
+    def expand(self, weight: str, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        """See `StoredFormat`."""
         values, zeros = (self._ordered(parts[name]) for name in ("qweight", "qzeros"))
         return self._dequantised(values, zeros, parts["scales"], None)
 

@@ -1,14 +1,46 @@
-"""Weights of a checkpoint that are stored in several tensors each."""
+"""Weights of a checkpoint that are stored in several tensors each, in the format that its configuration names."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.stored.base import Layout, StoredFormat
+from espalier.engine.models.stored.base import StoredFormat, refusal
+from espalier.engine.models.stored.compressed_tensors import CompressedTensors
+from espalier.engine.models.stored.floats import BitsAndBytes, Float8, Mxfp4
+from espalier.engine.models.stored.integers import Awq, Gptq
+from espalier.engine.models.text_files import shown
 from espalier.engine.models.weights import TensorInfo
+
+_METHODS: dict[str, Callable[[Mapping[str, Any], str], StoredFormat]] = {
+    "awq": Awq,
+    "bitsandbytes": BitsAndBytes,
+    "compressed-tensors": CompressedTensors,
+    "fp8": Float8,
+    "gptq": Gptq,
+    "mxfp4": lambda config, place: Mxfp4(),
+}
+
+
+def stored_format(config: Mapping[str, Any], place: str) -> StoredFormat | None:
+    """The format of a checkpoint's weights; None where they are not quantised.
+
+    Args:
+        config: `config.json`.
+        place: the file, for errors.
+
+    Raises:
+        CheckpointError: the layout is not one of those that are read.
+    """
+    if (stored := config.get("quantization_config")) is None:
+        return None
+    method = stored.get("quant_method") if isinstance(stored, dict) else stored
+    if not isinstance(stored, dict) or not isinstance(method, str) or method not in _METHODS:
+        raise refusal(place, f"the weights are quantised by {shown(method)}", f"read are {', '.join(_METHODS)}")
+    return _METHODS[method](stored, place)
 
 
 class PackedWeights:
@@ -25,7 +57,7 @@ class PackedWeights:
         """Find the weights.
 
         Args:
-            form: their layout.
+            form: their format.
             tensors: of the files.
             read: gives one of them.
 
@@ -53,7 +85,7 @@ class PackedWeights:
         """The values of a packed weight, float32."""
         parts = {part: self._read(tensor) for part, tensor in self.parts[name].items()}
         with self._reading(name, self.tensors[name].file):
-            expanded = self._layout(name).expand(parts, self.tensors[name].shape)
+            expanded = self._form.expand(self._stem(name), parts, self.tensors[name].shape)
             if (found := tuple(expanded.shape)) != self.tensors[name].shape:
                 raise ValueError(f"its parts are those of a weight of {found}, and not of {self.tensors[name].shape}")
             return expanded
@@ -68,15 +100,15 @@ class PackedWeights:
         file = next(iter(infos.values())).file
         with self._reading(name, file):
             shapes = {part: info.shape for part, info in infos.items()}
-            shape = self._layout(name).shape(shapes, lambda part: self._read(parts[part]))
+            kind, shape = self._form.kind(self._stem(name)), self._form.shape(shapes, lambda p: self._read(parts[p]))
             if not shape or min(shape) < 1:
                 raise ValueError(f"its shape is {shape}")
         nbytes = sum(info.nbytes for info in infos.values())
         self.parts[name] = parts
-        self.tensors[name] = TensorInfo(file, shape, nbytes, str(self._layout(name)), numbers=True)
+        self.tensors[name] = TensorInfo(file, shape, nbytes, kind, numbers=True)
 
-    def _layout(self, name: str) -> Layout:
-        return self._form.layout(name.removesuffix(self._form.suffix))
+    def _stem(self, name: str) -> str:
+        return name.removesuffix(self._form.suffix)
 
     @contextmanager
     def _reading(self, name: str, file: Path) -> Iterator[None]:

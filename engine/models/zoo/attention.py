@@ -1,12 +1,13 @@
-"""Espalier's paged attention as an attention function of transformers.
+"""Espalier's paged attention as an attention function of transformers, and the step that a decoder's calls belong to.
 
 transformers' decoders look their attention up by the name in their configuration, and call it as
 
     function(module, query, key, value, attention_mask, scaling=, dropout=, **kwargs) -> (output, None)
 
 with `query [1, heads, T, head_dim]` and `output [1, T, heads, value_dim]`. A step is a flat batch: the tokens of
-several sequences side by side in one row. A decoder's calls come in the same order in every step, so a call is known by
-its number. What a call attends to is in a context variable, for some models pass no further keyword arguments down.
+several sequences side by side in one row. A decoder's calls of attention and of recurrent layers come in the same order
+in every step, so a call is known by its number. The step is a context variable, for some models pass no further keyword
+arguments down.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from espalier.kernels.attention import Terms
+from espalier.kernels.recurrent import StateRows
 
 NAME = "espalier"
 """The name that the function is registered by; no mask function has it, so models make no masks."""
@@ -29,7 +31,7 @@ class NotRunnableError(ValueError):
 
 
 class Step(Protocol):
-    """The step that calls of the attention function belong to.
+    """The step that calls of attention and of recurrent layers belong to.
 
     Attributes:
         config_windows: whether a layer of which neither call nor attribute says so has its configuration's window.
@@ -54,18 +56,27 @@ class Step(Protocol):
         """
         ...
 
+    def rows(self, *shape: int) -> StateRows:
+        """Places of the next recurrent call's states, whose shape for one sequence is `shape`."""
+        ...
+
 
 _step: ContextVar[Step] = ContextVar("espalier_step")
 
 
 @contextmanager
 def running(step: Step) -> Iterator[None]:
-    """Let calls of the attention function on this thread belong to `step`."""
+    """Let calls on this thread belong to `step`."""
     token = _step.set(step)
     try:
         yield
     finally:
         _step.reset(token)
+
+
+def state_rows(*shape: int) -> StateRows:
+    """Places of the states of a recurrent call, by the step that it belongs to; see `Step.rows`."""
+    return _step.get().rows(*shape)
 
 
 def attention_function(

@@ -1,30 +1,34 @@
 """A decoder of transformers by its `config.json`: whether it can run, and the shape of its attention and products."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.options import ModelImpl, Quantization
-from espalier.engine.models.quantization import linear_bytes, refining_bytes
+from espalier.engine.models.quantization import linear_bytes, quiet_imports, refining_bytes
 from espalier.engine.models.text_files import shown
-from espalier.engine.models.zoo.attention import NotRunnableError
-from espalier.engine.models.zoo.calls import kv_layers
-from espalier.engine.models.zoo.exchange import Groups, product_shapes
-from espalier.engine.models.zoo.heads import LogitsHead
-from espalier.engine.models.zoo.probe import require_runnable, trace_decoder, use_paged_attention
+from espalier.engine.models.zoo.attention import NAME, NotRunnableError, attention_function
+from espalier.engine.models.zoo.layers import LogitsHead
+from espalier.engine.models.zoo.products import Groups, experts_function, product_shapes
 from espalier.engine.models.zoo.recurrent import exchange_recurrent
-from espalier.engine.models.zoo.registration import quietly, register
 from espalier.engine.models.zoo.small import make_small
+from espalier.engine.models.zoo.trial import kv_layers, require_runnable, trace_decoder, use_paged_attention
 from espalier.kernels.calls import Call
 from espalier.kernels.layout import StateShape
 from espalier.kernels.rotary import Rotary
 from espalier.kernels.torch_backend import TorchBackend
 
+OLDEST, NEWEST = "5.20", "5.24"
+"""The versions of transformers that the tests ran with: loading and attention use what is not promised to stay."""
 _LOOKS_AT_THE_BATCH = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
 """Kinds of rotary positions that change beyond a length, for all sequences of a batch: contexts end there."""
 _MAX_POSITIONS = 2048
@@ -208,3 +212,39 @@ def _max_positions(config: Any) -> int:
 
 def _first_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
+
+
+def register() -> None:
+    """Make the functions known to transformers; once is enough, and more often does no harm.
+
+    Raises:
+        CheckpointError: this version of transformers was not tested.
+    """
+    found, tested = version("transformers"), (Version(OLDEST).release, Version(NEWEST).release)
+    if not tested[0] <= Version(found).release[:2] <= tested[1]:
+        raise CheckpointError(
+            f"transformers {found} is installed; decoders run by the code of {OLDEST} to {NEWEST}, which were tested: "
+            f"pip install 'transformers=={NEWEST}.*', or take a model that native code runs"
+        )
+    with quiet_imports():  # transformers imports torchao where it finds it
+        from transformers import AttentionInterface
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    AttentionInterface.register(NAME, attention_function)
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts_function)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Let transformers log nothing and show no bars: errors are raised, and models that are tried mean nothing."""
+    from transformers.utils import logging as theirs
+
+    shows, level = theirs.is_progress_bar_enabled(), theirs.get_verbosity()
+    theirs.disable_progress_bar()
+    theirs.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(level)
+        if shows:
+            theirs.enable_progress_bar()

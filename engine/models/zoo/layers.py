@@ -1,20 +1,19 @@
-"""The layers of a decoder of transformers, over the engine's KV pool."""
+"""The layers of a decoder of transformers over the engine's KV pool, and its class's head."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.engine.errors import CheckpointError
 from espalier.engine.models.zoo.attention import running
-from espalier.engine.models.zoo.experts import ROWS
-from espalier.engine.models.zoo.recurrent import filled_rows, running_recurrent
+from espalier.engine.models.zoo.products import ROWS
+from espalier.engine.models.zoo.recurrent import filled_rows
 from espalier.kernels.attention import Terms
 from espalier.kernels.batch import StateBatch, StepBatch
 from espalier.kernels.calls import Call, PrepareStep, StepCalls
@@ -27,64 +26,73 @@ _RAW = -1
 
 
 class PagedStep:
-    """One step's attention over blocks; see `attention.Step`."""
+    """One step over the KV pool: its attention over blocks, and its recurrent states; see `attention.Step`."""
 
-    def __init__(self, calls: Sequence[Call], layer_kvs: Sequence[LayerKV], step: StepCalls, added: int) -> None:
-        """Serve `calls` of a step; queries have `added` tokens more than it has, to fill it up."""
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        layer_kvs: Sequence[LayerKV],
+        step: StepCalls,
+        added: int,
+        shapes: Sequence[StateShape],
+        states: StateBatch | None,
+    ) -> None:
+        """Serve `calls` of a step, whose queries have `added` tokens more than it has, to fill it up.
+
+        Args:
+            calls: of attention.
+            layer_kvs: the KV of all layers.
+            step: computes attention.
+            added: tokens.
+            shapes: of the state of each recurrent call, without that of the hidden state, which comes last.
+            states: where they are; None for a decoder without.
+        """
         self.config_windows = False  # each call has its window already
-        self._calls = calls
+        self._calls = iter(calls)
         self._layer_kvs = layer_kvs
         self._step = step
         self._added = added
-        self._done = 0
+        offsets = StateLayout((*shapes, ()), 1, 2**62).offsets
+        self._states, self._last = states, offsets[len(shapes)]
+        self._places = zip(shapes, offsets, strict=False)
 
     def attend(
-        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
     ) -> torch.Tensor:
         """See `attention.Step`."""
-        call = self._calls[self._done]
+        call = next(self._calls)
         query, key, value = (states[: len(states) - self._added] for states in (query, key, value))
-        self._done += 1
         layer_kv = self._layer_kvs[call.slot]
         if call.writes:
             self._step.write(layer_kv, key, value)
         output = self._step.attend(call, query, layer_kv, terms._replace(window=call.window))
         return F.pad(output, (0, 0, 0, 0, 0, self._added))
 
-    def finish(self) -> None:
-        """Check that the step made every call that was expected."""
-        assert self._done == len(self._calls), f"a step made {self._done} of {len(self._calls)} calls of attention"
-
-
-class RecurrentStates:
-    """One step's recurrent states, call by call; see `recurrent.RecurrentStep`. The last part is the hidden state."""
-
-    def __init__(self, shapes: Sequence[StateShape], states: StateBatch, device: torch.device) -> None:
-        """Serve calls with states of `shapes`, without that of the hidden state."""
-        self._shapes = shapes
-        self._offsets = StateLayout((*shapes, ()), 1, 2**62).offsets
-        self._rows = states.rows.to(device)
-        self._read_again = states.read_again.to(device)
-        self._done = 0
-
     def rows(self, *shape: int) -> StateRows:
-        """See `RecurrentStep`."""
-        assert shape == self._shapes[self._done], f"a recurrent layer has a state of {shape}"
-        self._done += 1
-        return self._rows.part(self._offsets[self._done - 1])
+        """See `attention.Step`."""
+        expected, offset = next(self._places)
+        assert shape == expected, f"a recurrent layer has a state of {shape}"
+        return self._rows.part(offset)
 
     def finish(self, hidden: torch.Tensor) -> None:
         """Check that the step made every call; put away the rows' last hidden states, and fill in those asked again.
 
         Args:
-            hidden: `[T, hidden]`, written in place.
+            hidden: `[T, hidden]`, written in place where there are states.
         """
-        assert self._done == len(self._shapes), f"a step made {self._done} of {len(self._shapes)} calls of states"
-        last = self._offsets[self._done]
-        self._rows.part(last).write(hidden[self._rows.spans[1:] - 1].float())
-        if again := len(self._read_again):
-            kept = replace(self._rows, sources=self._read_again + last)
-            hidden[-again:] = kept.read(hidden.shape[1]).to(hidden.dtype)
+        left = len([*self._calls, *self._places])
+        assert not left, f"a step lacks {left} of its calls"
+        if self._states is None:
+            return
+        self._rows.part(self._last).write(hidden[self._rows.spans[1:] - 1].float())
+        if again := len(self._states.read_again):
+            sources = self._states.read_again.to(hidden.device) + self._last
+            hidden[-again:] = replace(self._rows, sources=sources).read(hidden.shape[1]).to(hidden.dtype)
+
+    @cached_property
+    def _rows(self) -> StateRows:
+        assert self._states is not None, "a decoder without states makes no recurrent calls"
+        return self._states.rows.to(self._step.token_ids.device)
 
 
 class TransformersLayers(Layers):
@@ -97,7 +105,7 @@ class TransformersLayers(Layers):
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: nn.Module,
         head: Callable[[torch.Tensor], torch.Tensor] | None,
         calls: Sequence[Call],
         prepare_step: PrepareStep,
@@ -116,20 +124,10 @@ class TransformersLayers(Layers):
         self._raw_hook: RemovableHandle | None = None
         self.outer = EmbeddingAndNorm(weight, weight[:0])  # norm and rotation are the model's own
 
-    def require_head(self, folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The head over the vocabulary.
-
-        Raises:
-            CheckpointError: the checkpoint in `folder` has none.
-        """
-        if self.head is None:
-            raise CheckpointError(f"{folder} has no head over the vocabulary")
-        return self.head
-
     def tap(self, layers: Sequence[int]) -> None:
         """See `Layers`; for models whose layers are the list `layers`, and that end with `norm`."""
         modules, norm = getattr(self.model, "layers", None), getattr(self.model, "norm", None)
-        if not isinstance(modules, torch.nn.ModuleList) or norm is None or max(layers) >= len(modules):
+        if not isinstance(modules, nn.ModuleList) or norm is None or max(layers) >= len(modules):
             raise UnsupportedShapeError(f"states between the layers of {type(self.model).__name__} are not given")
         norm: Any = self.model.norm
         for layer in set(layers).difference(self.taps):
@@ -139,7 +137,7 @@ class TransformersLayers(Layers):
     def tap_raw(self, layer: int) -> None:
         """See `Layers`; for models whose layers are the list `layers`."""
         modules = getattr(self.model, "layers", None)
-        if not isinstance(modules, torch.nn.ModuleList) or not 0 <= layer < len(modules):
+        if not isinstance(modules, nn.ModuleList) or not 0 <= layer < len(modules):
             raise UnsupportedShapeError(f"states between the layers of {type(self.model).__name__} are not given")
         if self._raw_hook:
             self._raw_hook.remove()
@@ -151,7 +149,7 @@ class TransformersLayers(Layers):
         self,
         name: int,
         given: Callable[[torch.Tensor], torch.Tensor],
-        module: torch.nn.Module,
+        module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
@@ -169,17 +167,11 @@ class TransformersLayers(Layers):
         """See `Layers`."""
         added = -len(step.token_ids) % self._fill
         of_step = self._prepare_step(step, layer_kvs)
-        paged = PagedStep(self._calls, layer_kvs, of_step, added)
+        paged = PagedStep(self._calls, layer_kvs, of_step, added, self._states, step.states)
         token_ids, positions = (F.pad(each, (0, added)) for each in (of_step.token_ids, of_step.positions))
-        if step.states is None:
-            with torch.inference_mode(), running(paged):
-                hidden = hidden_states(self.model, token_ids, positions)[: len(step.token_ids)]
-        else:
-            recurrent = RecurrentStates(self._states, step.states, token_ids.device)
-            with torch.inference_mode(), running(paged), running_recurrent(recurrent):
-                hidden = hidden_states(self.model, token_ids, positions)[: len(step.token_ids)]
-                recurrent.finish(hidden)
-        paged.finish()
+        with torch.inference_mode(), running(paged):
+            hidden = hidden_states(self.model, token_ids, positions)[: len(step.token_ids)]
+            paged.finish(hidden)
         names = self.taps if self.raw_tap is None else (*self.taps, _RAW)
         if not names:
             return hidden
@@ -189,3 +181,55 @@ class TransformersLayers(Layers):
 def hidden_states(model: Callable[..., Any], token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Hidden states `[T, hidden]` of a flat batch: `token_ids` and `positions` are `[T]`."""
     return model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)[0][0]
+
+
+class _Outputs(tuple[torch.Tensor, ...]):
+    """A decoder's output with hidden states alone; other attributes are None."""
+
+    def __getattr__(self, name: str) -> torch.Tensor | None:
+        return self[0] if name == "last_hidden_state" else None
+
+
+class _GivenStates(nn.Module):
+    """Stands where a class has its decoder, with the decoder's numbers, and gives back the states that it is given."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(decoder).items():
+            if isinstance(value, int | float) and name not in vars(self):
+                setattr(self, name, value)
+
+    @property
+    def decoder(self) -> "_GivenStates":
+        """Itself: some classes call a part of their decoder."""
+        return self
+
+    def forward(self, *_: object, inputs_embeds: torch.Tensor, **__: object) -> _Outputs:
+        """`inputs_embeds`, as hidden states."""
+        return _Outputs((inputs_embeds,))
+
+
+class LogitsHead:
+    """Hidden states `[R, hidden]` to logits `[R, vocabulary]`, with a class's caps, factors and biases."""
+
+    def __init__(self, model: Any) -> None:
+        """Keep `model`, a language model of transformers whose decoder was taken out."""
+        self.model = model
+
+    @classmethod
+    def split(cls, model: Any) -> tuple[Any, "LogitsHead"]:
+        """The decoder of a language model, and its head without the decoder."""
+        name = decoder_name(model)
+        decoder = getattr(model, name)
+        setattr(model, name, _GivenStates(decoder))
+        return decoder, cls(model)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        with torch.inference_mode():
+            return self.model(inputs_embeds=hidden[None], use_cache=False).logits[0]
+
+
+def decoder_name(model: Any) -> str:
+    """The attribute of a language model of transformers that holds its decoder."""
+    return model.base_model_prefix if hasattr(model, model.base_model_prefix) else "model"

@@ -3,8 +3,9 @@
 import logging
 import os
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +15,17 @@ from espalier.engine.models.checkpoint import Checkpoint, Outline
 from espalier.engine.models.decoder import Decoder, choose_backend_for
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import make_quantizer
-from espalier.engine.models.zoo.description import TransformersConfig, empty_model, model_class, text_config
-from espalier.engine.models.zoo.exchange import ExchangedLinear, exchange
-from espalier.engine.models.zoo.heads import LogitsHead, decoder_name
-from espalier.engine.models.zoo.layers import TransformersLayers
-from espalier.engine.models.zoo.probe import use_paged_attention
+from espalier.engine.models.zoo.description import (
+    TransformersConfig,
+    empty_model,
+    model_class,
+    quietly,
+    text_config,
+)
+from espalier.engine.models.zoo.layers import LogitsHead, TransformersLayers, decoder_name
+from espalier.engine.models.zoo.products import ExchangedLinear, exchange
 from espalier.engine.models.zoo.recurrent import exact_layers, exchange_recurrent
-from espalier.engine.models.zoo.registration import quietly
+from espalier.engine.models.zoo.trial import use_paged_attention
 from espalier.kernels.backend import Backend
 from espalier.kernels.layers import UnsupportedShapeError
 
@@ -53,12 +58,12 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
     outline, dummy = isinstance(checkpoint, Outline), checkpoint.load_format is LoadFormat.DUMMY
     model = _random_model(kind, text) if dummy and not outline else empty_model(kind, text)
     prefix = f"{decoder_name(model)}." if generates else ""
-    products = None if outline else Products(model, prefix, checkpoint, backend, dtype, device)
+    exchanged = None if outline else _exchange_of(model, prefix, checkpoint, backend, dtype, device)
     if not dummy:
         with _one_by_one():
-            _fill(model, checkpoint, products)
-    if products:
-        products.exchange()
+            _fill(model, checkpoint, exchanged)
+    if exchanged:
+        exchanged()
     decoder, head = LogitsHead.split(model) if generates else (model, None)
     if not outline:
         for module in (decoder, head.model) if head else (decoder,):
@@ -76,63 +81,41 @@ def _random_model(kind: type[Any], config: Any) -> Any:
     return model
 
 
-class Products:
-    """The products of a model, which are exchanged as their weights come."""
+def _exchange_of(
+    model: Any, prefix: str, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, device: torch.device | str
+) -> Callable[..., None]:
+    """Exchanges the products of a model that have their weights, but for those `waiting`; see `exchange`.
 
-    def __init__(
-        self,
-        model: Any,
-        prefix: str,
-        checkpoint: Checkpoint,
-        backend: Backend,
-        dtype: torch.dtype,
-        device: torch.device | str,
-    ) -> None:
-        """Exchange nothing yet.
+    Args:
+        model: a module of transformers.
+        prefix: what names of its decoder's modules begin with.
+        checkpoint: says how to quantise.
+        backend: has the products.
+        dtype: of the model.
+        device: where weights go.
 
-        Args:
-            model: a module of transformers.
-            prefix: what names of its decoder's modules begin with.
-            checkpoint: says how to quantise.
-            backend: has the products.
-            dtype: of the model.
-            device: where weights go.
+    Raises:
+        CheckpointError: see `make_quantizer`.
+    """
+    config = checkpoint.decoder_config
+    assert isinstance(config, TransformersConfig)
+    quantised = checkpoint.quantization is not Quantization.NONE
+    exact = exact_layers(model) if quantised else frozenset[str]()
+    of_head = Quantization.INT8 if quantised and backend.quantized_packer() else Quantization.NONE
+    quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
+    quantize_head = make_quantizer(of_head, backend, dtype, device)
+    rest = (tuple(each for name in names if (each := prefix + name) not in exact) for names in config.groups)
 
-        Raises:
-            CheckpointError: see `make_quantizer`.
-        """
-        config = checkpoint.decoder_config
-        assert isinstance(config, TransformersConfig)
-        self._model = model
-        self._prefix = prefix
-        self._checkpoint = checkpoint
-        self._backend = backend
-        self._dtype = dtype
-        self._device = device
-        self._exact = frozenset[str]() if checkpoint.quantization is Quantization.NONE else exact_layers(model)
-        groups = ([prefix + name for name in names] for names in config.groups)
-        rest = (tuple(name for name in names if name not in self._exact) for names in groups)
-        self._groups = tuple(names for names in rest if names)
-        packs = checkpoint.quantization is not Quantization.NONE and backend.quantized_packer()
-        of_head = Quantization.INT8 if packs else Quantization.NONE
-        self._quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
-        self._quantize_head = make_quantizer(of_head, backend, dtype, device)
+    def ready(weight: torch.Tensor, name: str, refined: int | None) -> torch.Tensor:
+        prepared = _finite(_of_its_own(weight, dtype, device), name, checkpoint)
+        if refined is None or name in exact:
+            return prepared
+        return (quantize if name.startswith(prefix) else quantize_head)(prepared, refined)
 
-    def exchange(self, waiting: Container[str] = ()) -> None:
-        """Exchange those that have their weights and are not `waiting`; see `exchange`."""
-        exchange(self._model, self._backend, self._prepared, self._quantised, self._groups, waiting)
-
-    def _prepared(self, weight: torch.Tensor, name: str) -> torch.Tensor:
-        return _finite(_of_its_own(weight, self._dtype, self._device), name, self._checkpoint)
-
-    def _quantised(self, weight: torch.Tensor, name: str, refined: int) -> torch.Tensor:
-        if name in self._exact:
-            return self._prepared(weight, name)
-        quantize = self._quantize if name.startswith(self._prefix) else self._quantize_head
-        return quantize(self._prepared(weight, name), refined)
+    return partial(exchange, model, backend, ready, tuple(names for names in rest if names))
 
 
-def _fill(model: Any, checkpoint: Checkpoint, products: Products | None) -> None:
+def _fill(model: Any, checkpoint: Checkpoint, exchanged: Callable[..., None] | None) -> None:
     """Give a model without memory the tensors of a checkpoint, in the dtype they are stored in.
 
     Those that need no conversion stay where they are, in files that are mapped into memory. Others are read layer by
@@ -166,8 +149,8 @@ def _fill(model: Any, checkpoint: Checkpoint, products: Products | None) -> None
             tied = {name.removesuffix(".weight") for name in (*tied, *tied.values())}
             info, _ = model._load_pretrained_model(model, parts.pop(""), None, load_config)
             for state in parts.values():
-                if products:
-                    products.exchange(waiting=tied)
+                if exchanged:
+                    exchanged(waiting=tied)
                 _load_more(model, state, load_config, info)
             model._adjust_missing_and_unexpected_keys(info)
             _require_complete(model, info, checkpoint)
@@ -191,12 +174,8 @@ def _load_more(model: Any, state: dict[str, "_Lazy"], load_config: Any, info: An
     held = set(model.state_dict())
     more, _ = model._load_pretrained_model(model, state, None, load_config)
     info.missing_keys -= held - more.missing_keys
-    for found, added in (
-        (info.unexpected_keys, more.unexpected_keys),
-        (info.mismatched_keys, more.mismatched_keys),
-        (info.conversion_errors, more.conversion_errors),
-    ):
-        found.update(added)
+    for name in ("unexpected_keys", "mismatched_keys", "conversion_errors"):
+        getattr(info, name).update(getattr(more, name))
 
 
 def _require_complete(model: Any, info: Any, checkpoint: Checkpoint) -> None:

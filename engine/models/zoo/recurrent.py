@@ -5,64 +5,20 @@ functions of their Python module by the same names in all models: a convolution,
 sequences. Their forward passes are run here as they are, without a cache, with these functions exchanged for the
 backend's, which know where the rows of a flat batch begin and where their states lie. So a module is called once for
 all rows of a step, whatever they are: prompts, pieces of prompts, single tokens.
-
-As with attention, a decoder's calls come in the same order in every step, so that a call is known by its number; which
-states a step's calls read is in a context variable.
 """
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from espalier.engine.models.zoo.attention import NotRunnableError
+from espalier.engine.models.zoo.attention import NotRunnableError, state_rows
 from espalier.kernels.backend import Backend
 from espalier.kernels.linear import Linear
-from espalier.kernels.recurrent import StateRows
-
-
-class RecurrentStep(Protocol):
-    """The step that calls of recurrent modules belong to."""
-
-    def rows(self, *shape: int) -> StateRows:
-        """Places of the next call's states, whose shape for one sequence is `shape`."""
-        ...
-
-
-_step: ContextVar[RecurrentStep] = ContextVar("espalier_recurrent_step")
-
-
-@contextmanager
-def running_recurrent(step: RecurrentStep) -> Iterator[None]:
-    """Let calls of recurrent modules on this thread belong to `step`."""
-    token = _step.set(step)
-    try:
-        yield
-    finally:
-        _step.reset(token)
-
-
-class RecurrentTracer:
-    """The step that finds out which states a decoder keeps; it has no rows, and results are zeros.
-
-    Attributes:
-        shapes: of the state of each call made so far, for one sequence.
-    """
-
-    def __init__(self) -> None:
-        self.shapes: list[tuple[int, ...]] = []
-
-    def rows(self, *shape: int) -> StateRows:
-        """See `RecurrentStep`."""
-        self.shapes.append(shape)
-        none = torch.empty(0, dtype=torch.int64)
-        return StateRows(torch.empty(0), torch.zeros(1, dtype=torch.int64), none, none)
 
 
 def filled_rows(shapes: Sequence[tuple[int, ...]]) -> int:
@@ -80,7 +36,8 @@ _TWO_VECTORS = 32
 
 def keeps_state(module: torch.nn.Module) -> bool:
     """True for a module that keeps a recurrent state."""
-    return any(name.startswith("update_") and name.endswith("_state") for name in _code_of(module).co_names)
+    names = inspect.unwrap(type(module).forward).__code__.co_names
+    return any(name.startswith("update_") and name.endswith("_state") for name in names)
 
 
 def exact_layers(model: torch.nn.Module) -> frozenset[str]:
@@ -168,10 +125,6 @@ class _ReadLinear:
         return self._product(rows.flatten(0, 1)).view(*rows.shape[:2], -1).transpose(1, 2)
 
 
-def _code_of(module: torch.nn.Module) -> Any:
-    return inspect.unwrap(type(module).forward).__code__
-
-
 class _Operations:
     """transformers' functions over one flat batch, `[1, T, ...]`, by a backend's operations.
 
@@ -183,71 +136,40 @@ class _Operations:
         self._backend = backend
 
     def convolution(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        activation: str | None = None,
-        **_: Any,
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **given: Any
     ) -> torch.Tensor:
         """`causal_conv1d_fn` of `x`, `[1, channels, T]`."""
-        if activation not in (None, "silu", "swish"):
+        if (activation := given.get("activation")) not in (None, "silu", "swish"):
             raise NotRunnableError(f"its convolution has the activation {activation}, which is not known")
-        rows = _step.get().rows(weight.shape[1] - 1, weight.shape[0])
+        rows = state_rows(weight.shape[1] - 1, weight.shape[0])
         return self._backend.causal_convolution(x[0].T, weight, bias, activation is not None, rows).T[None]
 
     def delta_rule(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        use_qk_l2norm_in_kernel: bool = False,
-        **_: Any,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **given: Any
     ) -> tuple[torch.Tensor, None]:
         """`chunk_gated_delta_rule` and `chunk_kimi_delta_attention`; all tensors are `[1, T, heads, ...]`."""
-        if not use_qk_l2norm_in_kernel:
+        if not given.get("use_qk_l2norm_in_kernel"):
             raise NotRunnableError("its delta rule does not normalise queries and keys")
-        rows = _step.get().rows(value.shape[2], key.shape[3], value.shape[3])
-        return self._backend.gated_recurrence(query[0], key[0], value[0], g[0], beta[0], rows)[None], None
+        rows, (g, beta) = state_rows(value.shape[2], key.shape[3], value.shape[3]), (given["g"][0], given["beta"][0])
+        return self._backend.gated_recurrence(query[0], key[0], value[0], g, beta, rows)[None], None
 
     def state_space_scan(
-        self,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        D: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
-        dt_softplus: bool = False,
-        dt_limit: tuple[float, float] = (0.0, float("inf")),
-        **_: Any,
+        self, x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **given: Any
     ) -> torch.Tensor:
         """`mamba2_chunk_scan` of `x`, `[1, T, heads, head_dim]`."""
-        dt = _time_step(dt, dt_bias, dt_softplus).clamp(*dt_limit)
-        rows = _step.get().rows(x.shape[2], b.shape[3], x.shape[3])
-        return self._backend.state_space_scan(x[0], dt[0], a, b[0], c[0], D, rows)[None]
+        dt = _time_step(dt, given.get("dt_bias"), given.get("dt_softplus", False))
+        dt = dt.clamp(*given.get("dt_limit", (0.0, math.inf)))
+        rows = state_rows(x.shape[2], b.shape[3], x.shape[3])
+        return self._backend.state_space_scan(x[0], dt[0], a, b[0], c[0], given.get("D"), rows)[None]
 
     def selective_scan(
-        self,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        D: torch.Tensor | None = None,
-        z: torch.Tensor | None = None,
-        delta_bias: torch.Tensor | None = None,
-        delta_softplus: bool = False,
-        **_: Any,
+        self, x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **given: Any
     ) -> torch.Tensor:
         """`mamba_selective_scan` of `x`, `[1, channels, T]`."""
-        dt = _time_step(dt[0].T, delta_bias, delta_softplus)
-        rows = _step.get().rows(*a.shape)
-        output = self._backend.selective_scan(x[0].T, dt, a, b[0].T, c[0].T, D, rows).T[None]
-        return output if z is None else output * F.silu(z)
+        dt = _time_step(dt[0].T, given.get("delta_bias"), given.get("delta_softplus", False))
+        rows = state_rows(*a.shape)
+        output = self._backend.selective_scan(x[0].T, dt, a, b[0].T, c[0].T, given.get("D"), rows).T[None]
+        return output if (z := given.get("z")) is None else output * F.silu(z)
 
 
 def _time_step(dt: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> torch.Tensor:

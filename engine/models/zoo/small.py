@@ -32,6 +32,7 @@ _LARGEST: tuple[tuple[re.Pattern[str], str | int], ...] = tuple(
         ("intermediate|ffn_dim|ffn_hidden|n_inner|inner_dim|feed_forward", "inner"),
         ("^(?!.*(layer|step|freq)).*expert", "experts"),
         ("window|attention_chunk_size", "window"),
+        ("first_k_dense_replace", 1),
         ("attn_layer_period", 2),
         ("attn_layer_offset", 1),
         ("d_state|state_size", "inner"),
@@ -78,12 +79,8 @@ def make_small(config: Any, sizes: Sizes | None = None) -> Any:
         raw = {name: _of_layers(value, count, chosen) for name, value in raw.items()}
         raw[layers_name] = len(chosen)
         raw |= {"num_kv_shared_layers": len(chosen) - len(own)} if shared else {}
-        if isinstance(dense := raw.get("first_k_dense_replace"), int):
-            raw["first_k_dense_replace"] = min(dense, 1)
     common = {real: name for name, real in real_names.items()}
-    named = {name: value for name, value in raw.items() if name not in common}
-    named |= {common[name]: value for name, value in raw.items() if name in common}
-    shrink = _Shrink(sizes, named)
+    shrink = _Shrink(sizes, {common.get(name, name): value for name, value in raw.items()})
     small = {name: shrink(common.get(name, name), value) for name, value in raw.items()}
     return type(config).from_dict(copy.deepcopy(small))
 
@@ -122,28 +119,23 @@ class _Shrink:
     def __init__(self, sizes: Sizes, raw: dict[str, Any]) -> None:
         self._sizes = sizes
         self._raw = raw
-        heads, kv_heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads")
-        fewer = min(heads, sizes.heads) if isinstance(heads, int) else sizes.heads
-        head_dim, hidden = raw.get("head_dim"), raw.get("hidden_size")
-        if not isinstance(head_dim, int):
-            head_dim = hidden // heads if isinstance(heads, int) and isinstance(hidden, int) else sizes.head_dim
-        self._hidden = fewer * min(head_dim, sizes.head_dim)
-        inner = min(hidden or self._hidden, self._hidden) * int(raw.get("mamba_expand") or raw.get("expand") or 1)
-        spaces = next((raw[name] for name in _STATE_SPACES if isinstance(raw.get(name), int)), sizes.heads)
-        self._state_space = {"mamba_d_ssm": inner} | dict.fromkeys(_STATE_SPACES, min(spaces, sizes.heads))
-        self._state_space |= dict.fromkeys(_STATE_SPACE_DIMS, inner // min(spaces, sizes.heads))
+
+        def number(name: str, other: int) -> int:
+            return raw[name] if isinstance(raw.get(name), int) else other
+
+        heads = number("num_attention_heads", sizes.heads)
+        kv_heads, own_hidden = number("num_key_value_heads", heads), number("hidden_size", heads * sizes.head_dim)
+        hidden = min(heads, sizes.heads) * min(number("head_dim", own_hidden // heads), sizes.head_dim)
+        inner = min(own_hidden, hidden) * int(raw.get("mamba_expand") or raw.get("expand") or 1)
+        spaces = min(next((raw[name] for name in _STATE_SPACES if raw.get(name)), sizes.heads), sizes.heads)
+        self._state_space = {"mamba_d_ssm": inner} | dict.fromkeys(_STATE_SPACES, spaces)
+        self._state_space |= dict.fromkeys(_STATE_SPACE_DIMS, inner // spaces)
         if "num_heads" in raw and "num_attention_heads" not in raw:
             self._state_space["head_dim"] = inner // min(raw["num_heads"], sizes.heads)
-        fewer_kv_heads = sizes.kv_heads
-        if not isinstance(kv_heads, int) or heads == kv_heads:
-            fewer_kv_heads = sizes.heads
-        elif kv_heads == 1:
-            fewer_kv_heads = 1
-        times = max(raw["attention_hidden_size"] // hidden, 1) if raw.get("attention_hidden_size") and hidden else 1
         self._named = asdict(sizes) | {
-            "attention_hidden": self._hidden * times,
-            "hidden": self._hidden,
-            "kv_heads": fewer_kv_heads,
+            "attention_hidden": hidden * max(number("attention_hidden_size", own_hidden) // own_hidden, 1),
+            "hidden": hidden,
+            "kv_heads": {heads: sizes.heads, 1: 1}.get(kv_heads, sizes.kv_heads),
             "half_head": sizes.head_dim // 2,
             "rank": sizes.head_dim,
         }
@@ -151,15 +143,13 @@ class _Shrink:
     def __call__(self, name: str, value: Any) -> Any:
         """The value for `value` of the field that most configurations call `name`."""
         sizes = self._sizes
+        if value is None:
+            return {"head_dim": sizes.head_dim, "num_key_value_heads": sizes.heads}.get(name)
         if name.endswith("token_id"):
             ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-            return value if value is None or value is False else ends.get(name, 3)
-        if value is not None and name in self._state_space:
+            return value if value is False else ends.get(name, 3)
+        if name in self._state_space:
             return self._state_space[name]
-        if value is None and name == "head_dim":
-            return sizes.head_dim
-        if value is None and name == "num_key_value_heads":
-            return sizes.heads
         if "softcap" in name and value:
             return min(value, sizes.softcap)
         if isinstance(value, dict):

@@ -170,7 +170,7 @@ def test_the_layers_above_take_nothing_that_computes_from_kernels_but_a_backend(
     }
     found = {path.relative_to(ROOT).as_posix(): kernel_imports(path) for path in sources("engine", "prm", "search")}
     taken = {name: imported - described for name, imported in found.items() if imported - described}
-    tried = ("engine/models/zoo/probe.py", "engine/models/zoo/description.py")  # on any device
+    tried = ("engine/models/zoo/trial.py", "engine/models/zoo/description.py")  # on any device
     reference = {name: {"torch_backend.TorchBackend"} for name in tried}
     assert taken == {"engine/models/decoder.py": {"backend.choose_backend"}} | reference
     made = [str(path) for path in sources("engine", "prm") if re.search(r"\b(?<!nn\.)Linear\(", path.read_text())]

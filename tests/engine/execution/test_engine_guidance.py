@@ -11,7 +11,7 @@ from engine_driver import drain, generate, release
 from residues import Residues
 
 from espalier.engine.engine import Engine
-from espalier.engine.guidance.masks import MaskThread
+from espalier.engine.guidance.matcher import MaskThread
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, StopCause

@@ -24,9 +24,8 @@ from transformers.generation.logits_process import (
 from zoo_models import write_checkpoint
 
 from espalier.engine.engine import Engine
-from espalier.engine.execution.penalties import PenaltyBatch
 from espalier.engine.execution.runner import ModelRunner
-from espalier.engine.execution.sampling import uniforms
+from espalier.engine.execution.sampling import PenaltyBatch, uniforms
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import GENERATOR

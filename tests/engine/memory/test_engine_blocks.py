@@ -3,8 +3,7 @@ import pytest
 from tiny_pools import BLOCK_SIZE, check, tiny_pools
 
 from espalier.engine.errors import PoolExhaustedError
-from espalier.engine.memory.blocks import BlockPool
-from espalier.engine.memory.pool import KVPool
+from espalier.engine.memory.blocks import BlockPool, KVPool
 from espalier.engine.memory.sequences import SequenceTable
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.memory.device_memory import RECORDED_PARTIALS, RECORDED_TOKENS, plan_memory
+from espalier.engine.memory.model_memory import RECORDED_PARTIALS, RECORDED_TOKENS, plan_memory
 
 QWEN_1_5B = SimpleNamespace(
     hidden_size=1536, intermediate_size=8960, num_heads=12, num_kv_heads=2, head_dim=128, vocab_size=151_936

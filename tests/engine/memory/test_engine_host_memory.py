@@ -9,7 +9,7 @@ from tiny_models import edit_json
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.memory import host_memory
-from espalier.engine.memory.host_memory import free_memory, model_bytes
+from espalier.engine.memory.model_memory import free_memory, model_bytes
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization

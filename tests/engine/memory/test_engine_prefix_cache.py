@@ -10,8 +10,7 @@ from tiny_pools import tiny_pools
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import PoolExhaustedError
-from espalier.engine.memory.blocks import EvictableBlocks
-from espalier.engine.memory.prefix_cache import PrefixCache, chain_hashes
+from espalier.engine.memory.prefix_cache import EvictableBlocks, PrefixCache, chain_hashes
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.work import Sampling, Score
 
@@ -303,7 +302,7 @@ def test_tokens_that_took_the_place_of_others_are_not_known_by_them(states: bool
     table.computed[sequence.row] = count
     table.prefixes.register(sequence.row, count)
     assert table.computed[table.open("generator", [1, 2, 3, 4, 5]).row] == 0
-    table.drop_kv(None)
+    table.drop_kv_of(table.of_owner(None))
     for pool in table.pools:
         pool.check_integrity([])
 
@@ -333,7 +332,7 @@ def test_a_fork_at_fewer_tokens_than_a_state_has_goes_on_from_a_cached_one():
 @pytest.mark.parametrize("states", [False, True])
 def test_a_fork_of_a_sequence_without_kv_is_looked_up_as_that_is(states: bool):
     table, sequence = _computed(states)
-    table.drop_kv(None)
+    table.drop_kv_of(table.of_owner(None))
     child = table.fork(sequence)
     for each in (child, sequence):
         assert table.computed[each.row] == 0

@@ -223,7 +223,7 @@ class RecurrentSequenceMachine(SequenceMachine):
         """Free what every generator sequence holds, and look them up in the cache again, which has all of it."""
         table = self.tables["generator"]
         before = dict(self.computed)
-        table.drop_kv(None)
+        table.drop_kv_of(table.of_owner(None))
         table.prefixes.begin_step()
         for sequence in [s for s in self.texts if s.role == "generator"]:
             assert table.prefixes.match(sequence.row, len(self.texts[sequence])) or not table.computed[sequence.row]

@@ -103,6 +103,11 @@ def test_kinds_that_only_llama_cpp_packs_are_read(kind: str, tmp_path: Path):
     packed = np.random.default_rng(0).integers(0, 120, (3, 2 * size), dtype=np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen2")
     writer.add_tensor("blk.0.ffn_down.weight", packed, raw_dtype=packing)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
+    for add in (writer.add_block_count, writer.add_head_count, writer.add_context_length, writer.add_embedding_length):
+        add(8)
+    writer.add_feed_forward_length(2 * values)
+    writer.add_layer_norm_rms_eps(1e-6)
     finish(writer)
     file = GgufFile(tmp_path / "model.gguf")
     info = file.tensors["model.layers.0.mlp.down_proj.weight"]

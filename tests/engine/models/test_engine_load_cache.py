@@ -163,12 +163,13 @@ def test_the_least_recently_used_entries_make_room(tmp_path: Path):
     for number, name in enumerate("abc"):
         cache.write(name, Kept({"x": torch.full((8192,), float(number))}, {}))
         os.utime(tmp_path / f"{name}.weights", (number, number))
-    (tmp_path / "x.unfinished").write_text("a process that ended")
-    os.utime(tmp_path / "x.unfinished", (0, 0))
+    unfinished = tmp_path / "unfinished-x.weights"
+    unfinished.write_text("a process that ended")
+    os.utime(unfinished, (-1, -1))
     assert cache.read("a")  # which makes it the latest
     cache.write("d", Kept({"x": torch.zeros(3 * 8192)}, {}))
     assert {path.stem for path, _ in cache.entries()} == {"a", "d"}
-    assert not list(tmp_path.glob("*.unfinished"))
+    assert not unfinished.exists()
     cache.write("larger than all", Kept({"x": torch.zeros(5 * 10_000)}, {}))
     assert {path.stem for path, _ in cache.entries()} == {"a", "d"}
 

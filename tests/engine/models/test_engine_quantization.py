@@ -14,7 +14,7 @@ from tiny_models import edit_json
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
-from espalier.engine.memory.host_memory import model_bytes
+from espalier.engine.memory.model_memory import model_bytes
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.decoder import chosen_quantization

@@ -19,7 +19,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint, Outline
 from espalier.engine.models.model import load_generator
 from espalier.engine.models.options import Quantization
-from espalier.engine.models.stored.mxfp4 import Mxfp4
+from espalier.engine.models.stored.floats import Mxfp4
 from espalier.engine.models.zoo.small import Sizes
 
 Parts = dict[str, torch.Tensor]
@@ -315,10 +315,10 @@ def test_blocks_of_floats_of_four_bits_are_what_they_stand_for():
         ):
             scale = 2.0 ** (scales[expert, output, group] - 127)
             expected[expert, group * 32 + 2 * byte + half, output] = values[code] * scale
-    form = Mxfp4({"quant_method": "mxfp4"}, "config.json")
+    form = Mxfp4()
     parts = {"blocks": tensor(blocks.astype(np.uint8)), "scales": tensor(scales.astype(np.uint8))}
     shape = form.shape({name: tuple(part.shape) for name, part in parts.items()}, parts.__getitem__)
-    found = form.expand(parts, shape)
+    found = form.expand("", parts, shape)
     assert tuple(found.shape) == shape
     np.testing.assert_array_equal(found.numpy(), expected)
 
@@ -380,7 +380,7 @@ def test_experts_in_blocks_of_four_bits_run(make_engine: Callable[..., Engine], 
             }
             del tensors[name]
             tensors |= {f"{name}_{part}": value for part, value in parts.items()}
-            means[name] = Mxfp4({}, "").expand(parts, tuple(weight.shape))
+            means[name] = Mxfp4().expand("", parts, tuple(weight.shape))
     assert len(tensors) > len(means)
     stored = rewritten(folder, {"quant_method": "mxfp4"}, tensors)
     save_file({name: mean.contiguous() for name, mean in means.items()}, folder / "model.safetensors", {"format": "pt"})

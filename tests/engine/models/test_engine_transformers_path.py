@@ -22,13 +22,13 @@ from zoo_models import ODD, small_config, write_checkpoint
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
-from espalier.engine.memory.host_memory import model_bytes
+from espalier.engine.memory.model_memory import model_bytes
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import NotNativeError
 from espalier.engine.models.model import Model, language_model_head, load_generator, load_trunk
 from espalier.engine.models.options import ModelImpl, Quantization
-from espalier.engine.models.zoo.probe import random_model
-from espalier.engine.models.zoo.registration import NEWEST, OLDEST
+from espalier.engine.models.zoo.description import NEWEST, OLDEST
+from espalier.engine.models.zoo.trial import random_model
 from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
 from espalier.experiments.cli.commands.doctor import examine
 from espalier.experiments.planning.inspection import inspect_checkpoint
@@ -386,7 +386,7 @@ def test_the_versions_that_run_decoders_are_those_that_can_be_installed():
 def test_a_transformers_that_was_not_tested_is_refused_where_it_would_run(
     version: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("espalier.engine.models.zoo.registration.version", lambda _: version)
+    monkeypatch.setattr("espalier.engine.models.zoo.description.version", lambda _: version)
     with pytest.raises(CheckpointError, match=rf"transformers {version} is installed; .* pip install"):
         load(folders["gemma3_text"])
     load_generator(Checkpoint(folders["llama"]), torch.float32, "cpu")

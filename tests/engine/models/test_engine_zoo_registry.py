@@ -20,9 +20,9 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.zoo.attention import NotRunnableError
-from espalier.engine.models.zoo.probe import random_model, require_runnable
-from espalier.engine.models.zoo.registration import quietly, register
+from espalier.engine.models.zoo.description import quietly, register
 from espalier.engine.models.zoo.small import make_small
+from espalier.engine.models.zoo.trial import random_model, require_runnable
 from espalier.engine.work import Score, Scored
 
 PAGE = Path(__file__).resolve().parents[3] / "engine/models/zoo/MODELS.md"

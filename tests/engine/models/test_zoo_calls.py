@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from espalier.engine.models.zoo.attention import attention_function, running
-from espalier.engine.models.zoo.exchange import exchange, layers_by_input
+from espalier.engine.models.zoo.products import exchange, layers_by_input
 from espalier.kernels.attention import Terms
+from espalier.kernels.recurrent import StateRows
 from espalier.kernels.torch_backend import TorchBackend
 
 KINDS = ["sliding_attention", "full_attention"]
@@ -25,6 +26,9 @@ class Recorder:
     def attend(self, module: nn.Module, query: Any, key: Any, value: torch.Tensor, terms: Terms) -> torch.Tensor:
         self.terms.append(terms)
         return value
+
+    def rows(self, *shape: int) -> StateRows:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize(
@@ -77,6 +81,6 @@ def test_layers_that_read_one_tensor_and_no_other_share_a_product():
     groups = layers_by_input(model, lambda: model(x))
     assert groups == (("one", "other"),)
     expected = model(x)
-    exchange(model, TorchBackend(), lambda weight, _: weight, lambda weight, _, __: weight, groups)
+    exchange(model, TorchBackend(), lambda weight, *_: weight, groups)
     assert model.one.product is model.other.product  # type: ignore[union-attr]
     torch.testing.assert_close(model(x), expected)

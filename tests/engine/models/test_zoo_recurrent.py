@@ -8,17 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from espalier.engine.models.zoo.attention import running
-from espalier.engine.models.zoo.exchange import exchange
+from espalier.engine.models.zoo.description import register
 from espalier.engine.models.zoo.layers import hidden_states
-from espalier.engine.models.zoo.probe import random_model, use_paged_attention
-from espalier.engine.models.zoo.recurrent import (
-    RecurrentTracer,
-    exchange_recurrent,
-    filled_rows,
-    running_recurrent,
-)
-from espalier.engine.models.zoo.registration import register
+from espalier.engine.models.zoo.products import exchange
+from espalier.engine.models.zoo.recurrent import exchange_recurrent, filled_rows
 from espalier.engine.models.zoo.small import make_small
+from espalier.engine.models.zoo.trial import Tracer, random_model, use_paged_attention
 from espalier.kernels.attention import Terms
 from espalier.kernels.cpu.backend import CpuBackend
 from espalier.kernels.recurrent import StateRows
@@ -141,7 +136,7 @@ def some_texts() -> list[torch.Tensor]:
 def prepared(model: Any, backend: TorchBackend) -> Any:
     """The model with its products, attention and recurrent layers exchanged."""
     use_paged_attention(model)
-    exchange(model, backend, lambda weight, *_: weight, lambda weight, *_: weight)
+    exchange(model, backend, lambda weight, *_: weight)
     exchange_recurrent(model, backend)
     return model
 
@@ -156,7 +151,7 @@ def in_steps(model: Any, texts: list[torch.Tensor], passes: Sequence[Sequence[in
         total = sum(counts)
         ids, positions = (F.pad(torch.cat(each), (0, -total % filled)) for each in (ids, positions))
         steps.begin(rows, [counts[row] for row in rows])
-        with torch.inference_mode(), running(steps), running_recurrent(steps):
+        with torch.inference_mode(), running(steps):
             hidden = hidden_states(model.base_model, ids, positions)
         for row, part in zip(rows, hidden[:total].split([counts[row] for row in rows]), strict=True):
             found[row].append(part)
@@ -192,14 +187,12 @@ def test_tracing_finds_the_states_of_a_model_without_memory():
     model = small_model("qwen3_next").to("meta")
     use_paged_attention(model)
     exchange_recurrent(model, TorchBackend())
-    tracer = RecurrentTracer()
-    steps = Steps(1)
-    steps.begin([], [])
+    tracer = Tracer(config_windows=True)
     ids = torch.arange(3, device="meta")
-    with torch.inference_mode(), running(steps), running_recurrent(tracer):
+    with torch.inference_mode(), running(tracer):
         hidden_states(model.base_model, ids, ids)
     channels = 2 * 4 * 16 + 8 * 16
-    assert tracer.shapes == [(3, channels), (8, 16, 16)] * 2
-    assert filled_rows(tracer.shapes) == 4
+    assert tracer.states == [(3, channels), (8, 16, 16)] * 2
+    assert filled_rows(tracer.states) == 4
     assert filled_rows([(3, 90), (30, 16, 16), (24, 8, 8)]) == 16
     assert filled_rows([(2, 64)]) == 1

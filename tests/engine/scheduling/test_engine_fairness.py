@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from espalier.engine.engine import Engine
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.engine.scheduling.fair_sharing import FairSharing
 from espalier.engine.scheduling.planner import Chunk, StepPlan, fair_shares
 from espalier.engine.scheduling.requests import WaitingRequest
-from espalier.engine.scheduling.role_policy import RoleLoad
+from espalier.engine.scheduling.turns import FairSharing, RoleLoad
 from espalier.engine.work import Done, Generate, Generated, Sampling
 
 

@@ -10,9 +10,8 @@ from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.engine.scheduling.admission import Reservation
+from espalier.engine.scheduling.admission import Preemption, Reservation
 from espalier.engine.scheduling.planner import BlockedWork
-from espalier.engine.scheduling.preemption import Preemption
 from espalier.engine.work import Generate, Sampling, Score
 
 Make = Callable[..., Engine]

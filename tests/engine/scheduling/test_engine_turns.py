@@ -1,7 +1,7 @@
 import pytest
 
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.engine.scheduling.role_policy import GeneratorFirst, RoleLoad
+from espalier.engine.scheduling.turns import GeneratorFirst, RoleLoad
 
 IDLE = RoleLoad(0, 0)
 

@@ -13,7 +13,7 @@ from espalier.engine.guidance.compiled import GrammarCompiler
 from espalier.engine.guidance.grammar import regex_grammar
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR
-from espalier.engine.speculation.suffixes import followers
+from espalier.engine.speculation.speculation import followers
 from espalier.engine.work import Generate, Sampling
 
 Make = Callable[..., Engine]

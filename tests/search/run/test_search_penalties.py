@@ -15,7 +15,7 @@ from tiny_models import edit_json
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError
-from espalier.engine.models.gguf.config import sampling
+from espalier.engine.models.gguf.file import sampling
 from espalier.experiments.planning.inspection import inspect_checkpoint
 from espalier.search.completion import CompletionRequest
 from espalier.search.request import SearchRequest, make_request

@@ -1,10 +1,14 @@
-"""Fair sharing of steps among accounts: who had more of the models' time than others waits until these catch up."""
+"""Turns at the models: whose batch runs next, the generator's or the verifier's, and whose work is left out of it.
+
+Steps are shared among accounts: who had more of the models' time than others waits until these catch up.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass
 
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling.planner import StepPlan
-from espalier.engine.scheduling.role_policy import RoleLoad
 
 _STEP_COST_CPU, _STEP_COST_GPU = 16, 300
 """Tokens that take as long as what a step costs whatever it computes, mostly the reading of the weights. That of a GPU
@@ -14,6 +18,50 @@ _MAX_LAG = 20
 searches that take turns at the models stay in one batch."""
 _WORTHWHILE = 2
 """Step costs that holding back must save, for one is paid once more by those who are held back."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLoad:
+    """Work of one model: branches being sampled and tokens waiting to be computed."""
+
+    running_branches: int
+    waiting_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that could be computed now."""
+        return self.running_branches + self.waiting_tokens
+
+    @property
+    def busy(self) -> bool:
+        """True if there is anything to run."""
+        return self.running_branches > 0 or self.waiting_tokens > 0
+
+
+@dataclass(slots=True)
+class GeneratorFirst:
+    """Runs the generator until the verifier has a large batch, has waited long enough, or nothing else is left.
+
+    Large batches make scoring cheap, and a search that waits for its scores costs nothing while other searches keep the
+    generator busy.
+
+    Attributes:
+        enough_tokens: waiting verifier tokens that are worth a batch.
+        max_deferred_steps: generator steps for which fewer tokens wait at most, so that scoring never starves.
+    """
+
+    enough_tokens: int = 256
+    max_deferred_steps: int = 16
+    _waited: int = 0
+
+    def choose(self, generator: RoleLoad, verifier: RoleLoad) -> str:
+        """`GENERATOR` or `VERIFIER`, one that is busy; called only when at least one is."""
+        worth_it = verifier.waiting_tokens >= self.enough_tokens or self._waited >= self.max_deferred_steps
+        if verifier.busy and (not generator.busy or worth_it):
+            self._waited = 0
+            return VERIFIER
+        self._waited += verifier.busy
+        return GENERATOR
 
 
 class FairSharing:

@@ -1,4 +1,4 @@
-"""Products of a model of transformers, exchanged for the backend's: linear layers and experts.
+"""Products of a model of transformers, exchanged for the backend's: linear layers, and mixtures of experts.
 
 A backend whose rows are independent of their batch gives a request the same bits in any company; torch's products do
 not. Quantised weights come in the same way.
@@ -13,14 +13,23 @@ import torch
 from torch import nn
 
 from espalier.engine.models.quantization import refined_outputs
-from espalier.engine.models.zoo.experts import exchange_experts, is_experts
 from espalier.kernels.backend import Backend
-from espalier.kernels.linear import GroupedLinear, Linear
+from espalier.kernels.linear import Linear
 
-Prepared = Callable[[torch.Tensor, str], torch.Tensor]
-Quantised = Callable[[torch.Tensor, str, int], torch.Tensor]
+Ready = Callable[[torch.Tensor, str, int | None], torch.Tensor]
+"""Gives a stored weight or bias, of a layer with this name, as the model is to have it.
+
+The number says how many of its last outputs are refined where weights are quantised. It is None for what never is:
+biases, and a router's weight, whose few outputs decide which experts a token goes to.
+"""
 Groups = Sequence[tuple[str, ...]]
 """Names of linear layers that read the same tensor in a step, such as queries', keys' and values'."""
+ROWS = 4
+"""A batch is filled up to a multiple of so many rows for torch's operations; so its rows for all experts are, too.
+
+A product sums rows in another order where they are few or a remainder, and a function of single elements treats the
+last few of all rows together otherwise than those before; neither is so with multiples of 4 rows of 8 elements.
+"""
 
 
 class ExchangedLinear(nn.Module):
@@ -104,33 +113,21 @@ def layers_by_input(model: nn.Module, run: Callable[[], object]) -> Groups:
 
 
 def exchange(
-    model: nn.Module,
-    backend: Backend,
-    prepared: Prepared,
-    quantised: Quantised,
-    groups: Groups = (),
-    waiting: Container[str] = (),
+    model: nn.Module, backend: Backend, ready: Ready, groups: Groups = (), waiting: Container[str] = ()
 ) -> None:
     """Exchange every linear layer of `model` and its experts, in place, but those without memory for their weights.
 
     Args:
         model: a module of transformers.
         backend: has the products.
-        prepared: gives a stored weight or bias, of a layer with this name, the dtype of the model.
-        quantised: the same of a weight that is quantised where weights are, with how many of its last outputs are
-            refined; a router's is not: its few outputs decide which experts a token goes to.
+        ready: see `Ready`.
         groups: see `layers_by_input`; each is computed as one product.
         waiting: names of those that are not to be exchanged yet.
     """
 
-    def kept(name: str, weight: torch.Tensor, bias: torch.Tensor | None, refined: int = 0) -> Linear:
-        added, weight = None if bias is None else prepared(bias.detach(), name), weight.detach()
-        given = prepared(weight, name) if _routes(name) else quantised(weight, name, refined)
-        return backend.prepare_linear(given, added)
-
-    def experts(name: str, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> GroupedLinear:
-        pairs = zip(weights, biases, strict=True)
-        return backend.group_linears([kept(name, weight.contiguous(), bias) for weight, bias in pairs])
+    def product(name: str, weight: torch.Tensor, bias: torch.Tensor | None, refined: int = 0) -> Linear:
+        added = None if bias is None else ready(bias.detach(), name, None)
+        return backend.prepare_linear(ready(weight.detach(), name, None if _routes(name) else refined), added)
 
     found = {
         name: (parent, module)
@@ -142,36 +139,40 @@ def exchange(
     alone = [(name,) for name in found if name not in shared_names]
     for names in (*(names for names in groups if found.keys() >= set(names)), *alone):
         parents, modules = zip(*(found[name] for name in names), strict=True)
-        name = ", ".join(names)
-        if is_experts(modules[0]):
-            exchange_experts(modules[0], partial(experts, name))
-            _mark_filled(modules[0])
+        name, module = ", ".join(names), modules[0]
+        if is_experts(module):
+            module.espalier_experts = [
+                backend.group_linears([product(name, *each) for each in _taken(module, stack)])
+                for stack in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+            ]
+            _mark_filled(module)
             continue
         weights = [each.weight if type(each) is nn.Linear else each.weight.T.contiguous() for each in modules]
-        sizes = [len(weight) for weight in weights]
-        linear = kept(name, _joined(weights), _joined_biases(modules, weights), refined_outputs(sizes))
-        shared = SharedProduct(linear, sizes)
+        biases, sizes = [each.bias for each in modules], [len(weight) for weight in weights]
+        bias = None
+        if any(each is not None for each in biases):
+            pairs = zip(weights, biases, strict=True)
+            bias = torch.cat([weight.new_zeros(len(weight)) if each is None else each for weight, each in pairs])
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        shared = SharedProduct(product(name, weight, bias, refined_outputs(sizes)), sizes)
         for index, (parent, each) in enumerate(zip(parents, names, strict=True)):
             setattr(parent, each.rpartition(".")[2], ExchangedLinear(shared, index))
             _mark_filled(parent)
+
+
+def _taken(module: Any, name: str) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """The weight, `[out, in]`, and bias of each expert, out of a stack of them that the module lets go of."""
+    weights = getattr(module, name).detach()
+    biases = getattr(module, f"{name}_bias").detach() if module.has_bias else [None] * len(weights)
+    setattr(module, name, None)
+    for weight, bias in zip(weights.transpose(1, 2) if module.is_transposed else weights, biases, strict=True):
+        yield weight.contiguous(), bias
 
 
 def _mark_filled(module: Any) -> None:
     """Keep transformers, which fills what a checkpoint lacks, from filling weights that were exchanged."""
     if not any(True for _ in module.buffers(recurse=False)):
         module._is_hf_initialized = True
-
-
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat([part.detach() for part in parts])
-
-
-def _joined_biases(modules: Sequence[Any], weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    if all(module.bias is None for module in modules):
-        return None
-    zeros = [weight.new_zeros(len(weight)) for weight in weights]
-    pairs = zip(modules, zeros, strict=True)
-    return _joined([zero if module.bias is None else module.bias for module, zero in pairs])
 
 
 def product_shapes(model: nn.Module) -> list[tuple[int, int]]:
@@ -196,3 +197,38 @@ def _products_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]
 
 def _routes(name: str) -> bool:
     return name.endswith((".gate", "router")) or ".router." in name
+
+
+def experts_function(
+    module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """The function for experts that is registered with transformers.
+
+    Args:
+        module: the experts, exchanged; others give zeros, for a decoder whose shapes alone are asked for.
+        hidden: `[T, hidden]`.
+        top_k_index: `[T, k]`, the experts of each token; an index beyond them means none.
+        top_k_weights: `[T, k]`.
+
+    Returns:
+        `[T, hidden]`.
+    """
+    if (products := getattr(module, "espalier_experts", None)) is None:
+        return torch.zeros_like(hidden)
+    up, down = products
+    tokens, k = top_k_index.shape
+    experts, order = top_k_index.reshape(-1).sort(stable=True)  # [T * k]
+    ends = torch.searchsorted(experts, torch.arange(1, len(up) + 1, device=experts.device, dtype=experts.dtype))
+    inner = up(hidden[order // k], ends)
+    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)  # of all experts at once
+    output = down(inner, ends)
+    if module.has_post_expert_norm:
+        output = module.post_expert_norm(output)
+    weighted = torch.empty_like(output)
+    weighted[order] = output * top_k_weights.reshape(-1)[order, None].to(output.dtype)
+    return weighted.view(tokens, k, -1).sum(dim=1)
+
+
+def is_experts(module: nn.Module) -> bool:
+    """True for modules whose experts are looked up by the name in their configuration."""
+    return hasattr(module, "has_post_expert_norm") and hasattr(module, "is_transposed")
