@@ -35,7 +35,6 @@ class Batches:
     """Launches batches one after another, and takes their results in, the oldest first.
 
     Attributes:
-        on_step: called after each batch with its `StepRecord`; None for nobody.
         collected: work that is finished, for `Engine.step` to return.
         failures: of batches, for `Engine.step` to raise.
     """
@@ -48,9 +47,19 @@ class Batches:
         sharing: FairSharing,
         preemption: Preemption,
         max_tokens: int,
+        listener: Callable[[], Callable[[StepRecord], None] | None],
     ) -> None:
-        """Launch nothing yet; a batch computes `max_tokens` at most."""
-        self.on_step: Callable[[StepRecord], None] | None = None
+        """Launch nothing yet.
+
+        Args:
+            schedulers: by role.
+            runners: by role.
+            role_policy: chooses between roles.
+            sharing: chooses between owners.
+            preemption: makes room.
+            max_tokens: of a batch at most.
+            listener: gives what is called after each batch; None for nobody.
+        """
         self.collected: list[Done] = []
         self.failures: list[PartialFailureError] = []
         self._schedulers = schedulers
@@ -59,6 +68,7 @@ class Batches:
         self._sharing = sharing
         self._preemption = preemption
         self._max_tokens = max_tokens
+        self._listener = listener
         self._in_flight: list[_Batch] = []  # the oldest first
         self._last_update_end = 0.0
 
@@ -196,10 +206,10 @@ class Batches:
             seconds = update_end - max(launch_times[0], self._last_update_end)  # another batch may have been in flight
             speculation.record(plan, scheduler.running_branches, seconds)
         self._last_update_end = update_end
-        if self.on_step:
+        if on_step := self._listener():
             draws, reads = len(plan.draws.step_positions) if plan.draws else 0, sum(map(len, plan.reads.values()))
             sizes = len(plan.rows), int(plan.counts.sum()), draws, reads, plan.copied_blocks
-            self.on_step(StepRecord(role, *sizes, *launch_times, wait_start, wait_end, update_end))
+            on_step(StepRecord(role, *sizes, *launch_times, wait_start, wait_end, update_end))
 
     def _fail(self, role: str, owners: Collection[Hashable], error: BaseException) -> None:
         """Note the failure of a role's batch for the owners that it costs; raises what ends everybody's work.

@@ -99,6 +99,8 @@ class Engine:
         schedulers: the waiting and running work of each model, by role.
         admission: what is reserved of the pool.
         sharing: whose work goes before others'.
+        on_step: called after each batch with its `StepRecord`; None for nobody. An exception that it raises leaves
+            `step`, so it must not raise.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Engine:
     ) -> None:
         """Make an engine for `models`, by role: `generator`, `verifier`, or both; with a generator also `draft`."""
         self.settings = settings or EngineSettings()
+        self.on_step: Callable[[StepRecord], None] | None = None
         self.kv_pool = make_kv_pool(
             models.values(), self.settings.kv_memory_bytes, self.settings.block_size, self.settings.slab_bytes
         )
@@ -129,6 +132,7 @@ class Engine:
             self.sharing,
             self._preemption,
             self.settings.max_batch_tokens,
+            lambda: self.on_step,
         )
         self._draft_model: ModelDrafter | None = None
         if self.settings.draft_tokens and GENERATOR in models:
@@ -146,18 +150,6 @@ class Engine:
 
     def _make_runner(self, role: str, model: Model) -> ModelRunner:
         return ModelRunner(role, model, [pool.layout for pool in self.schedulers[role].pools], self.kv_pool)
-
-    @property
-    def on_step(self) -> Callable[[StepRecord], None] | None:
-        """The listener that is called after each batch with its `StepRecord`; None for nobody.
-
-        An exception that it raises leaves `step`, so it must not raise.
-        """
-        return self._batches.on_step
-
-    @on_step.setter
-    def on_step(self, on_step: Callable[[StepRecord], None] | None) -> None:
-        self._batches.on_step = on_step
 
     @property
     def busy(self) -> bool:

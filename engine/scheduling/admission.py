@@ -160,12 +160,8 @@ class Preemption:
         Returns:
             Whether an owner was preempted.
         """
-        holding = {
-            o
-            for scheduler in self._schedulers.values()
-            for o in scheduler.table.owners()
-            if scheduler.table.blocks_of(o)
-        }
+        tables = [scheduler.table for scheduler in self._schedulers.values()]
+        holding = {owner for table in tables for owner in table.owners() if table.blocks_of(owner)}
         active, first = self._active(), min(map(self._admission.rank, requesters))
         behind = [o for o in holding & active if self._admission.rank(o) > first]
         if not (victims := list(holding - active) or behind):

@@ -157,12 +157,7 @@ class BatchPlanner:
         return shortest.work.sequence if isinstance(shortest, WaitingRequest) else shortest.sequence
 
     def plan(
-        self,
-        running: list[RunningRequest],
-        waiting: list[WaitingRequest],
-        max_tokens: int,
-        *,
-        may_preempt: bool = True,
+        self, running: list[RunningRequest], waiting: list[WaitingRequest], max_tokens: int, may_preempt: bool
     ) -> StepPlan | None:
         """Choose what to compute and take blocks for it, from the KV of other owners where no other blocks are left.
 

@@ -195,7 +195,7 @@ class Scheduler:
         running, waiting = self._ready()
         if self.speculation:
             self.planner.drafting = self.speculation.draft(self.planner.active(running))
-        plan = self.planner.plan(running, waiting, max_tokens, may_preempt=may_preempt)
+        plan = self.planner.plan(running, waiting, max_tokens, may_preempt)
         if plan is None:
             return None
         plan.draft_length = self.speculation.length if self.speculation else 0

@@ -151,11 +151,9 @@ class _RenderingProcess:
             reply = json.loads(self._read_line(process))
         except (BrokenPipeError, EOFError):
             process.communicate()
-            return (
-                {"limit": f"more than {MAX_CPU_SECONDS:g} s of computing"}
-                if process.returncode == -signal.SIGPROF
-                else None
-            )
+            if process.returncode == -signal.SIGPROF:
+                return {"limit": f"more than {MAX_CPU_SECONDS:g} s of computing"}
+            return None
         except BaseException:
             self.close()  # a reply that nobody waited for would be taken for the next one
             raise

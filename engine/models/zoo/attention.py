@@ -10,7 +10,7 @@ in every step, so a call is known by its number. The step is a context variable,
 arguments down.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -92,35 +92,20 @@ def attention_function(
     Raises:
         NotRunnableError: an argument asks for attention of another kind.
     """
-    step = _step.get()
-    terms = _terms(module, query, attention_mask, kwargs, step.config_windows)
-    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))  # [T, heads, head_dim]
-    return step.attend(module, q, k, v, terms)[None], None
-
-
-def _terms(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    given: Mapping[str, Any],
-    config_windows: bool,
-) -> Terms:
     if attention_mask is not None:
         raise NotRunnableError("it makes an attention mask of its own")
-    if not getattr(module, "is_causal", True) or given.get("is_causal") is False:
+    if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
         raise NotRunnableError("its attention is not causal")
-    left = dict(given)
+    step, left = _step.get(), dict(kwargs)
     scale, softcap = left.pop("scaling", None), left.pop("softcap", None)
     sinks = [left.pop(name) for name in ("s_aux", "sinks") if left.get(name) is not None]
-    window = left.pop("sliding_window") if "sliding_window" in left else _window_of(module, config_windows)
+    window = left.pop("sliding_window") if "sliding_window" in left else _window_of(module, step.config_windows)
     if unknown := [name for name, value in left.items() if value is not None and not _harmless(name, value)]:
         raise NotRunnableError(f"it passes {', '.join(unknown)} to attention, which is not known")
-    return Terms(
-        scale=float(query.shape[-1] ** -0.5 if scale is None else scale),
-        window=window,
-        softcap=softcap,
-        sinks=sinks[0] if sinks else None,
-    )
+    scale = float(query.shape[-1] ** -0.5 if scale is None else scale)
+    terms = Terms(scale=scale, window=window, softcap=softcap, sinks=sinks[0] if sinks else None)
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))  # [T, heads, head_dim]
+    return step.attend(module, q, k, v, terms)[None], None
 
 
 def _harmless(name: str, value: object) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -131,7 +131,7 @@ class TransformersLayers(Layers):
             raise UnsupportedShapeError(f"states between the layers of {type(self.model).__name__} are not given")
         norm: Any = self.model.norm
         for layer in set(layers).difference(self.taps):
-            modules[layer].register_forward_pre_hook(partial(self._keep, layer, norm), with_kwargs=True)
+            self._keep(modules[layer], layer, norm)
         self.taps = tuple(sorted({*self.taps, *layers}))
 
     def tap_raw(self, layer: int) -> None:
@@ -141,20 +141,16 @@ class TransformersLayers(Layers):
             raise UnsupportedShapeError(f"states between the layers of {type(self.model).__name__} are not given")
         if self._raw_hook:
             self._raw_hook.remove()
-        keep = partial(self._keep, _RAW, lambda states: states)
-        self._raw_hook = modules[layer].register_forward_pre_hook(keep, with_kwargs=True)
+        self._raw_hook = self._keep(modules[layer], _RAW, lambda states: states)
         self.raw_tap = layer
 
-    def _keep(
-        self,
-        name: int,
-        given: Callable[[torch.Tensor], torch.Tensor],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """Keep the states that enter a layer, `[1, T, hidden]`, as they are to be given."""
-        self._tapped[name] = given(args[0] if args else kwargs["hidden_states"])[0]
+    def _keep(self, layer: nn.Module, name: int, given: Callable[[torch.Tensor], torch.Tensor]) -> RemovableHandle:
+        """Have the states that enter a layer kept in each step, `[1, T, hidden]`, as they are to be given."""
+
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._tapped[name] = given(args[0] if args else kwargs["hidden_states"])[0]
+
+        return layer.register_forward_pre_hook(keep, with_kwargs=True)
 
     def __len__(self) -> int:
         return sum(call.writes for call in self._calls)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.engine.scheduling.step_ends import StepEnds
+from espalier.engine.scheduling.running_samples import StepEnds
 from espalier.engine.work import NO_MARKS
 
 MESSAGES = [
