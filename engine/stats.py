@@ -83,11 +83,6 @@ def counter(text: str, start: float = 0, **where: Any) -> Any:
     return field(default=start, metadata=shown(text, **where))
 
 
-def histogram(bounds: tuple[float, ...], text: str, metric: str) -> Any:
-    """A field that counts values by their size, with its metric."""
-    return field(default_factory=partial(Histogram, bounds), metadata=shown(text, metric=metric))
-
-
 def counters(kind: Any) -> dict[str, Counter]:
     """Return the counters of a dataclass by the names of their fields."""
     return {each.name: each.metadata["counter"] for each in fields(kind) if "counter" in each.metadata}
@@ -108,10 +103,17 @@ class RoleCounters:
     accepted_tokens: int = counter(
         "Drafted tokens that paths drew, without a step of their own.", metric="accepted_tokens"
     )
-    batch_rows: Histogram = histogram(ROW_BOUNDS, "Sequences in a batch.", "engine_batch_rows")
-    batch_tokens: Histogram = histogram(TOKEN_BOUNDS, "Tokens computed in a batch.", "engine_batch_tokens")
-    step_seconds: Histogram = histogram(
-        SECOND_BOUNDS, "Time of one engine step, a batch of one model.", "engine_step_seconds"
+    batch_rows: Histogram = field(
+        default_factory=partial(Histogram, ROW_BOUNDS),
+        metadata=shown("Sequences in a batch.", metric="engine_batch_rows"),
+    )
+    batch_tokens: Histogram = field(
+        default_factory=partial(Histogram, TOKEN_BOUNDS),
+        metadata=shown("Tokens computed in a batch.", metric="engine_batch_tokens"),
+    )
+    step_seconds: Histogram = field(
+        default_factory=partial(Histogram, SECOND_BOUNDS),
+        metadata=shown("Time of one engine step, a batch of one model.", metric="engine_step_seconds"),
     )
 
     @property
