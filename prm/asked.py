@@ -168,7 +168,7 @@ def answer_ids(checkpoint: Checkpoint, tokenizer: TextTokenizer, answers: Sequen
     Raises:
         CheckpointError: it has no chat template, or no single token for an answer.
     """
-    if not tokenizer.has_chat_template:
+    if tokenizer.chat_template is None:
         raise CheckpointError(
             f"{checkpoint.folder} has no chat template, so it cannot be asked whether a step is right; give "
             "--verifier a model of its own, or confidence"

@@ -89,11 +89,6 @@ class DecoderConfig:
         return self.rotaries[0].theta if self.rotaries else 0.0
 
     @property
-    def rope_scaling(self) -> dict[str, Any] | None:
-        """Parameters of the first kind that is a long-context variant, or None."""
-        return next((rotary.scaling for rotary in self.rotaries if rotary.scaling), None)
-
-    @property
     def windows(self) -> tuple[int | None, ...]:
         """For each layer, how many positions a token sees, its own the last, or None for all before it."""
         return tuple(layer.window for layer in self.kv_layers)

@@ -57,14 +57,20 @@ def make_quantizer(
     if packer:
         return partial(_pack_int4, packer)
     if quantization is Quantization.INT8:
-        return _quantize_int8
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        return partial(_quantize, Int8WeightOnlyConfig(set_inductor_config=False))
     if (kind := torch.device(device).type) != "cuda" or dtype != torch.bfloat16:
+        name = str(dtype).removeprefix("torch.")
         raise CheckpointError(
-            f"int4 weights need --dtype bfloat16 on a GPU or float32 on a CPU; this is {dtype} on {kind}".replace(
-                "torch.", ""
-            )
+            f"int4 weights need --dtype bfloat16 on a GPU or float32 on a CPU; this is {name} on {kind}"
         )
-    return _quantize_int4
+    from torchao.quantization import Int4WeightOnlyConfig
+    from torchao.quantization.quantize_.workflows import Int4PackingFormat
+
+    packing = Int4PackingFormat.TILE_PACKED_TO_4D
+    config = Int4WeightOnlyConfig(GROUP, set_inductor_config=False, int4_packing_format=packing)
+    return partial(_quantize, config)
 
 
 def refined_outputs(outputs: Sequence[int]) -> int:
@@ -164,25 +170,11 @@ def _pack_int4(packer: QuantizedPacker, weight: torch.Tensor, _: int) -> torch.T
 
     granularity = PerGroup(math.gcd(weight.shape[1], GROUP))
     config = IntxWeightOnlyConfig(torch.int4, granularity, MappingType.ASYMMETRIC)  # pyright: ignore[reportAttributeAccessIssue]
-    scaled: Any = _quantize(weight, config)
+    scaled: Any = _quantize(config, weight, 0)
     return packer(scaled.qdata, scaled.scale, scaled.zero_point, 4, None)
 
 
-def _quantize_int8(weight: torch.Tensor, _: int) -> torch.Tensor:
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    return _quantize(weight, Int8WeightOnlyConfig(set_inductor_config=False))
-
-
-def _quantize_int4(weight: torch.Tensor, _: int) -> torch.Tensor:
-    from torchao.quantization import Int4WeightOnlyConfig
-    from torchao.quantization.quantize_.workflows import Int4PackingFormat
-
-    packing = Int4PackingFormat.TILE_PACKED_TO_4D
-    return _quantize(weight, Int4WeightOnlyConfig(GROUP, set_inductor_config=False, int4_packing_format=packing))
-
-
-def _quantize(weight: torch.Tensor, config: Any) -> torch.Tensor:
+def _quantize(config: Any, weight: torch.Tensor, _: int) -> torch.Tensor:
     """Quantise one weight by way of a module, which is what torchao takes."""
     from torchao.quantization import quantize_
 

@@ -154,11 +154,6 @@ class TextTokenizer:
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
 
     @property
-    def has_chat_template(self) -> bool:
-        """True if the checkpoint comes with a chat template."""
-        return self._template is not None
-
-    @property
     def chat_template(self) -> str | None:
         """The text of the chat template; None without one."""
         return self._template and self._template.source

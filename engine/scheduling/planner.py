@@ -11,6 +11,7 @@ from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
 from espalier.engine.scheduling.running_samples import Draws
+from espalier.engine.work import Score
 
 MakeRoom = Callable[[Collection[Hashable]], bool]
 """Makes one owner give up its KV for those given, all with work that finds no blocks; returns whether one did."""
@@ -321,7 +322,7 @@ class BatchPlanner:
         for chunk in chunks:
             if not prefixes.is_unmatched(row := chunk.target.row):
                 continue
-            if not prefixes.match(row, chunk.target.known_tokens(int(self._table.lengths[row]))):
+            if not prefixes.match(row, _known_tokens(chunk.target, int(self._table.lengths[row]))):
                 continue  # it goes on from a state of this step, in the next one
             chunk.count = prefixes.tokens_to_stop(row, min(chunk.count, max(1, self._table.missing(row))))
             if not self._fits([chunk]):
@@ -362,6 +363,12 @@ class BatchPlanner:
         rows = np.array([chunk.target.row for chunk in chunks], dtype=np.int64)
         pending = self._table.lengths[rows] - self._table.computed[rows]
         return rows, np.minimum(np.array([chunk.count for chunk in chunks], dtype=np.int64), pending)
+
+
+def _known_tokens(target: WaitingRequest | RunningRequest, length: int) -> int:
+    """Tokens of a sequence of this length that may come from the prefix cache: those before the first that is read."""
+    reads = target.work.score_positions if isinstance(target.work, Score) else ()
+    return target.base + reads[0] if reads and isinstance(target, WaitingRequest) else length
 
 
 def fair_shares(demands: Mapping[Hashable, int], budget: int) -> dict[Hashable, int]:

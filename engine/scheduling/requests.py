@@ -6,7 +6,7 @@ import numpy as np
 
 from espalier.engine.guidance.matcher import MaskThread, Matcher
 from espalier.engine.memory.sequences import KVSequence
-from espalier.engine.work import Generate, Sampling, Score, Work
+from espalier.engine.work import Generate, Sampling, Work
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +29,6 @@ class WaitingRequest:
     def row(self) -> int:
         """Its sequence's row of the table."""
         return self.work.sequence.row
-
-    def known_tokens(self, length: int) -> int:
-        """Tokens of the sequence that may come from the prefix cache: those before the first that is read."""
-        score_positions = self.work.score_positions if isinstance(self.work, Score) else ()
-        return self.base + score_positions[0] if score_positions else length
 
 
 @dataclass(slots=True, eq=False)
@@ -71,10 +66,6 @@ class RunningRequest:
     def row(self) -> int:
         """Its sequence's row of the table."""
         return self.sequence.row
-
-    def known_tokens(self, length: int) -> int:
-        """Tokens of the sequence that may come from the prefix cache: all of them."""
-        return length
 
 
 class DecodeRows:

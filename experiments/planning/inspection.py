@@ -171,7 +171,7 @@ def inspect_checkpoint(
     c, tokenizer = model.config, model.tokenizer
     if quantization is Quantization.AUTO:
         quantization = chosen_quantization(c, dtype, device == "cpu")
-    source = "the chat template" if tokenizer.has_chat_template else f"no chat template; {tokenizer.begin_source}"
+    source = f"no chat template; {tokenizer.begin_source}" if tokenizer.chat_template is None else "the chat template"
     return Inspection(
         folder=outline.folder,
         adapter=outline.adapter and outline.adapter.folder,

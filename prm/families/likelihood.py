@@ -101,7 +101,7 @@ class SolutionReader(TokenReader):
     def whole_prompt_ids(self, problem: str) -> list[int]:
         """The prompt that the problem would be solved from."""
         tokenizer = self.model.tokenizer
-        if tokenizer.has_chat_template:
+        if tokenizer.chat_template is not None:
             turn = {"role": "user", "content": problem}
             text = render_with_system(tokenizer, self._system_prompt, [turn], enable_thinking=False)
         else:

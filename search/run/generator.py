@@ -73,7 +73,7 @@ def render_turns(
         messages.insert(0, {"role": "system", "content": system_prompt})
     if not messages[0]["content"]:
         messages.pop(0)
-    if not tokenizer.has_chat_template:
+    if tokenizer.chat_template is None:
         return _plain_text(tokenizer, messages)
     rendered = render_conversation(tokenizer, messages, **switches)
     of_caller = any(message.role == ChatRole.SYSTEM for message in history)
@@ -109,7 +109,7 @@ def _as_turn(message: Mapping[str, Any]) -> ChatMessage:
 
 def no_template(tokenizer: TextTokenizer) -> str:
     """A warning of a generator without a chat template, as base models are; empty for others."""
-    if tokenizer.has_chat_template:
+    if tokenizer.chat_template is not None:
         return ""
     return (
         "the tokenizer has no chat template, as of a base model, which goes on with the text instead of answering: "
@@ -342,7 +342,7 @@ class Generator:
         for message in messages:
             if message["role"] != ChatRole.ASSISTANT:
                 message["content"] = self._caller_text.protect(message["content"], tags)[0]
-        if not self.model.tokenizer.has_chat_template:
+        if self.model.tokenizer.chat_template is None:
             continued = messages.pop()["content"] if prompt.continue_last else ""
             spoken = [message for message in messages if message["role"] != ChatRole.SYSTEM]
             if not spoken or spoken[-1]["role"] == ChatRole.ASSISTANT:

@@ -116,7 +116,7 @@ def _by_field(
 
 
 def _by_use(tokenizer: TextTokenizer) -> Iterator[tuple[int, str]]:
-    if not tokenizer.has_chat_template:
+    if tokenizer.chat_template is None:
         return
     turns = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": _ANSWER}]
     try:

@@ -225,15 +225,15 @@ def test_transformers_4_and_5_spell_the_rotary_parameters_differently():
     old = parse_decoder_config({**QWEN2, "rope_theta": 5e5, "rope_scaling": llama3})
     new = parse_decoder_config({**QWEN2, "rope_parameters": {**llama3, "rope_theta": 5e5}})
     assert old == new
-    assert (new.rope_theta, new.rope_scaling["rope_type"]) == (5e5, "llama3")
+    assert (new.rope_theta, new.rotaries[0].scaling["rope_type"]) == (5e5, "llama3")
     older = parse_decoder_config({**QWEN2, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
-    assert older.rope_scaling["rope_type"] == "linear"
+    assert older.rotaries[0].scaling["rope_type"] == "linear"
 
 
 def test_a_configuration_without_rotary_scaling_has_none():
-    assert parse_decoder_config({**QWEN2, "rope_theta": 1e6, "rope_scaling": None}).rope_scaling is None
+    assert parse_decoder_config({**QWEN2, "rope_theta": 1e6, "rope_scaling": None}).rotaries[0].scaling is None
     assert parse_decoder_config({**QWEN2, "rope_theta": 1e6}).rope_theta == 1e6
-    assert parse_decoder_config({**QWEN2, "rope_parameters": {"rope_type": "default"}}).rope_scaling is None
+    assert parse_decoder_config({**QWEN2, "rope_parameters": {"rope_type": "default"}}).rotaries[0].scaling is None
 
 
 def test_what_a_configuration_leaves_out_has_the_usual_meaning():
@@ -299,7 +299,7 @@ def test_yarn_takes_what_it_is_not_told_from_the_longest_context():
             "rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32},
         }
     )
-    assert config.rope_scaling == {
+    assert config.rotaries[0].scaling == {
         "rope_type": "yarn",
         "rope_theta": 10_000.0,
         "original_max_position_embeddings": 32,

@@ -136,10 +136,10 @@ def test_the_chat_template_renders_as_transformers_renders_it(
 def test_a_template_in_the_tokenizers_configuration_is_used(copied: Callable[[str], Path]):
     folder = copied("talker")
     (folder / "chat_template.jinja").unlink()
-    assert not TextTokenizer(Checkpoint(folder)).has_chat_template
+    assert TextTokenizer(Checkpoint(folder)).chat_template is None
     edit_json(folder / "tokenizer_config.json", {"chat_template": "{{ eos_token }}{{ messages[0].content | trim }}"})
     tokenizer = TextTokenizer(Checkpoint(folder))
-    assert tokenizer.has_chat_template
+    assert tokenizer.chat_template is not None
     assert tokenizer.render_chat([{"role": "user", "content": " hi "}]) == "<|im_end|>hi"
 
 
@@ -150,7 +150,7 @@ def test_of_several_templates_the_default_one_is_used(copied: Callable[[str], Pa
     edit_json(folder / "tokenizer_config.json", {"chat_template": several})
     assert TextTokenizer(Checkpoint(folder)).render_chat([{"role": "user", "content": "hi"}]) == "hi!"
     edit_json(folder / "tokenizer_config.json", {"chat_template": several[:1]})
-    assert not TextTokenizer(Checkpoint(folder)).has_chat_template
+    assert TextTokenizer(Checkpoint(folder)).chat_template is None
 
 
 def test_a_template_is_told_that_there_are_no_tools(copied: Callable[[str], Path]):

@@ -22,7 +22,7 @@ class DenseLoop:
             raise ValueError("the dense loop supports plain Llama and Qwen2 layers only")
         self._eps = c.norm_eps
         self._layers = [decoder.layers.weights(index) for index in range(c.num_layers)]
-        self._inverse = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
+        self._inverse = inverse_frequencies(c.head_dim, c.rope_theta, c.rotaries[0].scaling)
 
     @torch.inference_mode()
     def prefill(self, prompts: torch.Tensor, new_tokens: int) -> torch.Tensor:
@@ -48,7 +48,7 @@ class DenseLoop:
     def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
         c = self._decoder.config
         start, end = self._length, self._length + tokens.shape[1]
-        cos, sin = rotary_table(self._inverse, torch.arange(start, end), attention_factor(c.rope_scaling))
+        cos, sin = rotary_table(self._inverse, torch.arange(start, end), attention_factor(c.rotaries[0].scaling))
         hidden = F.embedding(tokens, self._decoder.embedding)
         for layer, cache in zip(self._layers, self._cache, strict=True):
             normed = F.rms_norm(hidden, (c.hidden_size,), layer.attention_norm, self._eps)
