@@ -114,13 +114,20 @@ def _mamba(get: Values) -> dict[str, Any]:
 
 
 def _mamba2(get: Values) -> dict[str, Any]:
+    names = "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias", "use_bias"
+    return _mamba(get) | _state_space(get, *names) | {"time_step_rank": "auto"}
+
+
+def _state_space(get: Values, *names: str) -> dict[str, Any]:
+    """What there is to know of Mamba-2's layers, under these names.
+
+    Heads, channels of a head, groups, size of the state, length of the convolution; whether the convolution has a bias,
+    and the projections.
+    """
     heads = get("ssm.time_step_rank")
-    return _mamba(get) | {
-        "num_heads": heads,
-        "head_dim": get("ssm.inner_size") // heads,
-        "n_groups": get("ssm.group_count"),
-        "time_step_rank": "auto",
-    }
+    sizes = heads, get("ssm.inner_size") // heads, get("ssm.group_count"), get("ssm.state_size"), get("ssm.conv_kernel")
+    biases = get.any_layer("ssm_conv1d.bias"), get.any_layer("ssm_in.bias")
+    return dict(zip(names, (*sizes, *biases), strict=True))
 
 
 def _attention(get: Values) -> dict[str, Any]:
@@ -134,16 +141,10 @@ def _attention(get: Values) -> dict[str, Any]:
 
 
 def _mamba_of_hybrid(get: Values) -> dict[str, Any]:
-    heads = get("ssm.time_step_rank")
+    names = "n_heads", "d_head", "n_groups", "d_state", "d_conv", "conv_bias", "proj_bias"
     return {
-        "mamba_n_heads": heads,
-        "mamba_d_head": get("ssm.inner_size") // heads,
-        "mamba_n_groups": get("ssm.group_count"),
-        "mamba_d_state": get("ssm.state_size"),
-        "mamba_d_conv": get("ssm.conv_kernel"),
+        **_state_space(get, *(f"mamba_{name}" for name in names)),
         "mamba_expand": get("ssm.inner_size") // get("embedding_length"),
-        "mamba_conv_bias": get.any_layer("ssm_conv1d.bias"),
-        "mamba_proj_bias": get.any_layer("ssm_in.bias"),
         "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
         "attention_bias": get.any_layer("attn_q.bias"),
     }
@@ -195,20 +196,15 @@ def _nemotron_h(get: Values) -> dict[str, Any]:
             kinds[layer] = "full_attention"
         elif kind == "mlp" and f"blk.{layer}.ffn_gate_inp.weight" in get.shapes:
             kinds[layer] = "moe"
-    heads = get("ssm.time_step_rank")
-    config = _attention(get) | {
+    sizes = "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"
+    config = {
+        **_attention(get),
+        **_state_space(get, *sizes, "use_conv_bias", "use_bias"),
         "layers_block_type": kinds,
         "num_hidden_layers": len(kinds),
         "head_dim": get("attention.key_length"),
         "intermediate_size": _largest(get("feed_forward_length")),
         "layer_norm_epsilon": get("attention.layer_norm_rms_epsilon"),
-        "mamba_num_heads": heads,
-        "mamba_head_dim": get("ssm.inner_size") // heads,
-        "n_groups": get("ssm.group_count"),
-        "ssm_state_size": get("ssm.state_size"),
-        "conv_kernel": get("ssm.conv_kernel"),
-        "use_conv_bias": get.any_layer("ssm_conv1d.bias"),
-        "use_bias": get.any_layer("ssm_in.bias"),
         "attention_bias": get.any_layer("attn_q.bias"),
         "mlp_bias": get.any_layer("ffn_up.bias"),
     }
@@ -229,11 +225,14 @@ def _nemotron_h(get: Values) -> dict[str, Any]:
     }
 
 
+def _of_qwen3_next(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    values = without_logarithm(name, values, config)
+    return values - 1 if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight") else values
+
+
 def _of_qwen3_5(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
     """Value heads of each key head side by side, where llama.cpp has the first of every key head first."""
-    values = without_logarithm(name, values, config)
-    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
-        return values - 1
+    values = _of_qwen3_next(name, values, config)
     part = name.rpartition("linear_attn.")[2]
     if part == name or part == "norm.weight":
         return values
@@ -243,11 +242,6 @@ def _of_qwen3_5(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.
         return _grouped(values.T, key_heads, per_head).T
     first = 2 * key_heads * config["linear_key_head_dim"] if part in ("in_proj_qkv.weight", "conv1d.weight") else 0
     return np.concatenate((values[:first], _grouped(values[first:], key_heads, per_head)))
-
-
-def _of_qwen3_next(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
-    values = without_logarithm(name, values, config)
-    return values - 1 if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight") else values
 
 
 def _merged_qwen3_next(parts: Sequence[np.ndarray], config: Mapping[str, Any]) -> np.ndarray:
