@@ -16,10 +16,9 @@ from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.quantization import linear_bytes, quiet_imports, refining_bytes
 from espalier.engine.models.text_files import shown
-from espalier.engine.models.zoo.attention import NAME, NotRunnableError, attention_function
+from espalier.engine.models.zoo.calls import NAME, NotRunnableError, attention_function, exchange_recurrent
 from espalier.engine.models.zoo.layers import LogitsHead
 from espalier.engine.models.zoo.products import Groups, experts_function, product_shapes
-from espalier.engine.models.zoo.recurrent import exchange_recurrent
 from espalier.engine.models.zoo.small import make_small
 from espalier.engine.models.zoo.trial import kv_layers, require_runnable, trace_decoder, use_paged_attention
 from espalier.kernels.calls import Call

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.engine.models.zoo.attention import running
+from espalier.engine.models.zoo.calls import filled_rows, running
 from espalier.engine.models.zoo.products import ROWS
-from espalier.engine.models.zoo.recurrent import filled_rows
 from espalier.kernels.attention import Terms
 from espalier.kernels.batch import StateBatch, StepBatch
 from espalier.kernels.calls import Call, PrepareStep, StepCalls
@@ -26,7 +25,7 @@ _RAW = -1
 
 
 class PagedStep:
-    """One step over the KV pool: its attention over blocks, and its recurrent states; see `attention.Step`."""
+    """One step over the KV pool: its attention over blocks, and its recurrent states; see `calls.Step`."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class PagedStep:
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
     ) -> torch.Tensor:
-        """See `attention.Step`."""
+        """See `calls.Step`."""
         call = next(self._calls)
         query, key, value = (states[: len(states) - self._added] for states in (query, key, value))
         layer_kv = self._layer_kvs[call.slot]
@@ -69,7 +68,7 @@ class PagedStep:
         return F.pad(output, (0, 0, 0, 0, 0, self._added))
 
     def rows(self, *shape: int) -> StateRows:
-        """See `attention.Step`."""
+        """See `calls.Step`."""
         expected, offset = next(self._places)
         assert shape == expected, f"a recurrent layer has a state of {shape}"
         return self._rows.part(offset)

@@ -15,6 +15,7 @@ from espalier.engine.models.checkpoint import Checkpoint, Outline
 from espalier.engine.models.decoder import Decoder, choose_backend_for
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import make_quantizer
+from espalier.engine.models.zoo.calls import exact_layers, exchange_recurrent
 from espalier.engine.models.zoo.description import (
     TransformersConfig,
     empty_model,
@@ -24,7 +25,6 @@ from espalier.engine.models.zoo.description import (
 )
 from espalier.engine.models.zoo.layers import LogitsHead, TransformersLayers, decoder_name
 from espalier.engine.models.zoo.products import ExchangedLinear, exchange
-from espalier.engine.models.zoo.recurrent import exact_layers, exchange_recurrent
 from espalier.engine.models.zoo.trial import use_paged_attention
 from espalier.kernels.backend import Backend
 from espalier.kernels.layers import UnsupportedShapeError

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from espalier.engine.models.zoo.attention import NAME, NotRunnableError, running
+from espalier.engine.models.zoo.calls import NAME, NotRunnableError, exchange_recurrent, running
 from espalier.engine.models.zoo.layers import LogitsHead, TransformersLayers, hidden_states
 from espalier.engine.models.zoo.products import Groups, exchange, layers_by_input
-from espalier.engine.models.zoo.recurrent import exchange_recurrent
 from espalier.kernels.attention import Terms
 from espalier.kernels.batch import AttentionBatch, StateBatch, StepBatch
 from espalier.kernels.calls import Call
@@ -42,7 +41,7 @@ def require_runnable(model_class: type[Any], small: Callable[[], Any], causal: b
         causal: whether it has a head over the vocabulary.
 
     Returns:
-        Whether windows that its layers do not name are their configuration's; see `attention.Step`.
+        Whether windows that its layers do not name are their configuration's; see `calls.Step`.
 
     Raises:
         NotRunnableError: it cannot run so; with the reason.
@@ -161,7 +160,7 @@ class Tracer:
     Attributes:
         calls: those of attention made so far.
         states: the shape of one sequence's state, for each recurrent call made so far.
-        config_windows: see `attention.Step`.
+        config_windows: see `calls.Step`.
     """
 
     def __init__(self, config_windows: bool) -> None:
@@ -173,7 +172,7 @@ class Tracer:
     def attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
     ) -> torch.Tensor:
-        """See `attention.Step`."""
+        """See `calls.Step`."""
         tokens, heads, key_dim = query.shape
         if len(key) != tokens or len(value) != tokens:
             raise NotRunnableError("its attention reads keys of other tokens than its queries are of")
@@ -191,7 +190,7 @@ class Tracer:
         return query.new_zeros(tokens, heads, value.shape[-1])
 
     def rows(self, *shape: int) -> StateRows:
-        """See `attention.Step`."""
+        """See `calls.Step`."""
         self.states.append(shape)
         none = torch.empty(0, dtype=torch.int64)
         return StateRows(torch.empty(0), torch.zeros(1, dtype=torch.int64), none, none)
@@ -205,7 +204,7 @@ def trace_decoder(
     Args:
         decoder: before its products are exchanged; its recurrent layers are.
         positions: of a few tokens, on its device; their ids are the same numbers.
-        config_windows: see `attention.Step`.
+        config_windows: see `calls.Step`.
 
     Raises:
         NotRunnableError: there are neither calls nor states, or a call asks for attention of another kind.

@@ -19,7 +19,7 @@ from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.models.options import ModelImpl, Quantization
-from espalier.engine.models.zoo.attention import NotRunnableError
+from espalier.engine.models.zoo.calls import NotRunnableError
 from espalier.engine.models.zoo.description import quietly, register
 from espalier.engine.models.zoo.small import make_small
 from espalier.engine.models.zoo.trial import random_model, require_runnable

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from espalier.engine.models.zoo.attention import attention_function, running
+from espalier.engine.models.zoo.calls import attention_function, running
 from espalier.engine.models.zoo.products import exchange, layers_by_input
 from espalier.kernels.attention import Terms
 from espalier.kernels.recurrent import StateRows

@@ -7,11 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from espalier.engine.models.zoo.attention import running
+from espalier.engine.models.zoo.calls import exchange_recurrent, filled_rows, running
 from espalier.engine.models.zoo.description import register
 from espalier.engine.models.zoo.layers import hidden_states
 from espalier.engine.models.zoo.products import exchange
-from espalier.engine.models.zoo.recurrent import exchange_recurrent, filled_rows
 from espalier.engine.models.zoo.small import make_small
 from espalier.engine.models.zoo.trial import Tracer, random_model, use_paged_attention
 from espalier.kernels.attention import Terms
