@@ -69,12 +69,6 @@ class _Batches:
         known = [length for length, its in self.lengths.items() if its.steps >= _LEAST and its.rate > clearly]
         return max(known, key=lambda length: self.lengths[length].rate, default=0)
 
-    @property
-    def may_lose(self) -> bool:
-        """True if trials may lose some more."""
-        known = self.lengths[0].steps >= _LEAST
-        return known and self.lost <= _SPENT * self.spent + _REINVESTED * self.saved
-
 
 class MeasuredLength:
     """Drafts the length that has given the most tokens a second at about as many branches.
@@ -95,7 +89,8 @@ class MeasuredLength:
         batches = self._of_size.setdefault(_size(branches), _Batches())
         if batches.trial:
             return batches.trial[0]
-        if not batches.may_lose or (length := self._next_trial(batches)) is None:
+        may_lose = batches.lost <= _SPENT * batches.spent + _REINVESTED * batches.saved
+        if batches.lengths[0].steps < _LEAST or not may_lose or (length := self._next_trial(batches)) is None:
             return batches.best
         its = batches.lengths.setdefault(length, _Measured())
         its.tokens, its.seconds = its.tokens * _REMEMBERED, its.seconds * _REMEMBERED

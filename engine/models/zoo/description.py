@@ -89,7 +89,7 @@ def text_config(raw: Mapping[str, Any], place: str) -> Any:
         with quietly():
             return transformers.CONFIG_MAPPING[kind].from_dict(fields).get_text_config(decoder=True)
     except Exception as error:  # transformers checks values in ways of its own for each type
-        raise CheckpointError(f"{place}: transformers refuses it: {_first_line(error)}") from error
+        raise CheckpointError(f"{place}: transformers refuses it: {' '.join(str(error).split())[:300]}") from error
 
 
 def model_class(config: Any, place: str, generates: bool) -> type[Any]:
@@ -207,10 +207,6 @@ def _max_positions(config: Any) -> int:
         if name := _LOOKS_AT_THE_BATCH.get(rope.get("rope_type", "default")):
             longest = min(longest, int(rope.get(name) or getattr(config, name, None) or longest))
     return longest
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def register() -> None:

@@ -28,6 +28,9 @@ _PASSES = ((5, 1, 0), (6, 9, 7), (2, 3, 6))
 """New tokens of each sequence in each pass; windows of small models are shorter than what is there after the first."""
 _TOKENS = 13
 """Of each sequence in the end; a block holds all of them."""
+_INLINE = "it computes attention inline, not through transformers' attention interface"
+_RECURRENT = ("conv_state", "recurrent_state", "ssm_state", "rwkv", "selective_scan")
+"""Words of modules with recurrent layers."""
 _ENLARGED = 4.0
 """Initial weights are so small that models would nearly agree with any attention."""
 
@@ -46,7 +49,12 @@ def require_runnable(model_class: type[Any], small: Callable[[], Any], causal: b
     Raises:
         NotRunnableError: it cannot run so; with the reason.
     """
-    refuse_by_kind(model_class)
+    if getattr(model_class.config_class, "is_encoder_decoder", False):
+        raise NotRunnableError("it has an encoder")
+    source = inspect.getsource(sys.modules[model_class.__module__])
+    reason = "its layers keep a recurrent state" if any(word in source for word in _RECURRENT) else None
+    if "ALL_ATTENTION_FUNCTIONS" not in source and "update_recurrent_state" not in source:
+        raise NotRunnableError(reason or _INLINE)
     try:
         config = small()
         texts, expected = _plain(random_model(model_class, config), causal)
@@ -59,28 +67,12 @@ def require_runnable(model_class: type[Any], small: Callable[[], Any], causal: b
         except NotRunnableError:
             raise
         except Exception as error:
-            reason = f"its code fails on a flat batch ({_named(error)})"
-            raise NotRunnableError(reason) from error
+            raise NotRunnableError(f"its code fails on a flat batch ({_named(error)})") from error
         differences.append(float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-6)))
         if differences[-1] < TOLERANCE:
             return config_windows
-    reason = _other_reason(model_class) or "its layers look at more than attention gives them"
+    reason = reason or "its layers look at more than attention gives them"
     raise NotRunnableError(f"{reason} (logits differ by {min(differences):.0e} from its plain forward)")
-
-
-def refuse_by_kind(model_class: type[Any]) -> None:
-    """Refuse what a class itself says it is.
-
-    Raises:
-        NotRunnableError: it has an encoder, or computes attention without the interface.
-    """
-    if getattr(model_class.config_class, "is_encoder_decoder", False):
-        raise NotRunnableError("it has an encoder")
-    source = _source(model_class)
-    if "ALL_ATTENTION_FUNCTIONS" not in source and "update_recurrent_state" not in source:
-        raise NotRunnableError(
-            _other_reason(model_class) or "it computes attention inline, not through transformers' attention interface"
-        )
 
 
 def random_model(model_class: type[Any], config: Any) -> Any:
@@ -258,7 +250,7 @@ def use_paged_attention(model: Any) -> None:
     except ValueError as error:
         raise NotRunnableError(str(error)) from error
     if model.config._attn_implementation != NAME:
-        raise NotRunnableError("it computes attention inline, not through transformers' attention interface")
+        raise NotRunnableError(_INLINE)
     # Else it looks for padding in each step, and waits for the device; some configurations take no None in other ways.
     vars(model.config)["pad_token_id"] = None
     if model._can_set_experts_implementation():
@@ -267,15 +259,3 @@ def use_paged_attention(model: Any) -> None:
 
 def _as_is(weight: torch.Tensor, *_: object) -> torch.Tensor:
     return weight
-
-
-def _other_reason(model_class: type[Any]) -> str | None:
-    """The likely cause of a failed trial, from the source of the class's module."""
-    source = _source(model_class)
-    if any(word in source for word in ("conv_state", "recurrent_state", "ssm_state", "rwkv", "selective_scan")):
-        return "its layers keep a recurrent state"
-    return None
-
-
-def _source(model_class: type[Any]) -> str:
-    return inspect.getsource(sys.modules[model_class.__module__])
