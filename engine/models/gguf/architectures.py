@@ -260,7 +260,7 @@ class TableModel(GgufModel):
             found[self._layout_name(name, layer)].append(name)
         for parts in found.values():
             if len(parts) > 1:
-                keys = {part: self._key(part.partition(".")[2].partition(".")[2]) for part in parts}
+                keys = {part: _key(self._table.inner, part.partition(".")[2].partition(".")[2]) for part in parts}
                 if not set(order).issuperset(keys.values()):
                     raise ValueError(f"it holds {' and '.join(parts)}, which mean the same tensor")
                 parts.sort(key=lambda part: order.index(keys[part]))
@@ -274,20 +274,17 @@ class TableModel(GgufModel):
         shape = torch.Size(self.shapes.get(name, tensor.shape))
         return tensor.reshape(shape) if tensor.numel() == shape.numel() else tensor
 
-    def _key(self, rest: str) -> str:
-        """The key that a name in a layer has in `inner`."""
-        return rest if rest in self._table.inner else rest.rpartition(".")[0]
-
     def _layout_name(self, name: str, layer: re.Match[str] | None) -> str:
         names, rest = (self._table.inner, layer[2]) if layer else (self._table.outer, name)
-        module, _, kind = rest.rpartition(".")
-        if whole := names.get(rest):
-            found = whole
-        elif known := names.get(module):
-            found = f"{known}.{kind}"
-        else:
+        if (key := _key(names, rest)) not in names:
             return name
+        found = names[key] + rest.removeprefix(key)
         return f"{self._table.layers}{layer[1]}.{found}" if layer else found
+
+
+def _key(names: Mapping[str, str], name: str) -> str:
+    """The key that a tensor's name has in a table: the name, or that of its module."""
+    return name if name in names else name.rpartition(".")[0]
 
 
 class MappedModel(GgufModel):

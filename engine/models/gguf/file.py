@@ -8,7 +8,7 @@ import json
 import math
 import mmap
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,17 +250,14 @@ class GgufFile:
         Raises:
             CheckpointError: when the metadata lacks what is needed for it, or the tokenizer is of an unknown kind.
         """
+        makers: dict[str, Callable[[], dict[str, Any]]] = {
+            "config.json": lambda: self._model.config,
+            "generation_config.json": lambda: sampling(self._metadata),
+            "tokenizer_config.json": lambda: tokenizer_config(self._metadata),
+            "tokenizer.json": lambda: tokenizer_json(self._metadata),
+        }
         with self._reading():
-            match name:
-                case "config.json":
-                    return json.dumps(self._model.config)
-                case "generation_config.json":
-                    return json.dumps(sampling(self._metadata))
-                case "tokenizer_config.json":
-                    return json.dumps(tokenizer_config(self._metadata))
-                case "tokenizer.json":
-                    return json.dumps(tokenizer_json(self._metadata))
-        return None
+            return json.dumps(makers[name]()) if name in makers else None
 
     def _model_of(self, kind: str, every: dict[str, StoredTensor]) -> GgufModel:
         """The file's model; `every` holds the tensors of all parts by llama.cpp's names."""
