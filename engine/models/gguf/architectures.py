@@ -4,7 +4,6 @@ Architectures of `llama` and `recurrent` are read by a table each, all others by
 """
 
 import re
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,8 +133,8 @@ class Architecture:
     merge: Callable[[Sequence[np.ndarray], Mapping[str, Any]], np.ndarray] = side_by_side
 
 
-class GgufModel(ABC):
-    """The model of a file."""
+class MappedModel:
+    """The model of a file, by transformers' tables for GGUF."""
 
     def __init__(self, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Take a file.
@@ -154,7 +153,6 @@ class GgufModel(ABC):
         self._shapes = shapes
 
     @cached_property
-    @abstractmethod
     def config(self) -> dict[str, Any]:
         """The same model's `config.json`.
 
@@ -162,13 +160,34 @@ class GgufModel(ABC):
             KeyError: the metadata lacks a value that has no default.
             ValueError: a value means nothing, or the model is of a kind that is not read.
         """
+        with quiet_imports():
+            from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
+
+        if self._known_as not in GGUF_CONFIG_MAPPING:
+            raise self._unread()
+        found = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(self._known_as, {}))
+        for prefix, table in (
+            (self._architecture, _LEFT_OUT | GGUF_CONFIG_MAPPING[self._known_as]),
+            ("tokenizer", GGUF_CONFIG_MAPPING["tokenizer"]),
+        ):
+            for key, name in table.items():
+                if isinstance(name, str) and (value := self._metadata.get(f"{prefix}.{key}")) is not None:
+                    found[name] = value
+        given = {
+            name: self._metadata.get(f"{self._architecture}.rope.scaling.{key}") for key, name in _ROPE_SCALING.items()
+        }
+        rope = {name: value for name, value in given.items() if value is not None}
+        scaled = {"rope_scaling": rope} if rope.get("rope_type", "none") != "none" else {}
+        return found | self._common_config(_TEXT.get(self._known_as, self._known_as)) | scaled
 
     @cached_property
-    @abstractmethod
     def parts(self) -> dict[str, list[str]]:
         """llama.cpp's names of the tensors that make up each of the class's; its own name for one that has none."""
+        found = defaultdict[str, list[str]](list)
+        for name in self._shapes:
+            found[self._names.get(name) or self._names.get(name.removesuffix(".weight")) or name].append(name)
+        return dict(found)
 
-    @abstractmethod
     def read(self, name: str, values: Callable[[str], np.ndarray]) -> torch.Tensor:
         """One of the class's tensors, in the order that it keeps its values in.
 
@@ -176,6 +195,14 @@ class GgufModel(ABC):
             name: in the Hugging Face layout.
             values: gives those of a tensor by llama.cpp's name.
         """
+        merged: dict[str, dict[str, torch.Tensor]] = {"tensors": {}}
+        for part in self.parts[name]:
+            made = self._processor.process(
+                weights=values(part), name=part, tensor_key_mapping=self._names, parsed_parameters=merged
+            )
+            if made.name is not None:
+                return torch.from_numpy(np.ascontiguousarray(made.weights))
+        return merged["tensors"][name]
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -215,12 +242,30 @@ class GgufModel(ABC):
         with quiet_imports(), torch.device("meta"):
             return getattr(transformers, self.config["architectures"][0])(config)
 
+    @property
+    def _known_as(self) -> str:
+        return _KNOWN_AS.get(self._architecture, self._architecture)
 
-class TableModel(GgufModel):
-    """The model of a file by a table of its architecture's names and values."""
+    @cached_property
+    def _processor(self) -> Any:
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+        kind = TENSOR_PROCESSORS.get(self._architecture) or TENSOR_PROCESSORS.get(self._known_as, TensorProcessor)
+        return kind(config=self.config)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The class's names of tensors, by llama.cpp's."""
+        from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+        return get_gguf_hf_weights_map(_TopLevels(self._model), self._processor)
+
+
+class TableModel(MappedModel):
+    """The model of a file, by a table of its architecture's names and values."""
 
     def __init__(self, table: Architecture, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Take a file of the architecture that `table` describes; see `GgufModel`."""
+        """Take a file of the architecture that `table` describes; see `MappedModel`."""
         super().__init__(metadata, shapes)
         self._table = table
         if metadata.get(f"{self._architecture}.ssm.dt_b_c_rms"):
@@ -230,7 +275,7 @@ class TableModel(GgufModel):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """See `GgufModel`."""
+        """See `MappedModel`."""
         try:
             config = self._table.config(Values(self._metadata, self._shapes))
         except (TypeError, ZeroDivisionError) as error:
@@ -242,12 +287,12 @@ class TableModel(GgufModel):
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """See `GgufModel`."""
+        """See `MappedModel`."""
         return super().shapes if self._table.model_type else {}
 
     @cached_property
     def parts(self) -> dict[str, list[str]]:
-        """See `GgufModel`.
+        """See `MappedModel`.
 
         Raises:
             ValueError: two tensors mean the same.
@@ -267,7 +312,7 @@ class TableModel(GgufModel):
         return dict(found)
 
     def read(self, name: str, values: Callable[[str], np.ndarray]) -> torch.Tensor:
-        """See `GgufModel`."""
+        """See `MappedModel`."""
         parts = [values(part) for part in self.parts[name]]
         merged = parts[0] if len(parts) == 1 else self._table.merge(parts, self.config)
         tensor = torch.from_numpy(np.ascontiguousarray(self._table.restore(name, merged, self.config)))
@@ -285,70 +330,6 @@ class TableModel(GgufModel):
 def _key(names: Mapping[str, str], name: str) -> str:
     """The key that a tensor's name has in a table: the name, or that of its module."""
     return name if name in names else name.rpartition(".")[0]
-
-
-class MappedModel(GgufModel):
-    """The model of a file by transformers' tables for GGUF."""
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """See `GgufModel`."""
-        with quiet_imports():
-            from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
-
-        if self._known_as not in GGUF_CONFIG_MAPPING:
-            raise self._unread()
-        found = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(self._known_as, {}))
-        for prefix, table in (
-            (self._architecture, _LEFT_OUT | GGUF_CONFIG_MAPPING[self._known_as]),
-            ("tokenizer", GGUF_CONFIG_MAPPING["tokenizer"]),
-        ):
-            for key, name in table.items():
-                if isinstance(name, str) and (value := self._metadata.get(f"{prefix}.{key}")) is not None:
-                    found[name] = value
-        given = {
-            name: self._metadata.get(f"{self._architecture}.rope.scaling.{key}") for key, name in _ROPE_SCALING.items()
-        }
-        rope = {name: value for name, value in given.items() if value is not None}
-        scaled = {"rope_scaling": rope} if rope.get("rope_type", "none") != "none" else {}
-        return found | self._common_config(_TEXT.get(self._known_as, self._known_as)) | scaled
-
-    @cached_property
-    def parts(self) -> dict[str, list[str]]:
-        """See `GgufModel`."""
-        found = defaultdict[str, list[str]](list)
-        for name in self._shapes:
-            found[self._names.get(name) or self._names.get(name.removesuffix(".weight")) or name].append(name)
-        return dict(found)
-
-    def read(self, name: str, values: Callable[[str], np.ndarray]) -> torch.Tensor:
-        """See `GgufModel`."""
-        merged: dict[str, dict[str, torch.Tensor]] = {"tensors": {}}
-        for part in self.parts[name]:
-            made = self._processor.process(
-                weights=values(part), name=part, tensor_key_mapping=self._names, parsed_parameters=merged
-            )
-            if made.name is not None:
-                return torch.from_numpy(np.ascontiguousarray(made.weights))
-        return merged["tensors"][name]
-
-    @property
-    def _known_as(self) -> str:
-        return _KNOWN_AS.get(self._architecture, self._architecture)
-
-    @cached_property
-    def _processor(self) -> Any:
-        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
-
-        kind = TENSOR_PROCESSORS.get(self._architecture) or TENSOR_PROCESSORS.get(self._known_as, TensorProcessor)
-        return kind(config=self.config)
-
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        """The class's names of tensors, by llama.cpp's."""
-        from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
-
-        return get_gguf_hf_weights_map(_TopLevels(self._model), self._processor)
 
 
 class _TopLevels:

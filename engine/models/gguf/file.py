@@ -20,7 +20,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGUF_MAGIC, GGMLQuantizationType, G
 from gguf.quants import quant_shape_to_byte_shape
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.gguf.architectures import GgufModel, MappedModel, TableModel
+from espalier.engine.models.gguf.architectures import MappedModel, TableModel
 from espalier.engine.models.gguf.llama import LIKE_LLAMA, ROPE_FACTORS
 from espalier.engine.models.gguf.recurrent import RECURRENT
 from espalier.engine.models.gguf.tokenizer import tokenizer_config, tokenizer_json
@@ -259,7 +259,7 @@ class GgufFile:
         with self._reading():
             return json.dumps(makers[name]()) if name in makers else None
 
-    def _model_of(self, kind: str, every: dict[str, StoredTensor]) -> GgufModel:
+    def _model_of(self, kind: str, every: dict[str, StoredTensor]) -> MappedModel:
         """The file's model; `every` holds the tensors of all parts by llama.cpp's names."""
         metadata = dict(self._metadata)
         if kind in LIKE_LLAMA and ROPE_FACTORS in every:
