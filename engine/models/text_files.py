@@ -45,9 +45,10 @@ def parse_object(place: Path | str, text: str) -> dict[str, Any]:
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        held = dict(pairs)
-        if len(held) < len(pairs):
-            _require_equal(pairs, held)
+        held = dict(pairs)  # of which JSON's readers would silently take the last
+        for key, value in pairs if len(held) < len(pairs) else ():
+            if value != held[key]:
+                raise ValueError(f"{key} is given twice, as {shown(value)} and as {shown(held[key])}")
         return held
 
     def refuse(constant: str) -> None:
@@ -60,13 +61,6 @@ def parse_object(place: Path | str, text: str) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise CheckpointError(f"{place} holds no JSON object")
     return read
-
-
-def _require_equal(pairs: list[tuple[str, Any]], held: dict[str, Any]) -> None:
-    """Refuse an object that gives a key two values, of which JSON's readers would silently take the last."""
-    for key, value in pairs:
-        if value != held[key]:
-            raise ValueError(f"{key} is given twice, as {shown(value)} and as {shown(held[key])}")
 
 
 def shown(value: object) -> str:
