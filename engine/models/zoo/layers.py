@@ -33,7 +33,7 @@ class PagedStep:
         layer_kvs: Sequence[LayerKV],
         step: StepCalls,
         added: int,
-        shapes: Sequence[StateShape],
+        places: Sequence[tuple[StateShape, int]],
         states: StateBatch | None,
     ) -> None:
         """Serve `calls` of a step, whose queries have `added` tokens more than it has, to fill it up.
@@ -43,7 +43,7 @@ class PagedStep:
             layer_kvs: the KV of all layers.
             step: computes attention.
             added: tokens.
-            shapes: of the state of each recurrent call, without that of the hidden state, which comes last.
+            places: shape and offset of the state of each recurrent call, and then of the hidden state.
             states: where they are; None for a decoder without.
         """
         self.config_windows = False  # each call has its window already
@@ -51,9 +51,8 @@ class PagedStep:
         self._layer_kvs = layer_kvs
         self._step = step
         self._added = added
-        offsets = StateLayout((*shapes, ()), 1, 2**62).offsets
-        self._states, self._last = states, offsets[len(shapes)]
-        self._places = zip(shapes, offsets, strict=False)
+        self._states, self._last = states, places[-1][1]
+        self._places = iter(places[:-1])
 
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
@@ -114,7 +113,7 @@ class TransformersLayers(Layers):
         self.model = model
         self.head = head
         self._calls = calls
-        self._states = states
+        self._places = list(zip((*states, ()), StateLayout((*states, ()), 1, 2**62).offsets, strict=False))
         self._fill = math.lcm(ROWS, filled_rows(states))
         self._prepare_step = prepare_step
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
@@ -162,7 +161,7 @@ class TransformersLayers(Layers):
         """See `Layers`."""
         added = -len(step.token_ids) % self._fill
         of_step = self._prepare_step(step, layer_kvs)
-        paged = PagedStep(self._calls, layer_kvs, of_step, added, self._states, step.states)
+        paged = PagedStep(self._calls, layer_kvs, of_step, added, self._places, step.states)
         token_ids, positions = (F.pad(each, (0, added)) for each in (of_step.token_ids, of_step.positions))
         with torch.inference_mode(), running(paged):
             hidden = hidden_states(self.model, token_ids, positions)[: len(step.token_ids)]
