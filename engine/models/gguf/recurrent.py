@@ -119,7 +119,7 @@ def _mamba2(get: Values) -> dict[str, Any]:
 
 
 def _state_space(get: Values, *names: str) -> dict[str, Any]:
-    """What there is to know of Mamba-2's layers, under these names.
+    """Fields of Mamba-2's layers, under these names.
 
     Heads, channels of a head, groups, size of the state, length of the convolution; whether the convolution has a bias,
     and the projections.

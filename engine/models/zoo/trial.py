@@ -103,7 +103,7 @@ def _plain(model: Any, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _paged(model: Any, texts: torch.Tensor, causal: bool, config_windows: bool) -> torch.Tensor:
-    """What the model gives for each token of the texts, computed in `_PASSES` over a block for each text."""
+    """The output of the model for each token of the texts, computed in `_PASSES` over a block for each text."""
     backend = TorchBackend()
     use_paged_attention(model)
     base, head = LogitsHead.split(model) if causal else (model, None)
