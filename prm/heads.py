@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.decoder import Decoder
-from espalier.engine.models.model import Head, Model, load_trunk
+from espalier.engine.models.model import Head, Model, language_model_head, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.kernels.linear import Linear
@@ -201,7 +201,7 @@ def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: Sequenc
             f"{max(token_ids)}; is tokenizer.json the one that belongs to these weights?"
         )
     if isinstance(decoder.layers, TransformersLayers):
-        head = decoder.layers.require_head(checkpoint.folder)
+        head = language_model_head(checkpoint, decoder)
         return lambda hidden: head(hidden)[:, list(token_ids)]
     if decoder.config.tied:
         checkpoint.mark_used("lm_head.weight")

@@ -109,7 +109,7 @@ def _special_ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
 def _list_of(kind: type, metadata: Mapping[str, Any], key: str, required: bool = True) -> list[Any]:
     """A list of the metadata, whose items are all of one type in the file; empty if it is absent and not required."""
     values = metadata[_PREFIX + key] if required else metadata.get(_PREFIX + key, [])
-    if not isinstance(values, list) or (values and type(values[0]) is not kind):
+    if not isinstance(values, list) or not all(isinstance(v, kind) and not isinstance(v, bool) for v in values[:1]):
         what = {str: "texts", int: "whole numbers", float: "numbers"}[kind]
         raise ValueError(f"{_PREFIX}{key} must be a list of {what}, is {shown(values)}")
     return values
