@@ -60,7 +60,8 @@ def make_quantizer(
         from torchao.quantization import Int8WeightOnlyConfig
 
         return partial(_quantize, Int8WeightOnlyConfig(set_inductor_config=False))
-    if (kind := torch.device(device).type) != "cuda" or dtype != torch.bfloat16:
+    kind = torch.device(device).type
+    if kind != "cuda" or dtype != torch.bfloat16:
         name = str(dtype).removeprefix("torch.")
         raise CheckpointError(
             f"int4 weights need --dtype bfloat16 on a GPU or float32 on a CPU; this is {name} on {kind}"
