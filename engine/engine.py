@@ -359,9 +359,8 @@ class Engine:
         self.check_integrity()
         assert not self.busy, "the engine still has work"
         for role, scheduler in self.schedulers.items():
-            assert scheduler.table.live_sequences == 0, (
-                f"{role}: {scheduler.table.live_sequences} sequences were not released"
-            )
+            live = scheduler.table.live_sequences
+            assert live == 0, f"{role}: {live} sequences were not released"
             for pool in scheduler.pools:
                 assert pool.live_blocks == 0, f"{pool.name}: {pool.live_blocks} blocks are still live"
                 reserved = self.admission.reserved_blocks.get(pool.name, 0)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -35,12 +35,12 @@ def free_memory(meminfo: Path = _MEMINFO, container: Path = _CONTAINER) -> int |
 
     What the system keeps of files in memory counts as free. None where the system does not say.
     """
-    if (free := _field(meminfo, "MemAvailable:")) is None:
+    if (free := _number(meminfo, "MemAvailable:")) is None:
         return None
     limit, used = _number(container / "memory.max"), _number(container / "memory.current")
     if limit is None or used is None:
         return 1024 * free
-    return min(1024 * free, max(0, limit - used + (_field(container / "memory.stat", "inactive_file") or 0)))
+    return min(1024 * free, max(0, limit - used + (_number(container / "memory.stat", "inactive_file") or 0)))
 
 
 def model_bytes(config: DecoderConfig, dtype: torch.dtype, quantization: Quantization, generates: bool) -> int:
@@ -81,19 +81,12 @@ def require_host_memory(models: Mapping[str, int], free: int | None) -> None:
     )
 
 
-def _field(file: Path, name: str) -> int | None:
-    """The number after a name, in a file of one such pair a line."""
+def _number(file: Path, name: str = "") -> int | None:
+    """The number after a name, in a file of one such pair a line; without a name, that of a file of nothing else."""
     try:
         lines = file.read_text(encoding="ascii").splitlines()
-        return next((int(line.split()[1]) for line in lines if line.startswith(name)), None)
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such file, or "max"
+        return next((int(line.removeprefix(name).split()[0]) for line in lines if line.startswith(name)), None)
+    except (OSError, ValueError, IndexError):  # no such file, or "max"
         return None
 
 
@@ -115,9 +108,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         """A line for the log."""
-        total, used, workspace, pool = (
-            f"{size / 2**30:.1f} GiB" for size in (self.total, self.used, self.workspace, self.kv_pool)
-        )
+        total, used, workspace, pool = (f"{size / 2**30:.1f} GiB" for size in astuple(self))
         return f"memory of the GPU, {total}: weights and other processes {used}, workspace {workspace}, KV pool {pool}"
 
 

@@ -60,7 +60,8 @@ def turn_ends(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> tuple[TurnEnd
         TemplateLimitError: the chat template takes too much time or memory.
     """
     found: dict[int, list[str]] = {}
-    ways = _by_id(checkpoint), _by_field(checkpoint, tokenizer, found), _by_use(tokenizer), _by_name(tokenizer)
+    by_name = ((i, "name") for i in map(tokenizer.token_id, END_NAMES) if i is not None)
+    ways = _by_id(checkpoint), _by_field(checkpoint, tokenizer, found), _by_use(tokenizer), by_name
     for token_id, source in chain(*ways):
         found.setdefault(token_id, []).append(source)
     return tuple(TurnEnd(i, tokenizer.token(i), tuple(sources)) for i, sources in sorted(found.items()))
@@ -129,7 +130,3 @@ def _by_use(tokenizer: TextTokenizer) -> Iterator[tuple[int, str]]:
     ids = tokenizer.encode(after.lstrip()) if after != text else []
     if ids and tokenizer.is_special(ids[0]):
         yield ids[0], "chat template"
-
-
-def _by_name(tokenizer: TextTokenizer) -> Iterator[tuple[int, str]]:
-    return ((i, "name") for i in map(tokenizer.token_id, END_NAMES) if i is not None)

@@ -44,10 +44,18 @@ class CheckpointFiles:
             raise CheckpointError(f"{folder} has no config.json; is it a Hugging Face checkpoint?")
         self.config = parse_object(folder / "config.json", text)
         self.weights = [] if load_format is LoadFormat.DUMMY else weight_files(folder, load_format)
-        self.tensors: Mapping[str, TensorInfo] = self._all_tensors()
+        stored: dict[str, TensorInfo] = {}
+        for path in self.weights:
+            tensors = self._file(path).tensors
+            for name in stored.keys() & tensors.keys():
+                raise CheckpointError(
+                    f"{name} is in {stored[name].file} and in {tensors[name].file.name}; one belongs to another "
+                    "checkpoint"
+                )
+            stored.update(tensors)
+        self.tensors: Mapping[str, TensorInfo] = stored
         self.packed: PackedWeights | None = None
-        if self.stored and self.tensors:
-            stored = self.tensors
+        if self.stored and stored:
             self.packed = PackedWeights(self.stored, stored, lambda name: self._file(stored[name].file).read(name))
             self.tensors = self.packed.tensors
 
@@ -98,18 +106,6 @@ class CheckpointFiles:
     def close(self) -> None:
         """Free the memory of the weight files; they are opened again as they are read."""
         self._open.clear()
-
-    def _all_tensors(self) -> dict[str, TensorInfo]:
-        found: dict[str, TensorInfo] = {}
-        for path in self.weights:
-            tensors = self._file(path).tensors
-            for name in found.keys() & tensors.keys():
-                raise CheckpointError(
-                    f"{name} is in {found[name].file} and in {tensors[name].file.name}; one belongs to another "
-                    "checkpoint"
-                )
-            found.update(tensors)
-        return found
 
     def _file(self, path: Path) -> WeightFile:
         """The weight file at `path`, opened; the least recently used one is closed to make room."""

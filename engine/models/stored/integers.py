@@ -128,10 +128,7 @@ class Awq(_Grouped):
 
     def expand(self, weight: str, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         """See `StoredFormat`."""
-        values, zeros = (self._ordered(parts[name]) for name in ("qweight", "qzeros"))
+        places = torch.argsort(torch.tensor(_AWQ_ORDER))  # of a word's integers, in the order of their columns
+        words = (unpack(parts[name], self.bits).unflatten(-1, (-1, len(places))) for name in ("qweight", "qzeros"))
+        values, zeros = (each[..., places].flatten(-2) for each in words)
         return self._dequantised(values, zeros, parts["scales"], None)
-
-    def _ordered(self, words: torch.Tensor) -> torch.Tensor:
-        """Integers of each word in the order of their columns."""
-        places = torch.argsort(torch.tensor(_AWQ_ORDER))
-        return unpack(words, self.bits).unflatten(-1, (-1, len(_AWQ_ORDER)))[..., places].flatten(-2)
