@@ -8,15 +8,8 @@ import grpc.aio
 
 from espalier.engine.errors import EspalierError, MisuseError
 from espalier.search.client.errors import cancelled, typed_error
-from espalier.search.score_session import (
-    ROOT,
-    NodeScore,
-    OpenNodes,
-    ScoreSessionRequest,
-    SessionTurn,
-    StepsScored,
-    unscored,
-)
+from espalier.search.result import Finished
+from espalier.search.score_session import ROOT, NodeScore, OpenNodes, ScoreSessionRequest, SessionTurn, unscored
 from espalier.search.scores import ScoreResult
 from espalier.search.service.grpc_api.convert import event_from_wire, to_wire
 
@@ -149,11 +142,11 @@ class AsyncScoreSession:
         try:
             async for message in self._call:
                 event = event_from_wire(message, configuration=self._request)
-                if isinstance(event, StepsScored):
+                if isinstance(event, Finished):
+                    self.result = event.result
+                elif event is not None:
                     for score in event.scores:
                         self._hand_out(score)
-                elif event is not None:
-                    self.result = event.result
         except (grpc.RpcError, ValueError) as error:
             self._failed = typed_error(error, self._endpoint, self._request_id)
         except asyncio.CancelledError:  # of the call: by `cancel`, or as the client was closed

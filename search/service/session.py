@@ -347,10 +347,8 @@ class Session:
                 observer.search_ended(call, search)
 
         try:
-            salt = self._salts.of(caller)
-            seconds = self.settings.search_seconds
-            nodes = asked.report_nodes
-            shown = {"report_nodes": nodes, "stream_text": asked.progress}
+            salt, seconds = self._salts.of(caller), self.settings.search_seconds
+            shown = {"report_nodes": asked.report_nodes, "stream_text": asked.progress}
             options = SubmitOptions(priority, *account, salt, waited, max_seconds=seconds, **shown)
             return self.engine.submit(checked, ended, asked.progress, options)
         except BaseException:

@@ -14,24 +14,14 @@ from espalier.search.conversation import ChatMessage, ChatRole, split_conversati
 from espalier.search.request import SearchRequest
 from espalier.search.schema import few
 from espalier.search.service.http_api.body import SearchBody, validated
-from espalier.search.service.http_api.openai import spellings
-from espalier.search.service.http_api.openai.parameters import (
-    PLAIN_PARAMETERS,
-    SAMPLING,
-    SEED_BITS,
-    BodyFields,
-    SampledCall,
-    SamplingBody,
-    not_honoured,
-    sampled_call,
-    sampled_fields,
-)
+from espalier.search.service.http_api.openai import parameters, spellings
+from espalier.search.service.http_api.openai.parameters import BodyFields, SampledCall, SamplingBody
 from espalier.search.service.model_names import ModelNames
 
 _MAX_MESSAGES = _MAX_PARTS = 512
 """Messages, and parts of one message, that are looked at; a search takes fewer messages still."""
 _PARAMETERS = {
-    **SAMPLING,
+    **parameters.SAMPLING,
     "max_completion_tokens": "max_tokens",
     "budget": "beam_width",
 }
@@ -131,7 +121,7 @@ class CompletionBody(SamplingBody):
 
 
 ITS_BUDGET = "x-its-budget"
-_OF_BOTH = {*PLAIN_PARAMETERS, *spellings.FORM_PARAMETERS, "stop"}
+_OF_BOTH = {*parameters.PLAIN_PARAMETERS, *spellings.FORM_PARAMETERS, "stop"}
 _OF_CHATS = {*ChatBody.model_fields, *_OF_BOTH, *spellings.THINKING_PARAMETERS}
 _OF_COMPLETIONS = {*CompletionBody.model_fields, *_OF_BOTH} - {"max_completion_tokens"}
 _TOOLS = {"tools": "tool_choice", "functions": "function_call"}
@@ -168,8 +158,8 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> SampledCall:
     if names.is_plain(chat.model) or ((chat.continue_final_message or chat.return_token_ids) and not named):
         return _read_plain(chat, body)
     places = {"priority": "espalier.priority", **dict.fromkeys(named, "model")}
-    its = BodyFields(body, {"seed": secrets.randbits(SEED_BITS), **named}, places)
-    its.found += [*not_honoured(body, _known(body), _FIELDS), *few([*_not_of_search(chat)])]
+    its = BodyFields(body, {"seed": secrets.randbits(parameters.SEED_BITS), **named}, places)
+    its.found += [*parameters.not_honoured(body, _known(body), _FIELDS), *few([*_not_of_search(chat)])]
     its.set_sampling(_PARAMETERS)
     stop = its.stop_texts()
     thinking = spellings.read_thinking_parameters(body, its.found)
@@ -210,8 +200,8 @@ def _known(body: dict[str, Any]) -> set[str]:
 
 
 def _read_plain(chat: ChatBody, body: dict[str, Any]) -> SampledCall:
-    its = sampled_fields(body)
-    its.found += not_honoured(body, _known(body))
+    its = parameters.sampled_fields(body)
+    its.found += parameters.not_honoured(body, _known(body))
     if chat.budget is not None:
         its.refuse("budget", "is of a search, and this is none")
     top = chat.top_logprobs
@@ -222,7 +212,7 @@ def _read_plain(chat: ChatBody, body: dict[str, Any]) -> SampledCall:
     if thinking.budget and thinking.on is not False:
         its.refuse(thinking.place, _NO_BUDGET)
     its.set("prompts", (chat_prompt(chat, thinking, its.found),), "messages")
-    return sampled_call(its, chat, thinking.shown)
+    return parameters.sampled_call(its, chat, thinking.shown)
 
 
 def read_completion(body: dict[str, Any], names: ModelNames) -> SampledCall:
@@ -234,8 +224,8 @@ def read_completion(body: dict[str, Any], names: ModelNames) -> SampledCall:
     """
     completion = validated(CompletionBody, body)
     names.require_plain(completion.model)
-    its = sampled_fields({**body, "max_completion_tokens": None})
-    its.found += not_honoured(body, _OF_COMPLETIONS)
+    its = parameters.sampled_fields({**body, "max_completion_tokens": None})
+    its.found += parameters.not_honoured(body, _OF_COMPLETIONS)
     logprobs = completion.logprobs
     if isinstance(logprobs, bool):  # some clients send the chat's parameter
         logprobs = 0 if logprobs else None
@@ -246,7 +236,7 @@ def read_completion(body: dict[str, Any], names: ModelNames) -> SampledCall:
         "logprobs": logprobs,
     }
     its.set("prompts", _prompts(completion.prompt, its.found), "prompt")
-    return sampled_call(its, completion)
+    return parameters.sampled_call(its, completion)
 
 
 def _prompts(value: Any, found: list[Violation]) -> tuple[Prompt, ...]:
