@@ -23,6 +23,7 @@ from espalier.kernels.triton.plan import FIELDS, TILE
 MAX_ELEMENTS = 512
 """Of a key and a value head: 256 each take 208 of the 227 KiB that a program may use (compute capability 9.0)."""
 LOG2_E = tl.constexpr(1.4426950408889634)
+_FIELDS, _TILE = tl.constexpr(FIELDS), tl.constexpr(TILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,6 @@ class Tile:
 
 NARROW = Tile(16, {"num_warps": 4, "num_stages": 3})
 WIDE = Tile(64, {"num_warps": 8, "num_stages": 3})
-
-
-def precision(dtype: torch.dtype) -> str:
-    """Precision of `tl.dot` for a dtype: float32 as float32."""
-    return "ieee" if dtype == torch.float32 else "tf32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,25 +105,17 @@ def attend(
                 positions,
                 tables,
                 layer_kv.keys.stride(0),
-                sinks if sinks is not None else weights,
+                sinks,
                 scale * LOG2_E.value if softcap is None else scale,
-                window or 0,
-                softcap or 0.0,
+                window,
+                softcap,
                 SLOTS=slots,
                 BLOCK_SIZE=block_size,
                 KV_HEADS=kv_heads,
                 GROUPS=heads // kv_heads,
                 HEAD_DIM=head_dim,
                 VALUE_DIM=value_dim,
-                PADDED_DIM=padded(head_dim),
-                PADDED_VALUE=padded(value_dim),
-                FIELDS=FIELDS,
                 TILE_ROWS=tile.rows,
-                TILE=TILE,
-                WINDOWED=window is not None,
-                CAPPED=softcap is not None,
-                SINKS=sinks is not None,
-                PRECISION=precision(query.dtype),
                 **tile.options,
             )
     if plan.partials:
@@ -136,12 +124,10 @@ def attend(
             weights,
             plan.merge_starts,
             plan.merges,
-            sinks if sinks is not None else weights,
+            sinks,
             output,
             HEADS=heads,
             VALUE_DIM=value_dim,
-            PADDED_VALUE=padded(value_dim),
-            SINKS=sinks is not None,
         )
     return output
 
@@ -201,15 +187,7 @@ def attend_items(
     GROUPS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    PADDED_VALUE: tl.constexpr,
-    FIELDS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SINKS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Work items of one kv head, one after the other; the grid is `[programs that share the items, kv heads]`.
 
@@ -226,22 +204,25 @@ def attend_items(
         positions: int32 `[T]`, the position of each row in its sequence.
         tables: int32, block tables, one after the other.
         slab_stride: elements from slab to slab.
-        sinks: `[heads]`, one more logit of each head, where `SINKS`.
-        scale: factor on the logits, times `LOG2_E` unless `CAPPED`.
-        window: positions that a token sees, where `WINDOWED`.
-        softcap: bound of the logits, where `CAPPED`.
+        sinks: `[heads]`, one more logit of each head; None without.
+        scale: factor on the logits, times `LOG2_E` unless they are capped.
+        window: positions that a token sees; None for all before it.
+        softcap: bound of the logits; None without.
     """
     kv_head = tl.program_id(1)
     num_items, table_size = tl.load(sizes), tl.load(sizes + 1)
     m = tl.arange(0, TILE_ROWS)
     place, head = m // GROUPS, kv_head * GROUPS + m % GROUPS
-    d = tl.arange(0, PADDED_DIM)
+    padded_dim: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
+    padded_value: tl.constexpr = max(16, triton.next_power_of_2(VALUE_DIM))
+    precision: tl.constexpr = "ieee" if query.dtype.element_ty == tl.float32 else "tf32"
+    d = tl.arange(0, padded_dim)
     is_dim = d < HEAD_DIM
-    e = tl.arange(0, PADDED_VALUE)
+    e = tl.arange(0, padded_value)
     is_value = e < VALUE_DIM
     heads: tl.constexpr = KV_HEADS * GROUPS
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        item_at = items + item * FIELDS
+        item_at = items + item * _FIELDS
         first, count, table = tl.load(item_at), tl.load(item_at + 1), tl.load(item_at + 2)
         start, stop, partial_at = tl.load(item_at + 3), tl.load(item_at + 4), tl.load(item_at + 5)
         table_at = tables + table.to(tl.int64) * table_size
@@ -250,28 +231,28 @@ def attend_items(
         row = tl.load(rows + first + place, mask=is_row, other=0)
         position = tl.load(positions + row, mask=is_row, other=-1)
         end = tl.minimum(stop, tl.max(position, 0) + 1)
-        # [TILE_ROWS, PADDED_DIM]
+        # [TILE_ROWS, padded_dim]
         query_at = (row.to(tl.int64) * heads + head)[:, None] * HEAD_DIM + d[None, :]
         q = tl.load(query + query_at, mask=is_row[:, None] & is_dim[None, :], other=0.0)
 
         largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
         total = tl.zeros([TILE_ROWS], tl.float32)
-        mixed = tl.zeros([TILE_ROWS, PADDED_VALUE], tl.float32)
-        for begin in range(start, end, TILE):
-            n = begin + tl.arange(0, TILE)
+        mixed = tl.zeros([TILE_ROWS, padded_value], tl.float32)
+        for begin in range(start, end, _TILE):
+            n = begin + tl.arange(0, _TILE)
             inside = n < end
             block = tl.load(table_at + n // BLOCK_SIZE, mask=inside, other=0)
             slab_at = (block // SLOTS).to(tl.int64) * slab_stride
             token = (block % SLOTS * KV_HEADS + kv_head) * BLOCK_SIZE + n % BLOCK_SIZE  # of the slab, this head's
             held = inside & (block >= 0)  # others are behind all windows
-            key_at = (slab_at + token * HEAD_DIM)[:, None] + d[None, :]  # [TILE, PADDED_DIM]
+            key_at = (slab_at + token * HEAD_DIM)[:, None] + d[None, :]  # [TILE, padded_dim]
             key = tl.load(keys + key_at, mask=held[:, None] & is_dim[None, :], other=0.0)
-            logits = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale  # [TILE_ROWS, TILE]
-            if CAPPED:  # tanh(x) is 1 - 2 / (1 + exp(2 x))
+            logits = tl.dot(q, tl.trans(key), input_precision=precision) * scale  # [TILE_ROWS, TILE]
+            if softcap is not None:  # tanh(x) is 1 - 2 / (1 + exp(2 x))
                 logits = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * logits / softcap))) * LOG2_E
             behind = position[:, None] - n[None, :]
             visible = inside[None, :] & (behind >= 0)
-            if WINDOWED:
+            if window is not None:
                 visible &= behind < window
             logits = tl.where(visible, logits, float("-inf"))
             now = tl.maximum(largest, tl.max(logits, 1))
@@ -279,14 +260,14 @@ def attend_items(
             base = tl.where(now == float("-inf"), 0.0, now)
             kept = tl.exp2(largest - base)
             weights = tl.exp2(logits - base[:, None])
-            value_at = (slab_at + token * VALUE_DIM)[:, None] + e[None, :]  # [TILE, PADDED_VALUE]
+            value_at = (slab_at + token * VALUE_DIM)[:, None] + e[None, :]  # [TILE, padded_value]
             value = tl.load(values + value_at, mask=held[:, None] & is_value[None, :], other=0.0)
             total = total * kept + tl.sum(weights, 1)
-            mixed = mixed * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+            mixed = mixed * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=precision)
             largest = now
         mask = is_row[:, None] & is_value[None, :]
         if partial_at < 0:
-            if SINKS:  # with partial results, when these are merged
+            if sinks is not None:  # with partial results, when these are merged
                 sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
                 now = tl.maximum(largest, sink)
                 kept = tl.exp2(largest - now)
@@ -304,16 +285,7 @@ def attend_items(
 
 @triton.jit
 def merge_partials(
-    partial,
-    partial_weights,
-    merge_starts,
-    merges,
-    sinks,
-    output,
-    HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    PADDED_VALUE: tl.constexpr,
-    SINKS: tl.constexpr,
+    partial, partial_weights, merge_starts, merges, sinks, output, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr
 ):
     """One row and one head; the grid is `[T, heads]`. Partial results are added in the order of `merges`.
 
@@ -322,20 +294,21 @@ def merge_partials(
         partial_weights: float32 `[partials, HEADS]`, logarithms to base 2.
         merge_starts: int32 `[T + 1]`.
         merges: int32, places of partial results by row; a row that has none is left as it is.
-        sinks: `[HEADS]`, one more logit of each head, where `SINKS`.
+        sinks: `[HEADS]`, one more logit of each head; None without.
         output: `[T, HEADS, VALUE_DIM]`.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(merge_starts + row), tl.load(merge_starts + row + 1)
     if first == end:
         return
-    d = tl.arange(0, PADDED_VALUE)
+    padded: tl.constexpr = max(16, triton.next_power_of_2(VALUE_DIM))
+    d = tl.arange(0, padded)
     largest = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
-    if SINKS:
+    if sinks is not None:
         largest = tl.zeros([1], tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
         total += 1.0
-    mixed = tl.zeros([PADDED_VALUE], tl.float32)
+    mixed = tl.zeros([padded], tl.float32)
     for index in range(first, end):
         at = tl.load(merges + index).to(tl.int64) * HEADS + head
         weight = tl.load(partial_weights + at)

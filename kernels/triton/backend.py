@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from espalier.kernels.calls import Call, PrepareStep
+from espalier.kernels.attention import Call, PrepareStep
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import GroupedLinear, Linear

@@ -13,7 +13,7 @@ import triton.language as tl
 from espalier.kernels.layout import KVLayout, LayerKV, Layout
 from espalier.kernels.triton.steps import to_device
 
-PORTION = 1024
+PORTION = tl.constexpr(1024)
 
 
 class TokenMajorLayout(KVLayout):
@@ -53,7 +53,7 @@ def norm_rotate_write(
             qkv,
             cosines,
             sines,
-            *(norms or (qkv, qkv)),
+            *(norms or (None, None)),
             places,
             query,
             layer_kv.keys,
@@ -63,11 +63,7 @@ def norm_rotate_write(
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
             PAIRS=pairs,
-            PADDED_PAIRS=triton.next_power_of_2(pairs),
-            PADDED_REST=triton.next_power_of_2(max(1, head_dim - 2 * pairs)),
-            PADDED_HEADS=triton.next_power_of_2(heads),
             BLOCK_SIZE=block_size,
-            NORMED=norms is not None,
         )
     return query
 
@@ -97,21 +93,18 @@ def write_heads(key: torch.Tensor, value: torch.Tensor, places: torch.Tensor, la
             value.stride(1),
             layer_kv.keys.stride(0),
             KV_HEADS=kv_heads,
-            PADDED_HEADS=triton.next_power_of_2(kv_heads),
             HEAD_DIM=head_dim,
-            PADDED_DIM=triton.next_power_of_2(head_dim),
             VALUE_DIM=value_dim,
-            PADDED_VALUE=triton.next_power_of_2(value_dim),
             BLOCK_SIZE=block_size,
         )
 
 
 def copy_blocks(layout: Layout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
-    """See `kernels.cache.copy_blocks`."""
+    """See `kernels.layout.copy_blocks`."""
     ids = to_device(np.array([sources, destinations], np.int64), kv_pool.device)
     for blocks in layout.block_views(kv_pool) if sources else ():
         _, parts, slots, elements = blocks.shape
-        copy_whole_blocks[len(sources), parts, triton.cdiv(elements, PORTION)](
+        copy_whole_blocks[len(sources), parts, triton.cdiv(elements, PORTION.value)](
             blocks,
             ids[0],
             ids[1],
@@ -119,33 +112,19 @@ def copy_blocks(layout: Layout, kv_pool: torch.Tensor, sources: list[int], desti
             blocks.stride(1),
             SLOTS=slots,
             SLOT_ELEMENTS=elements,
-            PORTION=PORTION,
         )
 
 
 @triton.jit
-def _rotated(
-    at,
-    d,
-    rest,
-    weight,
-    cos,
-    sin,
-    mask,
-    rest_mask,
-    eps,
-    NORMED: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
-    """Heads `[heads, ...]`, normed where `NORMED`: both elements of each pair, rotated, and those that do not turn.
+def _rotated(at, d, rest, weight, cos, sin, mask, rest_mask, eps, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """Heads `[heads, ...]`, normed by a weight if there is one: both elements of each pair, rotated, and all others.
 
     They are float32, rounded as torch rounds.
     """
     loaded, upper_loaded = tl.load(at + d, mask=mask, other=0.0), tl.load(at + PAIRS + d, mask=mask, other=0.0)
     lower, upper = loaded.to(tl.float32), upper_loaded.to(tl.float32)
     unturned = tl.load(at + rest, mask=rest_mask, other=0.0).to(tl.float32)
-    if NORMED:
+    if weight is not None:
         squares = tl.sum(lower * lower, 1) + tl.sum(upper * upper, 1)
         if 2 * PAIRS < HEAD_DIM:
             squares += tl.sum(unturned * unturned, 1)
@@ -175,11 +154,7 @@ def rotate_and_write(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAIRS: tl.constexpr,
-    PADDED_PAIRS: tl.constexpr,
-    PADDED_REST: tl.constexpr,
-    PADDED_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    NORMED: tl.constexpr,
 ):
     """Norm and rotate queries and keys, and write keys and values to their blocks; the grid is `[T]`.
 
@@ -187,7 +162,7 @@ def rotate_and_write(
         qkv: `[T, HEADS + 2 * KV_HEADS, HEAD_DIM]`; the first `2 * PAIRS` elements of a head turn.
         cosines: float32 `[T, PAIRS]`.
         sines: the same.
-        query_norm: `[HEAD_DIM]`, factors of RMSNorm, read where `NORMED`.
+        query_norm: `[HEAD_DIM]`, factors of RMSNorm; None without.
         key_norm: the same for keys.
         places: int64 `[T]`, where the first head of each token lies in its layer's keys, in elements; -1 where it must
             not be written.
@@ -197,8 +172,9 @@ def rotate_and_write(
         eps: of the norms.
     """
     token = tl.program_id(0).to(tl.int64)
-    d, rest = tl.arange(0, PADDED_PAIRS)[None, :], 2 * PAIRS + tl.arange(0, PADDED_REST)[None, :]
-    head = tl.arange(0, PADDED_HEADS)[:, None]
+    padded_rest: tl.constexpr = triton.next_power_of_2(max(1, HEAD_DIM - 2 * PAIRS))
+    d, rest = tl.arange(0, triton.next_power_of_2(PAIRS))[None, :], 2 * PAIRS + tl.arange(0, padded_rest)[None, :]
+    head = tl.arange(0, triton.next_power_of_2(HEADS))[:, None]
     inside, in_rest = d < PAIRS, rest < HEAD_DIM
     cos = tl.load(cosines + token * PAIRS + d, mask=inside, other=0.0)
     sin = tl.load(sines + token * PAIRS + d, mask=inside, other=0.0)
@@ -206,7 +182,7 @@ def rotate_and_write(
 
     mask, rest_mask = (head < HEADS) & inside, (head < HEADS) & in_rest
     at = row + head * HEAD_DIM
-    lower, upper, unturned = _rotated(at, d, rest, query_norm, cos, sin, mask, rest_mask, eps, NORMED, HEAD_DIM, PAIRS)
+    lower, upper, unturned = _rotated(at, d, rest, query_norm, cos, sin, mask, rest_mask, eps, HEAD_DIM, PAIRS)
     query_at = query + token * (HEADS * HEAD_DIM) + head * HEAD_DIM
     tl.store(query_at + d, lower.to(query.dtype.element_ty), mask=mask)
     tl.store(query_at + PAIRS + d, upper.to(query.dtype.element_ty), mask=mask)
@@ -216,9 +192,7 @@ def rotate_and_write(
     if place >= 0:
         mask, rest_mask = (head < KV_HEADS) & inside, (head < KV_HEADS) & in_rest
         key_at = at + HEADS * HEAD_DIM
-        lower, upper, unturned = _rotated(
-            key_at, d, rest, key_norm, cos, sin, mask, rest_mask, eps, NORMED, HEAD_DIM, PAIRS
-        )
+        lower, upper, unturned = _rotated(key_at, d, rest, key_norm, cos, sin, mask, rest_mask, eps, HEAD_DIM, PAIRS)
         written_at = place + head * (BLOCK_SIZE * HEAD_DIM)
         tl.store(keys + written_at + d, lower.to(keys.dtype.element_ty), mask=mask)
         tl.store(keys + written_at + PAIRS + d, upper.to(keys.dtype.element_ty), mask=mask)
@@ -242,11 +216,8 @@ def write_tokens(
     value_head_stride,
     slab_stride,
     KV_HEADS: tl.constexpr,
-    PADDED_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    PADDED_VALUE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
     """Write keys and values to their blocks; the grid is `[T]`.
@@ -263,8 +234,9 @@ def write_tokens(
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(places + token)
     if place >= 0:
-        d, e = tl.arange(0, PADDED_DIM)[None, :], tl.arange(0, PADDED_VALUE)[None, :]
-        head = tl.arange(0, PADDED_HEADS)[:, None]
+        d = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
+        e = tl.arange(0, triton.next_power_of_2(VALUE_DIM))[None, :]
+        head = tl.arange(0, triton.next_power_of_2(KV_HEADS))[:, None]
         mask = (head < KV_HEADS) & (d < HEAD_DIM)
         x = tl.load(key + token * key_token_stride + head * key_head_stride + d, mask=mask)
         tl.store(keys + place + head * (BLOCK_SIZE * HEAD_DIM) + d, x, mask=mask)
@@ -277,14 +249,7 @@ def write_tokens(
 
 @triton.jit
 def copy_whole_blocks(
-    pool,
-    sources,
-    destinations,
-    slab_stride,
-    part_stride,
-    SLOTS: tl.constexpr,
-    SLOT_ELEMENTS: tl.constexpr,
-    PORTION: tl.constexpr,
+    pool, sources, destinations, slab_stride, part_stride, SLOTS: tl.constexpr, SLOT_ELEMENTS: tl.constexpr
 ):
     """Copy blocks, all layers; the grid is `[copies, parts, portions of a slot]`; see `KVLayout.block_views`.
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from espalier.kernels.attention import Terms
+from espalier.kernels.attention import Call, Terms
 from espalier.kernels.batch import StepBatch
-from espalier.kernels.calls import Call
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.triton.attention import attend, require_room, rows_of_tiles
 from espalier.kernels.triton.cache import write_heads
@@ -18,7 +17,7 @@ _Kind = tuple[int, int, int | None]
 
 
 class CallPlanner:
-    """Prepares the steps of one decoder; see `kernels.calls.PrepareStep`."""
+    """Prepares the steps of one decoder; see `kernels.attention.PrepareStep`."""
 
     def __init__(self, calls: Sequence[Call], costs: Costs, chunk: int | None, device: torch.device) -> None:
         """Prepare steps that make `calls`; `chunk` is for `plan_attention`.
@@ -58,7 +57,7 @@ class CallPlanner:
 
 
 class TritonStepCalls:
-    """See `kernels.calls.StepCalls`."""
+    """See `kernels.attention.StepCalls`."""
 
     def __init__(self, kinds: Sequence[_Kind], step: DeviceStep) -> None:
         self.token_ids, self.positions = step.token_ids, step.positions
@@ -67,11 +66,11 @@ class TritonStepCalls:
         self._of_group = {group: index for index, (group, _, _) in enumerate(kinds)}
 
     def write(self, layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
-        """See `kernels.calls.StepCalls`."""
+        """See `kernels.attention.StepCalls`."""
         write_heads(key, value, self._step.places[self._of_group[layer_kv.group]], layer_kv)
 
     def attend(self, call: Call, query: torch.Tensor, layer_kv: LayerKV, terms: Terms) -> torch.Tensor:
-        """See `kernels.calls.StepCalls`."""
+        """See `kernels.attention.StepCalls`."""
         index = self._index[layer_kv.group, call.heads, call.window]
         step = self._step.plans[index], self.positions, self._step.tables[index]
         return attend(query.contiguous(), layer_kv, *step, terms)

@@ -14,13 +14,14 @@ import triton.language as tl
 
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
 
-SEGMENT = 4096
-GROUPS = 2048
+SEGMENT = tl.constexpr(4096)
+GROUPS = tl.constexpr(2048)
 """Groups of a row at most: of neighbouring tokens, as many in each."""
 ENOUGH_GROUPS = 1024
-CANDIDATES = 4096
-SEARCHED_PORTION = 1024
+CANDIDATES = tl.constexpr(4096)
+_PORTION = tl.constexpr(1024)
 OPTIONS = {"num_warps": 8}
+_LEAST, _FILTERED = tl.constexpr(LEAST_TEMPERATURE), tl.constexpr(FILTERED)
 
 
 def filter_logits(
@@ -32,58 +33,34 @@ def filter_logits(
     output = torch.empty_like(logits)
     if not rows:
         return output
-    segments, group = triton.cdiv(vocabulary, SEGMENT), group_size(vocabulary)
+    segments, group = triton.cdiv(vocabulary, SEGMENT.value), group_size(vocabulary)
 
     def of_rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty((rows, *shape), dtype=dtype, device=logits.device)
 
-    measured = of_rows(GROUPS), of_rows(segments), of_rows(segments, dtype=torch.float64)
-    floors, counts, candidates = of_rows(dtype=torch.int64), of_rows(dtype=torch.int32), of_rows(CANDIDATES)
+    measured = of_rows(GROUPS.value), of_rows(segments), of_rows(segments, dtype=torch.float64)
+    floors, counts, candidates = of_rows(dtype=torch.int64), of_rows(dtype=torch.int32), of_rows(CANDIDATES.value)
     tops, totals = of_rows(), of_rows(dtype=torch.float64)
     limits = of_rows(dtype=torch.int64), of_rows(dtype=torch.int64)
-    of_groups = {"GROUPS": GROUPS, "LEAST_TEMPERATURE": LEAST_TEMPERATURE, **OPTIONS}
-    of_tokens = {"LEAST_TEMPERATURE": LEAST_TEMPERATURE, **OPTIONS}
-    measure_groups[rows, segments](
-        logits, temperatures, *measured, vocabulary, SEGMENT=SEGMENT, GROUP=group, **of_groups
-    )
-    enough = ENOUGH_GROUPS if group > 1 else GROUPS
-    sizes = triton.cdiv(vocabulary, group), enough, segments
-    padded = triton.next_power_of_2(segments)
-    find_floors[(rows,)](
-        temperatures, *measured, floors, tops, totals, counts, *sizes, PADDED_SEGMENTS=padded, PORTION=SEARCHED_PORTION,
-        **of_groups,
-    )  # fmt: skip
-    collect_candidates[rows, segments](
-        logits, floors, counts, candidates, vocabulary, SEGMENT=SEGMENT, CANDIDATES=CANDIDATES, **OPTIONS
-    )
-    find_limits[(rows,)](
-        logits, temperatures, top_ks, top_ps, tops, totals, counts, candidates, *limits, vocabulary,
-        CANDIDATES=CANDIDATES, PORTION=SEARCHED_PORTION, **of_tokens,
-    )  # fmt: skip
-    filter_rows[rows, segments](
-        logits, temperatures, min_ps, tops, *limits, output, vocabulary, SEGMENT=SEGMENT, FILTERED=FILTERED, **of_tokens
-    )
+    measure_groups[rows, segments](logits, temperatures, *measured, vocabulary, GROUP=group, **OPTIONS)
+    enough = ENOUGH_GROUPS if group > 1 else GROUPS.value
+    sizes, padded = (triton.cdiv(vocabulary, group), enough, segments), triton.next_power_of_2(segments)
+    combined = floors, tops, totals, counts
+    find_floors[(rows,)](temperatures, *measured, *combined, *sizes, PADDED_SEGMENTS=padded, **OPTIONS)
+    collect_candidates[rows, segments](logits, floors, counts, candidates, vocabulary, **OPTIONS)
+    searched = tops, totals, counts, candidates
+    find_limits[(rows,)](logits, temperatures, top_ks, top_ps, *searched, *limits, vocabulary, **OPTIONS)
+    filter_rows[rows, segments](logits, temperatures, min_ps, tops, *limits, output, vocabulary, **OPTIONS)
     return output
 
 
 def group_size(vocabulary: int) -> int:
     """Tokens of a group: a power of 2, with which a row has at most `GROUPS`."""
-    return triton.next_power_of_2(triton.cdiv(vocabulary, GROUPS))
+    return triton.next_power_of_2(triton.cdiv(vocabulary, GROUPS.value))
 
 
 @triton.jit
-def measure_groups(
-    logits,
-    temperatures,
-    group_tops,
-    segment_tops,
-    masses,
-    vocabulary,
-    SEGMENT: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    LEAST_TEMPERATURE: tl.constexpr,
-):
+def measure_groups(logits, temperatures, group_tops, segment_tops, masses, vocabulary, GROUP: tl.constexpr):
     """Largest logits and weights of a segment of a row; the grid is `[B, segments]`.
 
     Args:
@@ -104,7 +81,7 @@ def measure_groups(
     tl.store(group_tops + row * GROUPS + group, largest, mask=group * GROUP < vocabulary)
     top = tl.max(largest, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
-    temperature = tl.maximum(tl.load(temperatures + row), LEAST_TEMPERATURE)
+    temperature = tl.maximum(tl.load(temperatures + row), _LEAST)
     mass = tl.where(mask, tl.exp((logit - base) / temperature), 0.0).to(tl.float64)
     at = row * tl.num_programs(1) + segment
     tl.store(segment_tops + at, top)
@@ -124,10 +101,7 @@ def find_floors(
     groups,
     enough_groups,
     segments,
-    GROUPS: tl.constexpr,
     PADDED_SEGMENTS: tl.constexpr,
-    PORTION: tl.constexpr,
-    LEAST_TEMPERATURE: tl.constexpr,
 ):
     """Combine what was measured of a row; the grid is `[B]`.
 
@@ -142,11 +116,11 @@ def find_floors(
     """
     row = tl.program_id(0).to(tl.int64)
     segment = tl.arange(0, PADDED_SEGMENTS)
-    floor, _ = _last_kept(group_tops + row * GROUPS, enough_groups, -1, 0.0, 0.0, 1.0, groups, True, PORTION)
+    floor, _ = _last_kept(group_tops + row * GROUPS, enough_groups, -1, 0.0, 0.0, 1.0, groups, True)
     at = row * segments + segment
     segment_top = tl.load(segment_tops + at, mask=segment < segments, other=float("-inf"))
     top = tl.max(segment_top, 0)
-    temperature = tl.maximum(tl.load(temperatures + row), LEAST_TEMPERATURE)
+    temperature = tl.maximum(tl.load(temperatures + row), _LEAST)
     share = tl.exp((segment_top - top) / temperature).to(tl.float64)
     mass = tl.load(masses + at, mask=segment < segments, other=0.0)
     tl.store(floors + row, floor)
@@ -156,7 +130,7 @@ def find_floors(
 
 
 @triton.jit
-def collect_candidates(logits, floors, counts, candidates, vocabulary, SEGMENT: tl.constexpr, CANDIDATES: tl.constexpr):
+def collect_candidates(logits, floors, counts, candidates, vocabulary):
     """Collect the logits from the floor on, in any order; the grid is `[B, segments]`.
 
     Args:
@@ -178,22 +152,7 @@ def collect_candidates(logits, floors, counts, candidates, vocabulary, SEGMENT: 
 
 
 @triton.jit
-def find_limits(
-    logits,
-    temperatures,
-    top_ks,
-    top_ps,
-    tops,
-    totals,
-    counts,
-    candidates,
-    thresholds,
-    ties,
-    vocabulary,
-    CANDIDATES: tl.constexpr,
-    PORTION: tl.constexpr,
-    LEAST_TEMPERATURE: tl.constexpr,
-):
+def find_limits(logits, temperatures, top_ks, top_ps, tops, totals, counts, candidates, thresholds, ties, vocabulary):
     """The limit of top-k, and of top-p of what that left; the grid is `[B]`.
 
     Both keep a prefix of the tokens in the order of their logits, equal ones in that of their ids.
@@ -212,7 +171,7 @@ def find_limits(
         vocabulary: its size.
     """
     row = tl.program_id(0).to(tl.int64)
-    temperature = tl.maximum(tl.load(temperatures + row), LEAST_TEMPERATURE)
+    temperature = tl.maximum(tl.load(temperatures + row), _LEAST)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row).to(tl.float64)
     top, total = tl.load(tops + row), tl.load(totals + row)
 
@@ -225,25 +184,13 @@ def find_limits(
     searched_at, searched = logits + row * vocabulary, vocabulary
     if suffice & (count <= CANDIDATES):
         searched_at, searched = candidates + row * CANDIDATES, count
-    threshold, kept_ties = _limit(searched_at, by_rank, top_k, top_p, top, total, temperature, searched, PORTION)
+    threshold, kept_ties = _limit(searched_at, by_rank, top_k, top_p, top, total, temperature, searched)
     tl.store(thresholds + row, threshold)
     tl.store(ties + row, tl.maximum(kept_ties, 1))
 
 
 @triton.jit
-def filter_rows(
-    logits,
-    temperatures,
-    min_ps,
-    tops,
-    thresholds,
-    ties,
-    output,
-    vocabulary,
-    SEGMENT: tl.constexpr,
-    FILTERED: tl.constexpr,
-    LEAST_TEMPERATURE: tl.constexpr,
-):
+def filter_rows(logits, temperatures, min_ps, tops, thresholds, ties, output, vocabulary):
     """Remove the tokens of a segment that are beyond the limit, or below min-p; the grid is `[B, segments]`.
 
     Args:
@@ -258,7 +205,7 @@ def filter_rows(
     """
     row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row_at = logits + row * vocabulary
-    temperature = tl.maximum(tl.load(temperatures + row), LEAST_TEMPERATURE)
+    temperature = tl.maximum(tl.load(temperatures + row), _LEAST)
     top, threshold = tl.load(tops + row), tl.load(thresholds + row)
     token = segment * SEGMENT + tl.arange(0, SEGMENT)
     mask = token < vocabulary
@@ -274,25 +221,25 @@ def filter_rows(
             other = tl.load(row_at + begin + tl.arange(0, SEGMENT))
             before += tl.sum((_ordered(other) == threshold).to(tl.int32), 0)
         kept &= (is_tie == 0) | (before + tl.cumsum(is_tie, 0) <= tl.load(ties + row))
-    tl.store(output + row * vocabulary + token, tl.where(kept, logit, FILTERED), mask=mask)
+    tl.store(output + row * vocabulary + token, tl.where(kept, logit, _FILTERED), mask=mask)
 
 
 @triton.jit
-def _limit(row_at, by_rank, top_k, top_p, top, total, temperature, vocabulary, PORTION: tl.constexpr):
+def _limit(row_at, by_rank, top_k, top_p, top, total, temperature, vocabulary):
     """The last logit that is kept, as `_ordered` makes it, and how many of the tokens with it are."""
     threshold = tl.full([], -1, tl.int64)
     ties = tl.full([], 0, tl.int64)
     if by_rank:
         goal = top_k.to(tl.float64)
-        threshold, above = _last_kept(row_at, goal, -1, 0.0, top, temperature, vocabulary, True, PORTION)
+        threshold, above = _last_kept(row_at, goal, -1, 0.0, top, temperature, vocabulary, True)
         ties = top_k - above.to(tl.int64)
         # Their weight, with that of all above.
         above_at = threshold + 1 + tl.zeros([16], tl.int64)
-        weights = _weight_from(row_at, above_at, top, temperature, vocabulary, False, PORTION)
+        weights = _weight_from(row_at, above_at, top, temperature, vocabulary, False)
         total = tl.max(weights, 0) + ties.to(tl.float64) * _weight_at(threshold, top, temperature)
     if top_p < 1:
         goal = top_p * total
-        last, above = _last_kept(row_at, goal, threshold, total, top, temperature, vocabulary, False, PORTION)
+        last, above = _last_kept(row_at, goal, threshold, total, top, temperature, vocabulary, False)
         needed = tl.ceil((goal - above) / tl.maximum(_weight_at(last, top, temperature), 1e-300)).to(tl.int64)
         ties = tl.where(last == threshold, tl.minimum(ties, needed), needed)
         threshold = last
@@ -307,11 +254,11 @@ def _ordered(logit):
 
 
 @triton.jit
-def _weight_from(row_at, thresholds, top, temperature, vocabulary, COUNTS: tl.constexpr, PORTION: tl.constexpr):
+def _weight_from(row_at, thresholds, top, temperature, vocabulary, COUNTS: tl.constexpr):
     """For each of 16 thresholds, float64, how many tokens reach it (`COUNTS`), or their weights' sum."""
     total = tl.zeros([16], tl.float64)
-    for begin in range(0, vocabulary, PORTION):
-        token = begin + tl.arange(0, PORTION)
+    for begin in range(0, vocabulary, _PORTION):
+        token = begin + tl.arange(0, _PORTION)
         mask = token < vocabulary
         logit = tl.load(row_at + token, mask=mask, other=float("-inf"))
         weight = mask.to(tl.float64)
@@ -323,7 +270,7 @@ def _weight_from(row_at, thresholds, top, temperature, vocabulary, COUNTS: tl.co
 
 
 @triton.jit
-def _last_kept(row_at, goal, floor, kept, top, temperature, vocabulary, COUNTS: tl.constexpr, PORTION: tl.constexpr):
+def _last_kept(row_at, goal, floor, kept, top, temperature, vocabulary, COUNTS: tl.constexpr):
     """The largest threshold that tokens of weight `goal` reach, and the weight of those above it.
 
     All tokens from `floor` down count as ones of weight `kept` together.
@@ -333,7 +280,7 @@ def _last_kept(row_at, goal, floor, kept, top, temperature, vocabulary, COUNTS: 
     above = tl.zeros([], tl.float64)
     for step in range(8):
         thresholds = threshold + (digit << (28 - 4 * step))
-        weight = _weight_from(row_at, thresholds, top, temperature, vocabulary, COUNTS, PORTION)
+        weight = _weight_from(row_at, thresholds, top, temperature, vocabulary, COUNTS)
         weight = tl.where(thresholds <= floor, kept, weight)
         reached = weight >= goal
         threshold = tl.max(tl.where(reached, thresholds, 0), 0)

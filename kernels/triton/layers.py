@@ -67,14 +67,7 @@ class TritonLayers(TorchLayers):
         self._device = outer.embedding.device
         self._planner: Planner | None = None  # once it is known how blocks are cut
 
-    def tap(self, layers: Sequence[int]) -> None:
-        """See `Layers`; what was recorded gave none."""
-        super().tap(layers)
-        self._recorded_steps.clear()
-
-    def tap_raw(self, layer: int) -> None:
-        """See `Layers`; what was recorded gave none."""
-        super().tap_raw(layer)
+    def _on_taps(self) -> None:
         self._recorded_steps.clear()
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:

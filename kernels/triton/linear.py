@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 from espalier.kernels.linear import GroupedLinear, Linear
-from espalier.kernels.triton.attention import precision
 
-TILE_ROWS, TILE_OUT, TILE_IN = 64, 64, 64
+TILE_ROWS = 64
+TILE_OUT, TILE_IN = tl.constexpr(64), tl.constexpr(64)
 _FEW_ROWS = 16
 """Rows of a tile where products have fewer than so many each."""
 OPTIONS = {"num_warps": 4, "num_stages": 4}
@@ -24,21 +24,17 @@ class FixedLinear(Linear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[rows, in]` to `[rows, out]`."""
         output = torch.empty((len(x), self.out_features), dtype=x.dtype, device=x.device)
-        grid = (triton.cdiv(len(x), TILE_ROWS), triton.cdiv(self.out_features, TILE_OUT))
+        grid = (triton.cdiv(len(x), TILE_ROWS), triton.cdiv(self.out_features, TILE_OUT.value))
         if len(x):
             fixed_product[grid](
                 x.contiguous(),
                 self.weight,
-                x if self.bias is None else self.bias,
+                self.bias,
                 output,
                 len(x),
                 OUT=self.out_features,
                 IN=self.in_features,
                 TILE_ROWS=TILE_ROWS,
-                TILE_OUT=TILE_OUT,
-                TILE_IN=TILE_IN,
-                BIASED=self.bias is not None,
-                PRECISION=precision(x.dtype),
                 **OPTIONS,
             )
         return output
@@ -70,41 +66,23 @@ class StackedLinear(GroupedLinear):
         tile_rows = _FEW_ROWS if not self._fixed and len(x) < _FEW_ROWS * self._count else TILE_ROWS
         most_tiles = len(x) // tile_rows + min(self._count, len(x))
         if len(x):
-            grouped_product[most_tiles, triton.cdiv(self.out_features, TILE_OUT)](
+            grouped_product[most_tiles, triton.cdiv(self.out_features, TILE_OUT.value)](
                 x.contiguous(),
                 self._weights,
-                x if self._biases is None else self._biases,
+                self._biases,
                 ends,
                 output,
                 COUNT=self._count,
-                PADDED_COUNT=triton.next_power_of_2(self._count),
                 OUT=self.out_features,
                 IN=self.in_features,
                 TILE_ROWS=tile_rows,
-                TILE_OUT=TILE_OUT,
-                TILE_IN=TILE_IN,
-                BIASED=self._biases is not None,
-                PRECISION=precision(x.dtype),
                 **OPTIONS,
             )
         return output
 
 
 @triton.jit
-def fixed_product(
-    x,
-    weight,
-    bias,
-    output,
-    rows,
-    OUT: tl.constexpr,
-    IN: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_OUT: tl.constexpr,
-    TILE_IN: tl.constexpr,
-    BIASED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def fixed_product(x, weight, bias, output, rows, OUT: tl.constexpr, IN: tl.constexpr, TILE_ROWS: tl.constexpr):
     """`x @ weight.T + bias`, tile by tile; the grid is `[tiles of rows, tiles of OUT]`.
 
     The tile's size, and so the order of sums, is the same for any number of rows.
@@ -112,43 +90,30 @@ def fixed_product(
     Args:
         x: `[rows, IN]`.
         weight: `[OUT, IN]`.
-        bias: `[OUT]`, read where `BIASED`.
+        bias: `[OUT]`, or None.
         output: `[rows, OUT]`, written.
         rows: their number.
     """
     first = tl.program_id(0) * TILE_ROWS
-    _tile(x, weight, bias, output, first, rows, OUT, IN, TILE_ROWS, TILE_OUT, TILE_IN, BIASED, PRECISION)
+    _tile(x, weight, bias, output, first, rows, OUT, IN, TILE_ROWS)
 
 
 @triton.jit
-def _tile(
-    x,
-    weight,
-    bias,
-    output,
-    first,
-    end,
-    OUT: tl.constexpr,
-    IN: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_OUT: tl.constexpr,
-    TILE_IN: tl.constexpr,
-    BIASED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def _tile(x, weight, bias, output, first, end, OUT: tl.constexpr, IN: tl.constexpr, TILE_ROWS: tl.constexpr):
     """The product of one tile: rows from `first` up to `end`, and the program's part of OUT."""
     m = first + tl.arange(0, TILE_ROWS)
     n = tl.program_id(1) * TILE_OUT + tl.arange(0, TILE_OUT)
     is_row, is_out = m < end, n < OUT
     wide_m, wide_n = m.to(tl.int64), n.to(tl.int64)
     total = tl.zeros([TILE_ROWS, TILE_OUT], tl.float32)
+    precision: tl.constexpr = "ieee" if x.dtype.element_ty == tl.float32 else "tf32"
     for begin in range(0, IN, TILE_IN):
         k = begin + tl.arange(0, TILE_IN)
         is_in = k < IN
         a = tl.load(x + wide_m[:, None] * IN + k[None, :], mask=is_row[:, None] & is_in[None, :], other=0.0)
         b = tl.load(weight + wide_n[:, None] * IN + k[None, :], mask=is_out[:, None] & is_in[None, :], other=0.0)
-        total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
-    if BIASED:
+        total = tl.dot(a, tl.trans(b), total, input_precision=precision)
+    if bias is not None:
         total += tl.load(bias + n, mask=is_out, other=0.0).to(tl.float32)[None, :]
     at = wide_m[:, None] * OUT + n[None, :]
     tl.store(output + at, total.to(output.dtype.element_ty), mask=is_row[:, None] & is_out[None, :])
@@ -156,20 +121,7 @@ def _tile(
 
 @triton.jit
 def grouped_product(
-    x,
-    weights,
-    biases,
-    ends,
-    output,
-    COUNT: tl.constexpr,
-    PADDED_COUNT: tl.constexpr,
-    OUT: tl.constexpr,
-    IN: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_OUT: tl.constexpr,
-    TILE_IN: tl.constexpr,
-    BIASED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x, weights, biases, ends, output, COUNT: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, TILE_ROWS: tl.constexpr
 ):
     """Products of neighbouring rows with a weight each; the grid is `[tiles at most, tiles of OUT]`.
 
@@ -178,11 +130,11 @@ def grouped_product(
     Args:
         x: `[rows, IN]`.
         weights: `[COUNT, OUT, IN]`.
-        biases: `[COUNT, OUT]`, read where `BIASED`.
+        biases: `[COUNT, OUT]`, or None.
         ends: int64 `[COUNT]`, where the rows of each product end.
         output: `[rows, OUT]`, written up to the last end.
     """
-    index = tl.arange(0, PADDED_COUNT)
+    index = tl.arange(0, triton.next_power_of_2(COUNT))
     inside = index < COUNT
     end = tl.load(ends + index, mask=inside, other=0)
     start = tl.load(ends + index - 1, mask=inside & (index > 0), other=0)
@@ -194,6 +146,6 @@ def grouped_product(
         product = tl.sum(tl.where(mine, index, 0), 0).to(tl.int64)
         stop = tl.sum(tl.where(mine, end, 0), 0)
         weight, bias = weights + product * (OUT * IN), biases
-        if BIASED:
+        if biases is not None:
             bias += product * OUT
-        _tile(x, weight, bias, output, first, stop, OUT, IN, TILE_ROWS, TILE_OUT, TILE_IN, BIASED, PRECISION)
+        _tile(x, weight, bias, output, first, stop, OUT, IN, TILE_ROWS)

@@ -70,6 +70,17 @@ class AttentionPlan(NamedTuple):
     partials: int
 
 
+class _Step(NamedTuple):
+    """A step's sequences, with the positions of all rows, and `order`, which puts equal first blocks side by side."""
+
+    starts: np.ndarray
+    contexts: np.ndarray
+    positions: np.ndarray
+    tables: np.ndarray
+    order: np.ndarray
+    block_size: int
+
+
 def plan_attention(
     query_starts: np.ndarray,
     context_lengths: np.ndarray,
@@ -108,12 +119,10 @@ def plan_attention(
     order = np.argsort(as_bytes, kind="stable").astype(np.int32)  # puts those with equal first blocks side by side
 
     positions = np.repeat(context_lengths - query_starts[1:], np.diff(query_starts)) + np.arange(query_starts[-1])
-    step = query_starts, context_lengths, positions, tables, order
-
-    shared_end = chunk or TILE
+    step, shared_end = _Step(query_starts, context_lengths, positions, tables, order, block_size), chunk or TILE
 
     def plan(chunk: int, share: bool) -> AttentionPlan:
-        return _plan(*step, block_size, narrow_rows, wide_rows, window or 0, chunk, shared_end, share)
+        return _plan(step, (narrow_rows, wide_rows), window or 0, chunk, shared_end, share)
 
     def seconds(plan: AttentionPlan) -> float:
         """Time of a plan, in that of a position of a narrow item: of narrow items, then wide ones, then merging.
@@ -195,22 +204,10 @@ class Planner:
 
 
 @compiled()
-def _plan(
-    starts: np.ndarray,
-    contexts: np.ndarray,
-    positions: np.ndarray,
-    tables: np.ndarray,
-    order: np.ndarray,
-    block_size: int,
-    narrow_rows: int,
-    wide_rows: int,
-    window: int,
-    chunk: int,
-    shared_end: int,
-    share: bool,
-) -> AttentionPlan:
+def _plan(step: _Step, tiles: tuple[int, int], window: int, chunk: int, shared_end: int, share: bool) -> AttentionPlan:
+    (starts, _, positions, _, order, _), (narrow_rows, wide_rows) = step, tiles
     tokens = len(positions)
-    runs = _find_runs(starts, contexts, tables, order, block_size, chunk, shared_end, share)
+    runs = _find_runs(step, chunk, shared_end, share)
     items = np.empty((16, FIELDS), np.int32)
     rows = np.empty(max(16, 2 * tokens), np.int32)
     of_row = np.zeros(tokens + 1, np.int32)  # items of each row
@@ -268,20 +265,12 @@ def _place_partials(items: np.ndarray, rows: np.ndarray, of_row: np.ndarray, nar
 
 
 @compiled()
-def _find_runs(
-    starts: np.ndarray,
-    contexts: np.ndarray,
-    tables: np.ndarray,
-    order: np.ndarray,
-    size: int,
-    chunk: int,
-    shared_end: int,
-    share: bool,
-) -> np.ndarray:
+def _find_runs(step: _Step, chunk: int, shared_end: int, share: bool) -> np.ndarray:
     """Runs `[runs, 4]`: first and end in `order`, first position and end; a parent stands before its children.
 
     Runs that several sequences share end at multiples of `shared_end`, others at multiples of `chunk`.
     """
+    _, contexts, _, tables, order, size = step
     sequences = len(order)
     common = np.zeros(sequences + 1, np.int32)  # positions that a sequence and the one before it in order share
     if share:

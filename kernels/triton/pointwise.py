@@ -9,7 +9,7 @@ import triton.language as tl
 
 from espalier.kernels.layers import Activation
 
-PORTION = 1024
+PORTION = tl.constexpr(1024)
 
 
 def add_norm(
@@ -26,18 +26,7 @@ def add_norm(
     rows, size = hidden.shape
     normed = torch.empty_like(hidden)
     if rows:
-        add_and_norm[(rows,)](
-            hidden,
-            hidden if added is None else added,
-            weight,
-            weight if added_norm is None else added_norm,
-            normed,
-            eps,
-            SIZE=size,
-            PADDED=triton.next_power_of_2(size),
-            ADDS=added is not None,
-            ADDED_NORMED=added_norm is not None,
-        )
+        add_and_norm[(rows,)](hidden, added, weight, added_norm, normed, eps, SIZE=size)
     return normed
 
 
@@ -46,46 +35,35 @@ def gated(gate_up: torch.Tensor, activation: Activation = Activation.SILU) -> to
     rows, inner = len(gate_up), gate_up.shape[1] // 2
     output = gate_up.new_empty((rows, inner))
     if rows:
-        activate_and_multiply[rows, triton.cdiv(inner, PORTION)](
-            gate_up, output, INNER=inner, PORTION=PORTION, GELU=activation is Activation.GELU_TANH
+        activate_and_multiply[rows, triton.cdiv(inner, PORTION.value)](
+            gate_up, output, INNER=inner, GELU=activation is Activation.GELU_TANH
         )
     return output
 
 
 def take_drawn(token_ids: torch.Tensor, drawn: torch.Tensor) -> None:
     """Replace each id -1 - i of int32 `[T]` by the i-th of `drawn`, int64."""
-    replace_by_drawn[(triton.cdiv(len(token_ids), PORTION),)](token_ids, drawn, len(token_ids), PORTION=PORTION)
+    replace_by_drawn[(triton.cdiv(len(token_ids), PORTION.value),)](token_ids, drawn, len(token_ids))
 
 
 @triton.jit
-def add_and_norm(
-    hidden,
-    added,
-    weight,
-    added_weight,
-    normed,
-    eps,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    ADDS: tl.constexpr,
-    ADDED_NORMED: tl.constexpr,
-):
+def add_and_norm(hidden, added, weight, added_weight, normed, eps, SIZE: tl.constexpr):
     """Add to the residual stream and take RMSNorm of it; the grid is `[T]`.
 
     Args:
-        hidden: `[T, SIZE]`, the residual stream, written in place where `ADDS`.
-        added: `[T, SIZE]`, read where `ADDS`.
+        hidden: `[T, SIZE]`, the residual stream, written in place.
+        added: `[T, SIZE]`; None to add nothing.
         weight: `[SIZE]`.
-        added_weight: `[SIZE]`, factors of RMSNorm over `added`, read where `ADDED_NORMED`.
+        added_weight: `[SIZE]`, factors of RMSNorm over `added`; None without.
         normed: `[T, SIZE]`, written.
         eps: added to the mean square.
     """
-    row, e = tl.program_id(0).to(tl.int64) * SIZE, tl.arange(0, PADDED)
+    row, e = tl.program_id(0).to(tl.int64) * SIZE, tl.arange(0, triton.next_power_of_2(SIZE))
     mask = e < SIZE
     x = tl.load(hidden + row + e, mask=mask, other=0.0)
-    if ADDS:
+    if added is not None:
         plus = tl.load(added + row + e, mask=mask, other=0.0).to(tl.float32)
-        if ADDED_NORMED:
+        if added_weight is not None:
             plus *= tl.rsqrt(tl.sum(plus * plus, 0) / SIZE + eps)
             plus *= tl.load(added_weight + e, mask=mask, other=0.0).to(tl.float32)
             plus = plus.to(x.dtype).to(tl.float32)  # rounded as torch rounds it
@@ -98,7 +76,7 @@ def add_and_norm(
 
 
 @triton.jit
-def activate_and_multiply(gate_up, output, INNER: tl.constexpr, PORTION: tl.constexpr, GELU: tl.constexpr):
+def activate_and_multiply(gate_up, output, INNER: tl.constexpr, GELU: tl.constexpr):
     """SiLU, or GELU by tanh, of the first half of each row times the second; the grid is `[T, portions of INNER]`.
 
     Args:
@@ -119,7 +97,7 @@ def activate_and_multiply(gate_up, output, INNER: tl.constexpr, PORTION: tl.cons
 
 
 @triton.jit
-def replace_by_drawn(token_ids, drawn, count, PORTION: tl.constexpr):
+def replace_by_drawn(token_ids, drawn, count):
     """Replace ids -1 - i by the i-th id that was drawn; the grid is `[portions of count]`.
 
     Args:

@@ -13,6 +13,7 @@ CHANNELS = 256
 """Channels of one program of a convolution."""
 COLUMNS = 32
 """Columns of a state that one program keeps in registers."""
+_EPS = tl.constexpr(EPS)
 
 
 def causal_convolution(
@@ -29,12 +30,11 @@ def causal_convolution(
         convolve_tokens[tokens, portions](
             *places,
             weight.contiguous(),
-            weight if bias is None else bias,
+            bias,
             output,
             x.stride(0),
             sequences,
             PADDED=triton.next_power_of_2(sequences),
-            BIASED=bias is not None,
             SILU=silu,
             **shape,
         )
@@ -60,20 +60,17 @@ def gated_recurrence(
             key,
             value,
             log_decay.contiguous(),
-            log_decay if beta is None else beta.contiguous(),
+            None if beta is None else beta.contiguous(),
             output,
             *(rows.memory, rows.spans, rows.sources, rows.targets),
             query.stride(0),
             key.stride(0),
             value.stride(0),
-            EPS,
             HEADS=heads,
             KEY_HEADS=key.shape[1],
             ROWS=key.shape[2],
-            PADDED_ROWS=triton.next_power_of_2(key.shape[2]),
             COLUMNS=columns,
             PORTION=COLUMNS,
-            DELTA=beta is not None,
             BY_ROW=log_decay.dim() == 3,
         )
     return output
@@ -98,7 +95,6 @@ def convolve_tokens(
     WIDTH: tl.constexpr,
     PORTION: tl.constexpr,
     PADDED: tl.constexpr,
-    BIASED: tl.constexpr,
     SILU: tl.constexpr,
 ):
     """Convolve each token with those before it; the grid is `[T, portions of CHANNELS]`.
@@ -109,7 +105,7 @@ def convolve_tokens(
         spans: int64 `[sequences + 1]`.
         sources: int64 `[sequences]`.
         weight: `[CHANNELS, WIDTH]`.
-        bias: `[CHANNELS]`, read where `BIASED`.
+        bias: `[CHANNELS]`, or None.
         output: `[T, CHANNELS]`, written.
     """
     token, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * PORTION + tl.arange(0, PORTION)
@@ -126,7 +122,7 @@ def convolve_tokens(
             given = tl.load(x + back * stride + c, mask=c < own, other=0.0).to(tl.float32)
             given += tl.load(memory + source + (back - start + WIDTH - 1) * CHANNELS + c, mask=c < kept, other=0.0)
             total += given * tl.load(weight + c * WIDTH + tap, mask=mask, other=0.0).to(tl.float32)
-        if BIASED:
+        if bias is not None:
             total += tl.load(bias + c, mask=mask, other=0.0).to(tl.float32)
         if SILU:
             total = total / (1.0 + tl.exp(-total))
@@ -135,15 +131,7 @@ def convolve_tokens(
 
 @triton.jit
 def keep_inputs(
-    x,
-    memory,
-    spans,
-    sources,
-    targets,
-    stride,
-    CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PORTION: tl.constexpr,
+    x, memory, spans, sources, targets, stride, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PORTION: tl.constexpr
 ):
     """Write each sequence's last inputs to its state; the grid is `[S, portions of CHANNELS]`.
 
@@ -176,14 +164,11 @@ def recur_heads(
     query_stride,
     key_stride,
     value_stride,
-    eps,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     ROWS: tl.constexpr,
-    PADDED_ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PORTION: tl.constexpr,
-    DELTA: tl.constexpr,
     BY_ROW: tl.constexpr,
 ):
     """Take a sequence's tokens through some columns of a head's state; the grid is `[S * HEADS, portions of COLUMNS]`.
@@ -192,15 +177,14 @@ def recur_heads(
         query: `[T, KEY_HEADS, ROWS]`, tokens `query_stride` apart; likewise key.
         value: `[T, HEADS, COLUMNS]`, tokens `value_stride` apart.
         log_decay: `[T, HEADS]`, or `[T, HEADS, ROWS]` where `BY_ROW`.
-        beta: `[T, HEADS]`, read where `DELTA`.
+        beta: `[T, HEADS]`; None for a scan.
         output: `[T, HEADS, COLUMNS]`, written.
         memory: float32, states of `[HEADS, ROWS, COLUMNS]`.
         spans: int64 `[S + 1]`.
         sources: int64 `[S]`; likewise targets.
-        eps: added to sums of squares, where `DELTA`.
     """
     sequence, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    r, c = tl.arange(0, PADDED_ROWS), tl.program_id(1) * PORTION + tl.arange(0, PORTION)
+    r, c = tl.arange(0, triton.next_power_of_2(ROWS)), tl.program_id(1) * PORTION + tl.arange(0, PORTION)
     in_rows, in_columns = r < ROWS, c < COLUMNS
     place = head * (ROWS * COLUMNS) + r[:, None] * COLUMNS + c[None, :]
     whole = in_rows[:, None] & in_columns[None, :]
@@ -217,9 +201,9 @@ def recur_heads(
             state *= tl.exp(decay)[:, None]
         else:
             state *= tl.exp(tl.load(log_decay + at).to(tl.float32))
-        if DELTA:
-            k *= tl.rsqrt(tl.sum(k * k, 0) + eps)
-            q *= tl.rsqrt((tl.sum(q * q, 0) + eps) * ROWS)
+        if beta is not None:
+            k *= tl.rsqrt(tl.sum(k * k, 0) + _EPS)
+            q *= tl.rsqrt((tl.sum(q * q, 0) + _EPS) * ROWS)
             new = tl.load(beta + at).to(tl.float32) * (new - tl.sum(state * k[:, None], 0))
         state += k[:, None] * new[None, :]
         result = tl.sum(state * q[:, None], 0)

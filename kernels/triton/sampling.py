@@ -9,7 +9,8 @@ import triton.language as tl
 
 from espalier.kernels.sampling import LEAST_TEMPERATURE
 
-SEGMENT = 4096
+SEGMENT = tl.constexpr(4096)
+_LEAST = tl.constexpr(LEAST_TEMPERATURE)
 
 
 def draw_tokens(
@@ -17,7 +18,7 @@ def draw_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.sampling.draw_tokens`."""
     num_rows, vocabulary = logits.shape
-    segments = triton.cdiv(vocabulary, SEGMENT)
+    segments = triton.cdiv(vocabulary, SEGMENT.value)
     logits, candidates = logits.contiguous(), candidates.contiguous()
 
     def parts(dtype: torch.dtype) -> torch.Tensor:
@@ -27,15 +28,7 @@ def draw_tokens(
     token_ids = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
     log_probabilities = torch.empty(len(draws), dtype=torch.float32, device=logits.device)
     if len(draws):
-        measure_segments[(num_rows, segments)](
-            logits,
-            candidates,
-            temperatures,
-            *measured,
-            vocabulary,
-            SEGMENT=SEGMENT,
-            LEAST_TEMPERATURE=LEAST_TEMPERATURE,
-        )
+        measure_segments[(num_rows, segments)](logits, candidates, temperatures, *measured, vocabulary)
         draw_rows[(len(draws),)](
             logits,
             candidates,
@@ -47,26 +40,13 @@ def draw_tokens(
             log_probabilities,
             vocabulary,
             segments,
-            SEGMENT=SEGMENT,
             PADDED_SEGMENTS=triton.next_power_of_2(segments),
-            LEAST_TEMPERATURE=LEAST_TEMPERATURE,
         )
     return token_ids, log_probabilities
 
 
 @triton.jit
-def measure_segments(
-    logits,
-    candidates,
-    temperatures,
-    log_masses,
-    largest,
-    best,
-    masses,
-    vocabulary,
-    SEGMENT: tl.constexpr,
-    LEAST_TEMPERATURE: tl.constexpr,
-):
+def measure_segments(logits, candidates, temperatures, log_masses, largest, best, masses, vocabulary):
     """Partial results of a segment of a row; the grid is `[B, segments]`, and results are `[B, segments]`.
 
     Args:
@@ -91,7 +71,7 @@ def measure_segments(
 
     candidate = tl.load(candidates + at, mask=mask, other=float("-inf"))
     top = tl.max(candidate, 0)
-    temperature = tl.maximum(tl.load(temperatures + row), LEAST_TEMPERATURE)
+    temperature = tl.maximum(tl.load(temperatures + row), _LEAST)
     mass = tl.where(mask, tl.exp((candidate - top) / temperature), 0.0)
     tl.store(largest + to, top)
     tl.store(best + to, tl.min(tl.where(candidate == top, token, vocabulary - 1), 0))
@@ -113,9 +93,7 @@ def draw_rows(
     log_probabilities,
     vocabulary,
     segments,
-    SEGMENT: tl.constexpr,
     PADDED_SEGMENTS: tl.constexpr,
-    LEAST_TEMPERATURE: tl.constexpr,
 ):
     """Draw a token for each draw by inverting its row's cumulative distribution; the grid is `[D]`.
 
@@ -135,7 +113,7 @@ def draw_rows(
     token = tl.min(tl.where(mask & (tops == top), tl.load(best + at, mask=mask, other=0), vocabulary - 1), 0)
 
     given = tl.load(temperatures + row)
-    temperature = tl.maximum(given, LEAST_TEMPERATURE)
+    temperature = tl.maximum(given, _LEAST)
     if given > 0:
         shares = tl.exp((tops - top) / temperature).to(tl.float64)
         mass = tl.where(mask, shares * tl.load(masses + at, mask=mask, other=0.0), 0.0)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import triton.language as tl
 
 from espalier.kernels import sampling as reference
 from espalier.kernels.sampling import FILTERED
@@ -28,8 +29,9 @@ FILTERS = [
 @pytest.fixture
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows have many segments and groups, and candidates often do not suffice."""
-    for name, value in {"SEGMENT": 64, "GROUPS": 32, "ENOUGH_GROUPS": 8, "CANDIDATES": 32}.items():
-        monkeypatch.setattr(filters, name, value)
+    for name, value in {"SEGMENT": 64, "GROUPS": 32, "CANDIDATES": 32}.items():
+        monkeypatch.setattr(filters, name, tl.constexpr(value))
+    monkeypatch.setattr(filters, "ENOUGH_GROUPS", 8)
 
 
 def require_equal(logits: torch.Tensor, *limits: torch.Tensor) -> None:

@@ -19,9 +19,7 @@ from triton.compiler import ASTSource
 from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report
 from espalier.experiments.planning.known_models import MODELS, ModelShape
-from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
 from espalier.kernels.triton import attention, cache, filters, linear, pointwise, recurrent, sampling
-from espalier.kernels.triton.plan import FIELDS, TILE
 
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -33,12 +31,7 @@ _PROCESSOR = {
 _ALIGNED = ("slab_stride", "part_stride", "vocabulary")
 """Numbers that are multiples of 16 in every shape."""
 _BLOCKS_PER_SLAB, _BLOCK_SIZE = 146, 16
-_TILES = {
-    "PRECISION": "tf32",
-    "TILE_ROWS": linear.TILE_ROWS,
-    "TILE_OUT": linear.TILE_OUT,
-    "TILE_IN": linear.TILE_IN,
-}
+_TILES = {"TILE_ROWS": linear.TILE_ROWS}
 
 
 @dataclass(frozen=True)
@@ -84,14 +77,14 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
 def _kv(s: ModelShape) -> Named:
     """Kernels that write, copy and combine keys and values."""
     bf16, f32, i32, i64 = "*bf16", "*fp32", "*i32", "*i64"
-    half = triton.next_power_of_2(s.config.head_dim // 2)
     for normed in (False, True):
         yield (
             "rotate_and_write" + ", norms" * normed,
             Specialisation(
                 cache.rotate_and_write,
                 {
-                    **dict.fromkeys(("qkv", "query_norm", "key_norm", "query", "keys", "values"), bf16),
+                    **dict.fromkeys(("qkv", "query", "keys", "values"), bf16),
+                    **(dict.fromkeys(("query_norm", "key_norm"), bf16) if normed else {}),
                     "cosines": f32,
                     "sines": f32,
                     "places": i64,
@@ -102,11 +95,7 @@ def _kv(s: ModelShape) -> Named:
                     "KV_HEADS": s.config.num_kv_heads,
                     "HEAD_DIM": s.config.head_dim,
                     "PAIRS": s.config.head_dim // 2,
-                    "PADDED_PAIRS": half,
-                    "PADDED_REST": 1,
-                    "PADDED_HEADS": triton.next_power_of_2(s.config.num_heads),
                     "BLOCK_SIZE": _BLOCK_SIZE,
-                    "NORMED": normed,
                 },
                 moves=True,
             ),
@@ -123,11 +112,8 @@ def _kv(s: ModelShape) -> Named:
             },
             {
                 "KV_HEADS": s.config.num_kv_heads,
-                "PADDED_HEADS": s.config.num_kv_heads,
                 "HEAD_DIM": s.config.head_dim,
-                "PADDED_DIM": s.config.head_dim,
                 "VALUE_DIM": s.config.head_dim,
-                "PADDED_VALUE": s.config.head_dim,
                 "BLOCK_SIZE": _BLOCK_SIZE,
             },
         ),
@@ -140,7 +126,6 @@ def _kv(s: ModelShape) -> Named:
             {
                 "SLOTS": _BLOCKS_PER_SLAB,
                 "SLOT_ELEMENTS": s.config.num_kv_heads * s.config.head_dim * _BLOCK_SIZE,
-                "PORTION": cache.PORTION,
             },
             moves=True,
         ),
@@ -152,13 +137,11 @@ def _kv(s: ModelShape) -> Named:
             {
                 **dict.fromkeys(("partial", "partial_weights"), f32),
                 **dict.fromkeys(("merge_starts", "merges"), i32),
-                **dict.fromkeys(("sinks", "output"), bf16),
+                "output": bf16,
             },
             {
                 "HEADS": s.config.num_heads,
                 "VALUE_DIM": s.config.head_dim,
-                "PADDED_VALUE": s.config.head_dim,
-                "SINKS": False,
             },
         ),
     )
@@ -172,13 +155,13 @@ def _pointwise(s: ModelShape) -> Named:
             "add_and_norm" + ", adding" * adds + " what is normed" * normed,
             Specialisation(
                 pointwise.add_and_norm,
-                {**dict.fromkeys(("hidden", "added", "weight", "added_weight", "normed"), bf16), "eps": "fp32"},
                 {
-                    "SIZE": s.config.hidden_size,
-                    "PADDED": triton.next_power_of_2(s.config.hidden_size),
-                    "ADDS": adds,
-                    "ADDED_NORMED": normed,
+                    **dict.fromkeys(("hidden", "weight", "normed"), bf16),
+                    **({"added": bf16} if adds else {}),
+                    **({"added_weight": bf16} if normed else {}),
+                    "eps": "fp32",
                 },
+                {"SIZE": s.config.hidden_size},
                 moves=True,
             ),
         )
@@ -188,7 +171,7 @@ def _pointwise(s: ModelShape) -> Named:
             Specialisation(
                 pointwise.activate_and_multiply,
                 {"gate_up": bf16, "output": bf16},
-                {"INNER": s.config.intermediate_size, "PORTION": pointwise.PORTION, "GELU": gelu},
+                {"INNER": s.config.intermediate_size, "GELU": gelu},
                 moves=True,
             ),
         )
@@ -197,7 +180,7 @@ def _pointwise(s: ModelShape) -> Named:
         Specialisation(
             pointwise.replace_by_drawn,
             {"token_ids": i32, "drawn": i64, "count": "i32"},
-            {"PORTION": pointwise.PORTION},
+            {},
         ),
     )
 
@@ -209,11 +192,10 @@ def _products(s: ModelShape) -> Named:
         "fixed_product",
         Specialisation(
             linear.fixed_product,
-            {**dict.fromkeys(("x", "weight", "bias", "output"), bf16), "rows": "i32"},
+            {**dict.fromkeys(("x", "weight", "output"), bf16), "rows": "i32"},
             {
                 "OUT": 2 * s.config.intermediate_size,
                 "IN": s.config.hidden_size,
-                "BIASED": False,
                 **_TILES,
             },
             linear.OPTIONS,
@@ -227,10 +209,8 @@ def _products(s: ModelShape) -> Named:
             {**dict.fromkeys(("x", "weights", "biases", "output"), bf16), "ends": i64},
             {
                 "COUNT": 128,
-                "PADDED_COUNT": 128,
                 "OUT": 1536,
                 "IN": 2048,
-                "BIASED": True,
                 **_TILES,
             },
             linear.OPTIONS,
@@ -248,8 +228,8 @@ def _recurrent() -> Named:
         "convolve_tokens",
         Specialisation(
             recurrent.convolve_tokens,
-            {**dict.fromkeys(("x", "weight", "bias", "output"), bf16), **places, "stride": "i32", "sequences": "i32"},
-            {**convolution, "PADDED": 64, "BIASED": False, "SILU": True},
+            {**dict.fromkeys(("x", "weight", "output"), bf16), **places, "stride": "i32", "sequences": "i32"},
+            {**convolution, "PADDED": 64, "SILU": True},
         ),
     )
     yield (
@@ -262,21 +242,19 @@ def _recurrent() -> Named:
             Specialisation(
                 recurrent.recur_heads,
                 {
-                    **dict.fromkeys(("query", "key", "value", "beta", "output"), bf16),
+                    **dict.fromkeys(("query", "key", "value", "output"), bf16),
+                    **({"beta": bf16} if delta else {}),
                     **places,
                     "log_decay": f32,
                     "targets": i64,
                     **dict.fromkeys(("query_stride", "key_stride", "value_stride"), "i32"),
-                    "eps": "fp32",
                 },
                 {
                     "HEADS": 16,
                     "KEY_HEADS": 16,
                     "ROWS": 128,
-                    "PADDED_ROWS": 128,
                     "COLUMNS": 128,
                     "PORTION": recurrent.COLUMNS,
-                    "DELTA": delta,
                     "BY_ROW": False,
                 },
             ),
@@ -287,14 +265,14 @@ def _attend(s: ModelShape, tile: attention.Tile, windowed: bool, extras: bool = 
     return Specialisation(
         attention.attend_items,
         {
-            **dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*bf16"),
+            **dict.fromkeys(("query", "keys", "values", "output"), "*bf16"),
             **dict.fromkeys(("partial", "partial_weights"), "*fp32"),
             **dict.fromkeys(("items", "sizes", "rows", "positions", "tables"), "*i32"),
             "table_stride": "i32",
             "slab_stride": "i64",
             "scale": "fp32",
-            "window": "i32",
-            "softcap": "fp32",
+            **({"window": "i32"} if windowed else {}),
+            **({"softcap": "fp32", "sinks": "*bf16"} if extras else {}),
         },
         {
             "SLOTS": _BLOCKS_PER_SLAB,
@@ -303,15 +281,7 @@ def _attend(s: ModelShape, tile: attention.Tile, windowed: bool, extras: bool = 
             "GROUPS": s.config.num_heads // s.config.num_kv_heads,
             "HEAD_DIM": s.config.head_dim,
             "VALUE_DIM": s.config.head_dim,
-            "PADDED_DIM": s.config.head_dim,
-            "PADDED_VALUE": s.config.head_dim,
-            "CAPPED": extras,
-            "SINKS": extras,
-            "FIELDS": FIELDS,
             "TILE_ROWS": tile.rows,
-            "TILE": TILE,
-            "WINDOWED": windowed,
-            "PRECISION": "tf32",
         },
         tile.options,
         multiplies=True,
@@ -323,13 +293,10 @@ def _sampling(s: ModelShape) -> Named:
     """Kernels that filter logits and draw from them."""
     measured = {"log_masses": "*fp32", "largest": "*fp32", "best": "*i32", "masses": "*fp64", "vocabulary": "i32"}
     given = dict.fromkeys(("logits", "candidates", "temperatures"), "*fp32")
-    least = {"LEAST_TEMPERATURE": LEAST_TEMPERATURE}
-    segments = triton.cdiv(s.config.vocab_size, sampling.SEGMENT)
+    segments = triton.cdiv(s.config.vocab_size, sampling.SEGMENT.value)
     yield (
         "measure_segments",
-        Specialisation(
-            sampling.measure_segments, {**given, **measured}, {"SEGMENT": sampling.SEGMENT, **least}, moves=True
-        ),
+        Specialisation(sampling.measure_segments, {**given, **measured}, {}, moves=True),
     )
     yield (
         "draw_rows",
@@ -343,46 +310,44 @@ def _sampling(s: ModelShape) -> Named:
                 "log_probabilities": "*fp32",
                 "segments": "i32",
             },
-            {"SEGMENT": sampling.SEGMENT, "PADDED_SEGMENTS": triton.next_power_of_2(segments), **least},
+            {"PADDED_SEGMENTS": triton.next_power_of_2(segments)},
         ),
     )
     f32, f64, i32, i64 = "*fp32", "*fp64", "*i32", "*i64"
     vocabulary, row = {"vocabulary": "i32"}, {"logits": f32, "temperatures": f32}
     tops = {"group_tops": f32, "segment_tops": f32, "masses": f64}
     combined = {"tops": f32, "totals": f64, "counts": i32}
-    segment = {"SEGMENT": filters.SEGMENT}
-    groups = {"GROUPS": filters.GROUPS, **least}
-    candidates, limits = {"CANDIDATES": filters.CANDIDATES}, {"thresholds": i64, "ties": i64}
+    limits = {"thresholds": i64, "ties": i64}
     for kernel, types, constants, moves in (
         (
             filters.measure_groups,
             {**row, **tops, **vocabulary},
-            {**segment, **groups, "GROUP": filters.group_size(s.config.vocab_size)},
+            {"GROUP": filters.group_size(s.config.vocab_size)},
             True,
         ),
         (
             filters.find_floors,
             {"temperatures": f32, **tops, "floors": i64, **combined}
             | dict.fromkeys(("groups", "enough_groups", "segments"), "i32"),
-            {**groups, "PADDED_SEGMENTS": triton.next_power_of_2(segments), "PORTION": filters.SEARCHED_PORTION},
+            {"PADDED_SEGMENTS": triton.next_power_of_2(segments)},
             False,
         ),
         (
             filters.collect_candidates,
             {"logits": f32, "floors": i64, "counts": i32, "candidates": f32, **vocabulary},
-            {**segment, **candidates},
+            {},
             True,
         ),
         (
             filters.find_limits,
             {**row, "top_ks": i64, "top_ps": f32, **combined, "candidates": f32, **limits, **vocabulary},
-            {**candidates, "PORTION": filters.SEARCHED_PORTION, **least},
+            {},
             False,
         ),
         (
             filters.filter_rows,
             {**row, "min_ps": f32, "tops": f32, **limits, "output": f32, **vocabulary},
-            {**segment, "FILTERED": FILTERED, **least},
+            {},
             True,
         ),
     ):
@@ -402,7 +367,7 @@ def compile_kernel(one: Specialisation, architecture: str) -> dict[str, Any]:
     source = ASTSource(
         one.kernel,
         signature={name: one.types.get(name, "constexpr") for name in names},
-        constexprs=one.constants,
+        constexprs={name: one.constants.get(name) for name in names if name not in one.types},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     target = GPUTarget("cuda", ARCHITECTURES[architecture], 32)
