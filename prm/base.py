@@ -2,13 +2,15 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import torch
 
+from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.limits import PathLimits
@@ -80,6 +82,10 @@ class ScoreInput:
     targets: tuple[int, ...] = ()
 
 
+Detect = Callable[[Checkpoint], str | None]
+"""Returns the reason for which a checkpoint of the family's class belongs to the family; None if it does not."""
+
+
 class PrmFamily(ABC):
     """A family of process reward models: its layout of a problem and its steps, and the meaning of its values.
 
@@ -89,6 +95,8 @@ class PrmFamily(ABC):
 
     Attributes:
         info: description of the family.
+        detect: detects the family in checkpoints of its class; None where only `--verifier-family` chooses it.
+        session: the class of its sessions, a `VerifierSession`; None for `StepSession`, which is incremental.
         model: decoder, tokenizer and head; `score` reduces the head's values.
         max_special_tokens: maximum tokens of a step besides its own text, including probe tokens.
         max_probe_tokens: maximum probe tokens of a step.
@@ -100,12 +108,23 @@ class PrmFamily(ABC):
     """
 
     info: FamilyInfo
+    detect: ClassVar[Detect | None] = None
+    session: ClassVar[Any] = None
     model: Model
     max_special_tokens: int = 0
     max_probe_tokens: int = 0
     other_probes: tuple[tuple[int, ...], ...] = ()
     costly: bool = False
     rounding: float = 0.0
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Load a checkpoint of the family.
+
+        Raises:
+            CheckpointError: a tensor or token is missing, or the checkpoint is of another kind.
+        """
+        raise NotImplementedError
 
     @cached_property
     def plain_text(self) -> "PlainText":
@@ -157,6 +176,12 @@ class PrmFamily(ABC):
     def full_evidence(self, path: StepPath, values: np.ndarray, sampled: Sequence[Sampled]) -> Any:
         """The same evidence, from the values that `full_path` reads, and how each step of the path was sampled."""
         return self.evidence(values, None, reduce(Sampled.and_then, sampled, Sampled()))
+
+    def chat_ids(self, content: str, system: str | None = None) -> list[int]:
+        """Token ids of the user's turn, after a system message if there is one, and the opening of the assistant's."""
+        before = [] if system is None else [{"role": "system", "content": system}]
+        tokenizer = self.model.tokenizer
+        return tokenizer.encode(tokenizer.render_chat([*before, {"role": "user", "content": content}]))
 
     def bounds(self, limits: PathLimits) -> PathLimits:
         """Turn bounds on the tokens of steps into those of a search that this family scores."""

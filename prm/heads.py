@@ -1,21 +1,27 @@
-"""Heads that map hidden states to scores: linear layers of a checkpoint, or some rows of a language model's head.
+"""What a family takes from a checkpoint: its head, tokens that must be there, and settings.
 
-Probabilities are computed in float32 for any dtype of the weights.
+A head maps hidden states to scores: linear layers, or some rows of a language model's head. Probabilities are computed
+in float32 for any dtype of the weights.
 """
 
+import json
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import TypeAdapter, ValidationError
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Head, Model, language_model_head, load_trunk
+from espalier.engine.models.text_files import shown
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.kernels.linear import Linear
 
+Settings = TypeVar("Settings")
 _ROWS = 256
 """Maximum rows whose logits are held at once: with a vocabulary of 150,000, float32."""
 Output = Callable[[torch.Tensor], torch.Tensor]
@@ -250,3 +256,24 @@ def require_published_ids(
                 f"the tokenizer of {checkpoint.folder} gives {token!r} the id {found}, but published checkpoints of "
                 f"this family have {expected}; is tokenizer.json the one that belongs to these weights?"
             )
+
+
+def read_settings(checkpoint: Checkpoint, kind: type[Settings], rule: str) -> Settings:
+    """Settings as the `prm` object of `config.json` says; what it leaves out has its default.
+
+    Args:
+        checkpoint: whose `config.json` is read.
+        kind: a dataclass whose annotations say which values are right.
+        rule: the same in words, for errors, which also name the key and its value.
+
+    Raises:
+        CheckpointError: a value is not as `rule` says.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(checkpoint.files.object("prm")), strict=True)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key, value = ".".join(map(str, ("prm", *wrong["loc"]))), shown(wrong["input"])
+        raise CheckpointError(
+            f"{checkpoint.folder}: {key} in config.json is {value}; the prm object there has {rule}"
+        ) from None

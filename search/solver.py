@@ -19,7 +19,7 @@ from espalier.search.schema import from_values
 
 if TYPE_CHECKING:
     from espalier.prm.scorer import Scorer
-    from espalier.prm.scorers.function import ScoreFunction
+    from espalier.prm.scorers.own import ScoreFunction
 
 log = logging.getLogger("espalier.search")
 

@@ -34,7 +34,7 @@ from espalier.prm.families import (
     load_verifier,
     verifier_of_generator,
 )
-from espalier.prm.policy_pair import PolicyPairDecoder
+from espalier.prm.families.eurus import PolicyPairDecoder
 from espalier.prm.scorers import names_checkpoint
 from espalier.prm.scorers.own_path import tokens_of_questions
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of

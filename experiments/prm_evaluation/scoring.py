@@ -15,8 +15,7 @@ from espalier.experiments.runs.files import append, damage_named, open_lines, re
 from espalier.experiments.runs.folder import RunFolder
 from espalier.prm.scorer import Scorer
 from espalier.prm.scorers import names_function
-from espalier.prm.scorers.function import FunctionScorer
-from espalier.prm.scorers.own import load_own
+from espalier.prm.scorers.own import FunctionScorer, load_own
 from espalier.search.run.load import load_verifier_alone
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.settings import RuntimeSettings, check_settings

@@ -19,27 +19,19 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.options import LoadFormat
 from espalier.engine.roles import VERIFIER
-from espalier.prm.asked import AskedFamily
-from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
-from espalier.prm.families import (
-    eurus,
-    likelihood,
-    outcome,
-    rlhflow,
-    thinkprm,
-    token_classifier,
-    trunk_evidence,
-    universal,
-    value_guided,
-)
-from espalier.prm.families.from_spec import info_of, load_from_spec
-from espalier.prm.families.judge import Judge
-from espalier.prm.families.spec import DetectionTable, FamilySpec, read_spec
-from espalier.prm.families.yes_no import YesNo
+from espalier.prm.base import Detect, FamilyInfo, PrmFamily, StepPath
+from espalier.prm.families import eurus, trunk_evidence
+from espalier.prm.families.asked import AskedFamily, Judge, YesNo
+from espalier.prm.families.likelihood import Likelihood, LikelihoodRatio
+from espalier.prm.families.outcome import OutcomeModel
+from espalier.prm.families.rlhflow import RlhFlow
+from espalier.prm.families.spec import DetectionTable, FamilySpec, info_of, load_from_spec, read_spec
+from espalier.prm.families.thinkprm import ThinkPrm
+from espalier.prm.families.token_classifier import Pure, TokenClassifier
+from espalier.prm.families.universal import UniversalPrm
+from espalier.prm.families.value_guided import ValueGuided
 
 Load = Callable[[Checkpoint, torch.dtype, torch.device | str], PrmFamily]
-Detect = Callable[[Checkpoint], str | None]
-"""Returns the reason for which a checkpoint of the family's class belongs to the family; None if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +41,7 @@ class Entry:
     Attributes:
         info: description of the family.
         load: loads a checkpoint; None for the family with a reference model, which `load_verifier` loads itself.
-        detect: detects the family in checkpoints of its class; None where only `--verifier-family` chooses it.
+        detect: see `PrmFamily`.
         asks: the family's class where it can also ask a generator about its own steps, on the same weights.
     """
 
@@ -86,21 +78,18 @@ def entries() -> tuple[Entry, ...]:
         _shipped("qwen2.5-math-prm"),
         _shipped("reasonflux-prm"),
         _shipped("skywork-o1-open-prm"),
-        Entry(rlhflow.INFO, rlhflow.load),
+        _of(RlhFlow),
         _shipped("versaprm"),
         _shipped("math-shepherd"),
-        Entry(token_classifier.INFO, token_classifier.load, token_classifier.detect),
-        Entry(token_classifier.PURE_INFO, token_classifier.load_pure),
-        Entry(outcome.INFO, outcome.load, lambda _: "its architecture"),
-        Entry(value_guided.INFO, value_guided.load, lambda _: "its architecture"),
-        Entry(universal.INFO, universal.load),
-        Entry(eurus.INFO, None),
-        Entry(thinkprm.INFO, thinkprm.load),
-        Entry(YesNo.info, YesNo.load, asks=YesNo),
-        Entry(Judge.info, Judge.load, asks=Judge),
-        Entry(likelihood.INFO, likelihood.load),
-        Entry(likelihood.RATIO_INFO, likelihood.load_ratio),
+        *map(_of, (TokenClassifier, Pure, OutcomeModel, ValueGuided, UniversalPrm)),
+        Entry(eurus.EurusPrm.info, None),
+        *map(_of, (ThinkPrm, YesNo, Judge, Likelihood, LikelihoodRatio)),
     )
+
+
+def _of(family: type[PrmFamily]) -> Entry:
+    asks = family if issubclass(family, AskedFamily) else None
+    return Entry(family.info, family.load, family.detect, asks)
 
 
 def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool = False) -> FamilyMatch:
@@ -119,7 +108,7 @@ def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool 
     if family is not None:
         return FamilyMatch(_given(family), f"--verifier-family {family}")
     if reference:
-        return FamilyMatch(_entry(eurus.INFO.name), "a reference model is given")
+        return FamilyMatch(_entry(eurus.EurusPrm.info.name), "a reference model is given")
     for entry in entries():
         detected = entry.detect if entry.fits(checkpoint.architecture) else None
         if detected and (reason := detected(checkpoint)):

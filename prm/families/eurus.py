@@ -2,9 +2,9 @@
 
 The reward of a path is a coefficient times the difference of its log-probabilities under the PRM and under the model it
 was trained from; the reward of a step is that of all tokens up to its end. Both models read the same tokens, so they
-run as one decoder over one KV layout (`prm.policy_pair`). The score is the sigmoid of the reward, which keeps the order
-of rewards and is 0.5 where both models agree. Rewards are clipped to `LIMIT`, and later steps continue from the clipped
-value, so that a score is never 0 or 1.
+run as one decoder over one KV layout, and their hidden states are concatenated. The score is the sigmoid of the reward,
+which keeps the order of rewards and is 0.5 where both models agree. Rewards are clipped to `LIMIT`, and later steps
+continue from the clipped value, so that a score is never 0 or 1.
 
 Layout: the problem as the user's turn, then `Step 1: …`; each step includes the blank line after it. The
 log-probability of a step's first token needs the hidden state of the token before it, so the last token of a path is
@@ -19,6 +19,7 @@ here it ends with the blank line. Their rewards are the sums, without the sigmoi
 
 import hashlib
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,28 +27,92 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.decoder import Decoder
-from espalier.engine.models.model import Model, language_model_head, load_trunk
+from espalier.engine.models.model import Head, Model, language_model_head, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.kernels.batch import StepBatch
+from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear
 from espalier.prm.base import FamilyInfo, Sampled, StepPath, stripped_step, without_label
 from espalier.prm.families.likelihood import TokenReader
-from espalier.prm.policy_pair import PolicyPairDecoder, log_ratio_head
+from espalier.prm.heads import log_probability_head
 
 COEFFICIENT = 1e-3
 LIMIT = 36.0
 """Maximum absolute reward: the sigmoid of 37 is 1 in float64, and its logit infinite."""
 
-INFO = FamilyInfo(
-    name="eurus-prm",
-    architectures=("Qwen2ForCausalLM", "Qwen2Model"),
-    score="sigmoid of 0.001 · (log p − log p of the reference), summed",
-)
+
+class PolicyPairDecoder(Decoder):
+    """Runs two decoders on the same tokens; the KV layout has the first one's layers first."""
+
+    def __init__(self, first: Decoder, second: Decoder) -> None:
+        """Join two decoders.
+
+        Raises:
+            CheckpointError: their KV shapes or vocabulary sizes differ.
+        """
+        one, other = first.config, second.config
+        for name in ("num_kv_heads", "head_dim", "vocab_size"):
+            if getattr(one, name) != getattr(other, name):
+                raise CheckpointError(
+                    f"the verifier's {name} is {getattr(one, name)}, its reference's is {getattr(other, name)}; give "
+                    "--verifier-reference the model that the verifier was trained from"
+                )
+        self.first = first
+        self.second = second
+        self.backend = first.backend
+        self.embedding = first.embedding
+        self.weight_bytes = first.weight_bytes + second.weight_bytes
+        self.config = replace(
+            one,
+            num_layers=one.num_layers + other.num_layers,
+            kv_layers=one.kv_layers + other.kv_layers,
+            max_positions=min(one.max_positions, other.max_positions),
+        )
+
+    def states_of(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One part: the states of two decoders stand side by side."""
+        return (states,)
+
+    @torch.inference_mode()
+    def forward(self, step: StepBatch, layer_kvs: list[LayerKV]) -> torch.Tensor:
+        """See `Decoder.forward`; returns `[T, hidden size of the first + of the second]`."""
+        return torch.cat([one.forward(step, kvs) for one, kvs in self._with_layers(layer_kvs)], dim=-1)
+
+    def warm_up(self, layer_kvs: list[LayerKV], decodes: bool) -> None:
+        """See `Decoder.warm_up`."""
+        for one, kvs in self._with_layers(layer_kvs):
+            one.warm_up(kvs, decodes)
+
+    def release(self, layer_kvs: list[LayerKV]) -> None:
+        """See `Decoder.release`."""
+        for one, kvs in self._with_layers(layer_kvs):
+            one.release(kvs)
+
+    def _with_layers(self, layer_kvs: list[LayerKV]) -> tuple[tuple[Decoder, list[LayerKV]], ...]:
+        layers = self.first.config.num_layers
+        return (self.first, layer_kvs[:layers]), (self.second, layer_kvs[layers:])
+
+
+def log_ratio_head(first: Linear, second: Linear, coefficient: float) -> Head:
+    """`coefficient` times the difference of a target token's log-probabilities, first model minus second."""
+    width = first.in_features
+    one, other = log_probability_head(first), log_probability_head(second)
+
+    def head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        of_first, of_second = hidden[:, :width].contiguous(), hidden[:, width:].contiguous()
+        return coefficient * (one(of_first, targets) - other(of_second, targets))
+
+    return head
 
 
 class EurusPrm(TokenReader):
     """The EurusPRM family; see the module."""
 
-    info = INFO
+    info = FamilyInfo(
+        "eurus-prm",
+        ("Qwen2ForCausalLM", "Qwen2Model"),
+        score="sigmoid of 0.001 · (log p − log p of the reference), summed",
+    )
     fed_again = 2  # the last token of the assistant's header counts as part of the first step
 
     def __init__(self, model: Model) -> None:
@@ -67,7 +132,7 @@ class EurusPrm(TokenReader):
 
     def whole_prompt_ids(self, problem: str) -> list[int]:
         """The problem's turn and the opening of the assistant's turn."""
-        return self.model.tokenizer.encode(self.model.tokenizer.render_chat([{"role": "user", "content": problem}]))
+        return self.chat_ids(problem)
 
     def step_ids(self, path: StepPath, index: int) -> list[int]:
         """The step with its label and a blank line."""
@@ -85,7 +150,7 @@ def load(
     """
     if reference is None:
         raise CheckpointError(
-            f"{INFO.name} compares two models; give the one that {checkpoint.folder} was trained from to "
+            f"{EurusPrm.info.name} compares two models; give the one that {checkpoint.folder} was trained from to "
             "--verifier-reference, such as Qwen/Qwen2.5-Math-7B-Instruct"
         )
     tokenizer = TextTokenizer(checkpoint)

@@ -19,7 +19,7 @@ expert and amateur of contrastive decoding (Li et al., arXiv:2210.15097), over w
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -29,18 +29,6 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath
 from espalier.prm.heads import log_probability_head
-
-INFO = FamilyInfo(
-    name="likelihood",
-    architectures=("*ForCausalLM",),
-    score="exp of the mean log-probability of the path's tokens",
-)
-RATIO_INFO = replace(
-    INFO,
-    name="likelihood-ratio",
-    score="r / (1 + r), r that of `likelihood` over that of the generator, from sampling",
-    of_sampling=True,
-)
 
 
 class Likelihoods(NamedTuple):
@@ -119,7 +107,18 @@ class SolutionReader(TokenReader):
 class Likelihood(SolutionReader):
     """The likelihood family; see the module."""
 
-    info = INFO
+    info = FamilyInfo("likelihood", ("*ForCausalLM",), score="exp of the mean log-probability of the path's tokens")
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Load a language model that says how likely solutions are.
+
+        Raises:
+            CheckpointError: the checkpoint is no generator.
+        """
+        model = load_generator(checkpoint, dtype, device)
+        model = replace(model, head=log_probability_head(model.head), eos_token_ids=())
+        return cls(model, system_prompt_of(checkpoint))
 
     def evidence(self, values: np.ndarray, before: Likelihoods | None, sampled: Sampled) -> Likelihoods:
         """The path's sums."""
@@ -136,27 +135,13 @@ class Likelihood(SolutionReader):
 class LikelihoodRatio(Likelihood):
     """The family of likelihood ratios; see the module."""
 
-    info = RATIO_INFO
+    info = FamilyInfo(
+        "likelihood-ratio",
+        ("*ForCausalLM",),
+        score="r / (1 + r), r that of `likelihood` over that of the generator, from sampling",
+        of_sampling=True,
+    )
 
     def score(self, evidence: Likelihoods) -> float:
         """The ratio of the geometric means, as a share of its sum with 1."""
         return 1.0 / (1.0 + math.exp(min(evidence.sampled.mean - evidence.read.mean, 700.0)))
-
-
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Likelihood:
-    """Load a language model that says how likely solutions are.
-
-    Raises:
-        CheckpointError: the checkpoint is no generator.
-    """
-    return Likelihood(*_loaded(checkpoint, dtype, device))
-
-
-def load_ratio(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> LikelihoodRatio:
-    """Load a language model whose likelihoods are compared with the generator's; raises as `load`."""
-    return LikelihoodRatio(*_loaded(checkpoint, dtype, device))
-
-
-def _loaded(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> tuple[Model, str]:
-    model = load_generator(checkpoint, dtype, device)
-    return replace(model, head=log_probability_head(model.head), eos_token_ids=()), system_prompt_of(checkpoint)

@@ -11,6 +11,8 @@ Source: the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwe
 which is a different one if a template has it between turns.)
 """
 
+from typing import Self
+
 import torch
 
 from espalier.engine.models.checkpoint import Checkpoint
@@ -19,18 +21,27 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
 from espalier.prm.heads import load_value_model
 
-INFO = FamilyInfo(
-    name="outcome",
-    architectures=("*ForSequenceClassification", "Qwen2ForRewardModel"),
-    score="sigmoid of the logit, of whole answers only",
-    whole_answers=True,
-)
-
 
 class OutcomeModel(PrmFamily):
     """The outcome-model family; see the module."""
 
-    info = INFO
+    info = FamilyInfo(
+        "outcome",
+        ("*ForSequenceClassification", "Qwen2ForRewardModel"),
+        score="sigmoid of the logit, of whole answers only",
+        whole_answers=True,
+    )
+    detect = staticmethod(lambda _: "its architecture")
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Load a reward model with one label.
+
+        Raises:
+            CheckpointError: the number of labels is not 1, or there is no chat template.
+        """
+        model = load_value_model(checkpoint, TextTokenizer(checkpoint), dtype, device)
+        return cls(model, checkpoint.config.get("pad_token_id"))
 
     def __init__(self, model: Model, pad_id: int | None) -> None:
         self.model = model
@@ -39,7 +50,7 @@ class OutcomeModel(PrmFamily):
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem's turn and the opening of the assistant's turn."""
-        return self.model.tokenizer.encode(self.model.tokenizer.render_chat([{"role": "user", "content": problem}]))
+        return self.chat_ids(problem)
 
     def read(self, path: StepPath) -> ScoreInput:
         """The whole answer up to its last token that is not padding, where the score is read."""
@@ -51,13 +62,3 @@ class OutcomeModel(PrmFamily):
     def _chat(self, problem: str, answer: str) -> str:
         messages = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
         return self.model.tokenizer.render_chat(messages, False)
-
-
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> OutcomeModel:
-    """Load a reward model with one label.
-
-    Raises:
-        CheckpointError: the number of labels is not 1, or there is no chat template.
-    """
-    model = load_value_model(checkpoint, TextTokenizer(checkpoint), dtype, device)
-    return OutcomeModel(model, checkpoint.config.get("pad_token_id"))

@@ -10,6 +10,8 @@ of the turn, read three tokens before its end, which is the header's last token.
 stripped, as the template does with turns.
 """
 
+from typing import Self
+
 import torch
 
 from espalier.engine.errors import CheckpointError
@@ -23,17 +25,23 @@ _GOOD, _BAD = "+", "-"
 _IDS = {_GOOD: 10, _BAD: 12, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "ĊĊ": 271}
 _PROBLEM, _STEP, _NEXT = "the problem", "a step", "the next"  # placeholders that locate the template's own text
 
-INFO = FamilyInfo(
-    name="rlhflow",
-    architectures=("LlamaForCausalLM",),
-    score="softmax, `+`",
-)
-
 
 class RlhFlow(PrmFamily):
     """The RLHFlow family; see the module."""
 
-    info = INFO
+    info = FamilyInfo("rlhflow", ("LlamaForCausalLM",), score="softmax, `+`")
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Load a causal language model as a process reward model.
+
+        Raises:
+            CheckpointError: a token or the head is missing, or the chat template has another structure.
+        """
+        tokenizer = TextTokenizer(checkpoint)
+        token_ids = [require_token(checkpoint, tokenizer, token, "whose logits are read") for token in (_GOOD, _BAD)]
+        require_published_ids(checkpoint, tokenizer, 128256, _IDS)
+        return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, probability_of(0), token_ids=token_ids))
 
     def __init__(self, model: Model) -> None:
         """Find the text that the chat template puts around a turn.
@@ -76,15 +84,3 @@ class RlhFlow(PrmFamily):
         for step in steps[1:]:
             messages += [{"role": "assistant", "content": _GOOD}, {"role": "user", "content": step}]
         return self.model.tokenizer.render_chat(messages)
-
-
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> RlhFlow:
-    """Load a causal language model as a process reward model.
-
-    Raises:
-        CheckpointError: a token or the head is missing, or the chat template has another structure.
-    """
-    tokenizer = TextTokenizer(checkpoint)
-    token_ids = [require_token(checkpoint, tokenizer, token, "whose logits are read") for token in (_GOOD, _BAD)]
-    require_published_ids(checkpoint, tokenizer, 128256, _IDS)
-    return RlhFlow(load_scoring_model(checkpoint, tokenizer, dtype, device, probability_of(0), token_ids=token_ids))

@@ -28,20 +28,29 @@ runtime_endpoint.py` (`select`, `compute_normalized_prompt_logprobs`) and how it
 log-probabilities of a prompt. The class is that of any generator, so the family is chosen by the flag only.
 """
 
+import math
 import re
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Annotated, Self
 
+import numpy as np
 import torch
+from pydantic import ConfigDict, Field
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, StepPath
-from espalier.prm.families.settings import read_settings
-from espalier.prm.generative import GenerativeFamily, RationaleSettings
-from espalier.prm.heads import require_one_token
+from espalier.engine.roles import VERIFIER
+from espalier.engine.work import Done, Generate, Generated, Sampling, Score, stream_key
+from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath
+from espalier.prm.heads import read_settings, require_one_token
+from espalier.prm.limits import PathLimits, RationaleLimits
+from espalier.prm.scorer import StepNode, StepScore, steps_with_text
+from espalier.prm.verifier import NodeState, VerifierSession
 
 _PROMPT = (
     "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n{problem}\n\n"
@@ -53,25 +62,189 @@ _QUESTION = "Is the solution correct?"
 _END_OF_THOUGHT = "</think>"
 _LABEL = re.compile(r"(?:## )?Step \d+:")
 
-INFO = FamilyInfo(
-    name="thinkprm",
-    architectures=("Qwen2ForCausalLM",),
-    score="softmax, ` yes` against ` no`; mean over the rationales",
-)
+
+@dataclass(frozen=True, slots=True)
+class RationaleSettings:
+    """Settings of the generation of rationales.
+
+    Attributes:
+        tokens: maximum tokens of a rationale; a longer one is cut off and judged as it is.
+        chains: rationales per path; the score is the mean of their verdicts.
+        temperature: softmax temperature; 0 is greedy.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    tokens: Annotated[int, Field(alias="critique_tokens", ge=1)] = 4096
+    chains: Annotated[int, Field(ge=1)] = 1
+    temperature: Annotated[float, Field(ge=0)] = 0.0
 
 
-class ThinkPrm(GenerativeFamily):
-    """The ThinkPRM family; see the module."""
+@dataclass(slots=True, eq=False)
+class _Rationales:
+    """State of the rationales of one path.
 
-    info = INFO
+    Attributes:
+        text: sequence of the path's text, shared by all rationales.
+        unwritten: number of rationales still being generated.
+        unread: number of rationales without a verdict.
+        extra_tokens: tokens generated and computed so far.
+        scores: verdicts so far, in order of arrival.
+    """
+
+    node: StepNode
+    path: StepPath
+    text: KVSequence
+    unwritten: int
+    unread: int
+    extra_tokens: int
+    scores: list[float] = field(default_factory=list)
+
+
+class RationaleSession(VerifierSession["ThinkPrm"]):
+    """Scores each path by rationales.
+
+    A node's sequence is a fork of the root and adds no tokens. Its text, rationales and verdicts use separate
+    sequences, released with its score. A rationale ends in tokens that its verdict must not see, so its kept prefix is
+    computed again on a fork of the text.
+    """
+
+    def _submit(self, node: StepNode, parent: KVSequence, state: NodeState, max_tokens: int) -> int | None:
+        family, search, path = self._family, self._search, self._path(steps_with_text(node))
+        ids = family.text_ids(path)
+        family.model.require_embedded(VERIFIER, ids)
+        if len(ids) > family.context or len(ids) + family.rationales_cost > max_tokens:
+            return None
+        state.sequence = self._continued(parent, state)
+        text = self._engine.open(VERIFIER, list(ids), search.salt, search.owner)
+        samplings = family.samplings(search.seed, path)
+        self._opened.add(text)
+        chains = len(samplings)
+        rationales = _Rationales(node, path, text, chains, chains, len(ids))
+        work = Generate(search.owner, text, samplings, family.settings.tokens, delimiter="", tag=rationales)
+        self._engine.submit(work)
+        return 0
+
+    def _take(self, done: Done) -> Iterable[StepScore]:
+        if isinstance(done, Generated):
+            self._read_verdict(done)
+            return ()
+        if done.work.tag is None:  # the problem
+            return self._finish(StepScore(self._search.root))
+        rationales, chains = done.work.tag
+        self._release_opened(done.work.sequence)
+        rationales.scores += [self._family.evidence(done.values, None, Sampled())] * chains
+        rationales.unread -= chains
+        if rationales.unread:
+            return ()
+        # fsum is exact, so the order of arrival does not matter.
+        mean = math.fsum(rationales.scores) / len(rationales.scores)
+        return self._finish(StepScore(rationales.node, mean, rationales.extra_tokens))
+
+    def _read_verdict(self, done: Generated) -> None:
+        """Compute the kept prefix of a rationale and the lead-in to its verdict, after the text."""
+        rationales: _Rationales = done.work.tag
+        kept = self._family.kept(rationales.path, done.token_ids)
+        self._engine.release(done.sequence)
+        sequence = self._engine.fork(rationales.text, 1)[0]
+        rationales.unwritten -= len(done.indices)
+        if not rationales.unwritten:
+            self._release_opened(rationales.text)
+        ids = (*kept, *self._family.lead_ids)
+        rationales.extra_tokens += done.own_tokens + len(ids)
+        self._opened.add(sequence)
+        tag = rationales, len(done.indices)
+        self._engine.submit(Score(self._search.owner, sequence, ids, (len(ids) - 1,), tag=tag))
+
+
+class ThinkPrm(PrmFamily):
+    """The ThinkPRM family; see the module.
+
+    The KV of a path does not serve its next step, because the prompt continues between the steps and the rationale.
+    Every step is therefore scored from the whole text, on sequences that are released with its score.
+
+    Attributes:
+        settings: how rationales are generated.
+        closing_tokens: maximum tokens between the last step and the rationale.
+        lead_ids: ids fed after a rationale; the verdict is the next token.
+        verdict_ids: ids of yes and no.
+    """
+
+    info = FamilyInfo(
+        "thinkprm", ("Qwen2ForCausalLM",), score="softmax, ` yes` against ` no`; mean over the rationales"
+    )
+    costly = True
+    session = RationaleSession
 
     def __init__(self, model: Model, settings: RationaleSettings, verdict_ids: tuple[int, int]) -> None:
-        super().__init__(model, settings)
         encode = model.tokenizer.encode
+        self.model = model
+        self.settings = settings
         self.verdict_ids = verdict_ids
         self.lead_ids = tuple(encode(f"\n{_QUESTION}"))
         self.max_special_tokens = len(encode("Step 100: \n"))
         self.closing_tokens = len(encode(self._text("", "{solution}").rpartition("{solution}")[2]))
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Load a generator that was trained to verify.
+
+        Raises:
+            CheckpointError: the checkpoint is no generator, its `prm` object has an unknown key or value, its tokenizer
+                has no single token for a label, or its context leaves no room for a rationale.
+        """
+        if not checkpoint.architecture.endswith("ForCausalLM"):
+            raise CheckpointError(
+                f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}; {cls.info.name} "
+                "generates text and needs a *ForCausalLM; leave out --verifier-family, or give a checkpoint of that "
+                "family"
+            )
+        rule = "chains and critique_tokens, whole numbers from 1, and temperature, a number from 0"
+        settings = read_settings(checkpoint, RationaleSettings, rule)
+        if settings.chains > 1 and settings.temperature == 0:
+            raise CheckpointError(
+                f"{checkpoint.folder}: {settings.chains} rationales at temperature 0 are all the same; set "
+                "prm.temperature in config.json, or prm.chains to 1"
+            )
+        tokenizer = TextTokenizer(checkpoint)
+        yes, no = (
+            require_one_token(checkpoint, tokenizer, label, f"where {cls.info.name} says its verdict")
+            for label in (" yes", " no")
+        )
+        model = load_generator(checkpoint, dtype, device)
+        if max(yes, no) >= model.config.vocab_size:
+            raise CheckpointError(
+                f"{checkpoint.folder} has no embedding for the token in which {cls.info.name} says its verdict; is "
+                "tokenizer.json the one that belongs to these weights?"
+            )
+        thought = tokenizer.token_id(_END_OF_THOUGHT)
+        ends = {*model.eos_token_ids, *([] if thought is None or thought >= model.config.vocab_size else [thought])}
+        family = cls(replace(model, eos_token_ids=tuple(sorted(ends))), settings, (yes, no))
+        if family.context <= family.closing_tokens:
+            raise CheckpointError(
+                f"{checkpoint.folder}: rationales of {settings.tokens} tokens leave nothing of its context of "
+                f"{model.config.max_positions}; set a smaller prm.critique_tokens in its config.json"
+            )
+        return family
+
+    @property
+    def identity(self) -> str:
+        """The name and the rationale settings."""
+        return f"{self.name} {self.settings}"
+
+    @property
+    def context(self) -> int:
+        """Maximum tokens of a path's text: the model's context minus one rationale and its verdict."""
+        return super().context - self.rationale_tokens
+
+    @property
+    def rationales_cost(self) -> int:
+        """Maximum tokens of a path's rationales, each counted twice: to generate it and to read its verdict."""
+        return 2 * self.settings.chains * self.rationale_tokens
+
+    @property
+    def rationale_tokens(self) -> int:
+        """Maximum tokens of one rationale and the lead-in to its verdict."""
+        return self.settings.tokens + len(self.lead_ids)
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem's turn up to the first step."""
@@ -93,54 +266,32 @@ class ThinkPrm(GenerativeFamily):
         ends = accumulate(len(model.tokenizer.decode_bytes([i])) for i in written)
         return written[: sum(at <= end for at in ends)]
 
+    def samplings(self, seed: int, path: StepPath) -> tuple[Sampling, ...]:
+        """Sampling of each rationale, which depends only on the request's seed and the path's text."""
+        text = "\x1f".join((path.problem, *path.steps))
+        return tuple(
+            Sampling(self.settings.temperature, key=stream_key(seed, text, (i,))) for i in range(self.settings.chains)
+        )
+
+    def read(self, path: StepPath) -> ScoreInput:
+        """The path's text and the lead-in to a verdict, without a rationale between them."""
+        ids = (*self.text_ids(path), *self.lead_ids)
+        return ScoreInput(ids, (len(ids) - 1,), full_path=True)
+
+    def evidence(self, values: np.ndarray, before: float | None, sampled: Sampled) -> float:
+        """Probability of yes: the softmax of the logits of yes and no."""
+        yes, no = (float(values[0, i]) for i in self.verdict_ids)
+        return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))
+
+    def bounds(self, limits: PathLimits) -> PathLimits:
+        """Bounds with rationales: each is generated once and read once, after the text of a path."""
+        text = min(limits.prompt_tokens + limits.path_tokens + self.closing_tokens, self.context)
+        path = text + self.rationales_cost
+        rationales = RationaleLimits(text, self.settings.chains, self.rationale_tokens)
+        return replace(limits, path_tokens=path, step_tokens=path, rationales=rationales)
+
     def _text(self, problem: str, solution: str) -> str:
         # Not by str.format or successive replacement: either text may contain braces.
         before, between, after = re.split(r"\{problem\}|\{solution\}", _PROMPT)
         content = f"{before}{problem}{between}{solution}{after}"
         return self.model.tokenizer.render_chat([{"role": "user", "content": content}]) + _OPENING
-
-
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> ThinkPrm:
-    """Load a generator that was trained to verify.
-
-    Raises:
-        CheckpointError: the checkpoint is no generator, its `prm` object has an unknown key or value, its tokenizer has
-            no single token for a label, or its context leaves no room for a rationale.
-    """
-    if not checkpoint.architecture.endswith("ForCausalLM"):
-        raise CheckpointError(
-            f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}; {INFO.name} "
-            "generates text and needs a *ForCausalLM; leave out --verifier-family, or give a checkpoint of that family"
-        )
-    settings = _settings(checkpoint)
-    tokenizer = TextTokenizer(checkpoint)
-    yes, no = (
-        require_one_token(checkpoint, tokenizer, label, f"where {INFO.name} says its verdict")
-        for label in (" yes", " no")
-    )
-    model = load_generator(checkpoint, dtype, device)
-    if max(yes, no) >= model.config.vocab_size:
-        raise CheckpointError(
-            f"{checkpoint.folder} has no embedding for the token in which {INFO.name} says its verdict; is "
-            "tokenizer.json the one that belongs to these weights?"
-        )
-    thought = tokenizer.token_id(_END_OF_THOUGHT)
-    ends = {*model.eos_token_ids, *([] if thought is None or thought >= model.config.vocab_size else [thought])}
-    family = ThinkPrm(replace(model, eos_token_ids=tuple(sorted(ends))), settings, (yes, no))
-    if family.context <= family.closing_tokens:
-        raise CheckpointError(
-            f"{checkpoint.folder}: rationales of {settings.tokens} tokens leave nothing of its context of "
-            f"{model.config.max_positions}; set a smaller prm.critique_tokens in its config.json"
-        )
-    return family
-
-
-def _settings(checkpoint: Checkpoint) -> RationaleSettings:
-    rule = "chains and critique_tokens, whole numbers from 1, and temperature, a number from 0"
-    settings = read_settings(checkpoint, RationaleSettings, rule)
-    if settings.chains > 1 and settings.temperature == 0:
-        raise CheckpointError(
-            f"{checkpoint.folder}: {settings.chains} rationales at temperature 0 are all the same; set prm.temperature "
-            "in config.json, or prm.chains to 1"
-        )
-    return settings

@@ -18,7 +18,7 @@ blank line of each step of a sample and inserts the token of `prm_step_separator
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 
@@ -26,19 +26,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
-from espalier.prm.families.settings import read_settings
-from espalier.prm.heads import load_scoring_model, probability_of
-
-INFO = FamilyInfo(
-    name="token-classifier",
-    architectures=("*ForTokenClassification",),
-    score="softmax, label 1",
-)
-PURE_INFO = FamilyInfo(
-    name="pure",
-    architectures=("*ForTokenClassification",),
-    score="softmax, label 1: (1 + (p1 − p0)) / 2 of what PURE reads",
-)
+from espalier.prm.heads import load_scoring_model, probability_of, read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +41,34 @@ class Layout:
 class TokenClassifier(PrmFamily):
     """The token-classifier family; see the module."""
 
-    info = INFO
+    info = FamilyInfo("token-classifier", ("*ForTokenClassification",), score="softmax, label 1")
+
+    @staticmethod
+    def detect(checkpoint: Checkpoint) -> str:
+        """Detected by its architecture; an optional `prm` object in config.json defines the layout."""
+        if "prm" in checkpoint.config:
+            return "its architecture and the prm object of its config.json"
+        return "its architecture, in TRL's layout (--verifier-family pure strips spaces from the ends of steps)"
+
+    @staticmethod
+    def layout_of(checkpoint: Checkpoint) -> Layout:
+        """The layout that a checkpoint was trained with.
+
+        Raises:
+            CheckpointError: its `prm` object has an unknown value.
+        """
+        return read_settings(checkpoint, Layout, "prompt, raw or chat, step_separator, a text, and score, p1")
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Load a `*ForTokenClassification` checkpoint.
+
+        Raises:
+            CheckpointError: the number of labels is not 2, or its `prm` object has an unknown value.
+        """
+        layout, tokenizer = cls.layout_of(checkpoint), TextTokenizer(checkpoint)
+        output, head = probability_of(1), ("score",)
+        return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, output, layers=head, labels=2), layout)
 
     def __init__(self, model: Model, layout: Layout) -> None:
         self.model = model
@@ -67,11 +82,9 @@ class TokenClassifier(PrmFamily):
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem, through the chat template, or after the tokenizer's bos token if it has one."""
-        tokenizer = self.model.tokenizer
         if self._layout.prompt == "chat":
-            return tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": problem}]))
-        bos = tokenizer.special_token("bos_token")
-        return tokenizer.encode((bos or "") + problem)
+            return self.chat_ids(problem)
+        return self.model.tokenizer.encode((self.model.tokenizer.special_token("bos_token") or "") + problem)
 
     def read(self, path: StepPath) -> ScoreInput:
         """The step's ids and the separator's, whose last token is read."""
@@ -85,39 +98,15 @@ class TokenClassifier(PrmFamily):
 class Pure(TokenClassifier):
     """The PURE family; see the module."""
 
-    info = PURE_INFO
+    info = FamilyInfo(
+        "pure", ("*ForTokenClassification",), score="softmax, label 1: (1 + (p1 − p0)) / 2 of what PURE reads"
+    )
+    detect = None
+
+    @staticmethod
+    def layout_of(checkpoint: Checkpoint) -> Layout:
+        """The layout is PURE's own."""
+        return Layout()
 
     def _text(self, step: str) -> str:
         return stripped_step(step).rstrip()
-
-
-def detect(checkpoint: Checkpoint) -> str | None:
-    """Detected by its architecture; an optional `prm` object in config.json defines the layout."""
-    if "prm" in checkpoint.config:
-        return "its architecture and the prm object of its config.json"
-    return "its architecture, in TRL's layout (--verifier-family pure strips spaces from the ends of steps)"
-
-
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> TokenClassifier:
-    """Load a `*ForTokenClassification` checkpoint.
-
-    Raises:
-        CheckpointError: the number of labels is not 2, or its `prm` object has an unknown value.
-    """
-    rule = "prompt, raw or chat, step_separator, a text, and score, p1"
-    layout = read_settings(checkpoint, Layout, rule)
-    return TokenClassifier(_load_model(checkpoint, dtype, device), layout)
-
-
-def load_pure(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> TokenClassifier:
-    """Load a PURE checkpoint.
-
-    Raises:
-        CheckpointError: the number of labels is not 2.
-    """
-    return Pure(_load_model(checkpoint, dtype, device), Layout())
-
-
-def _load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Model:
-    head = {"layers": ("score",), "labels": 2}
-    return load_scoring_model(checkpoint, TextTokenizer(checkpoint), dtype, device, probability_of(1), **head)

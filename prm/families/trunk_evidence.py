@@ -46,12 +46,7 @@ NAME = "trunk-evidence"
 class TrunkEvidence(SolutionReader):
     """The family of one learned verifier; see the module. Values are a token's log-probability and the head's logit."""
 
-    info = FamilyInfo(
-        name=NAME,
-        architectures=("*ForCausalLM",),
-        score="sigmoid of weighted evidence",
-        of_sampling=True,
-    )
+    info = FamilyInfo(NAME, ("*ForCausalLM",), score="sigmoid of weighted evidence", of_sampling=True)
 
     def __init__(self, model: Model, system_prompt: str, combination: Combination) -> None:
         super().__init__(model, system_prompt)

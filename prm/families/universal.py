@@ -11,6 +11,8 @@ Source: the usage on the model card of infly/Universal-PRM-7B, one text per step
 gives a reference answer where one is known.
 """
 
+from typing import Self
+
 import torch
 
 from espalier.engine.errors import CheckpointError
@@ -23,19 +25,28 @@ from espalier.prm.heads import load_value_model, require_token
 _SYSTEM = "You are a helpful assistant."
 _NO_REFERENCE = "\n\n###\n\nThe reference answer is: There is no reference answer for this question."
 
-INFO = FamilyInfo(
-    name="universal-prm",
-    architectures=(),
-    score="sigmoid",
-)
-
 
 class UniversalPrm(PrmFamily):
     """The Universal-PRM family; see the module."""
 
-    info = INFO
+    info = FamilyInfo("universal-prm", (), score="sigmoid")
     max_special_tokens = 1
     max_probe_tokens = 1
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Load a trunk with a head of one label.
+
+        Raises:
+            CheckpointError: the head or the tokenizer's end token is missing.
+        """
+        tokenizer = TextTokenizer(checkpoint)
+        if (end := tokenizer.special_token("eos_token")) is None:
+            raise CheckpointError(
+                f"tokenizer_config.json of {checkpoint.folder} names no eos_token, where scores are read"
+            )
+        end_id = require_token(checkpoint, tokenizer, end, "where scores are read")
+        return cls(load_value_model(checkpoint, tokenizer, dtype, device), end_id)
 
     def __init__(self, model: Model, end_id: int) -> None:
         self.model = model
@@ -43,9 +54,7 @@ class UniversalPrm(PrmFamily):
 
     def prompt_ids(self, problem: str) -> list[int]:
         """System message, the problem without a reference answer, and the opening of the assistant's turn."""
-        user = {"role": "user", "content": problem + _NO_REFERENCE}
-        tokenizer = self.model.tokenizer
-        return tokenizer.encode(tokenizer.render_chat([{"role": "system", "content": _SYSTEM}, user]))
+        return self.chat_ids(problem + _NO_REFERENCE, _SYSTEM)
 
     def read(self, path: StepPath) -> ScoreInput:
         """The step with its blank line, and the end token, where the score is read."""
@@ -57,16 +66,3 @@ class UniversalPrm(PrmFamily):
         answer = "".join(stripped_step(step) + "\n\n" for step in path.steps)
         ids = [*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer), self._end_id]
         return ScoreInput(tuple(ids), (len(ids) - 1,), num_probe_tokens=1, full_path=True)
-
-
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> UniversalPrm:
-    """Load a trunk with a head of one label.
-
-    Raises:
-        CheckpointError: the head or the tokenizer's end token is missing.
-    """
-    tokenizer = TextTokenizer(checkpoint)
-    if (end := tokenizer.special_token("eos_token")) is None:
-        raise CheckpointError(f"tokenizer_config.json of {checkpoint.folder} names no eos_token, where scores are read")
-    end_id = require_token(checkpoint, tokenizer, end, "where scores are read")
-    return UniversalPrm(load_value_model(checkpoint, tokenizer, dtype, device), end_id)

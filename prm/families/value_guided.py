@@ -10,6 +10,8 @@ Source: arXiv:2505.17373 and its code, github.com/kaiwenw/value-guided-search. T
 read, marks of the thought among them; here the text of each step, which has no marks, is encoded by itself.
 """
 
+from typing import Self
+
 import torch
 
 from espalier.engine.models.checkpoint import Checkpoint
@@ -21,17 +23,28 @@ from espalier.prm.heads import load_scoring_model, probability_of, require_token
 _MARKS = _BEGIN, _USER, _ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
 _INSTRUCTION = " Please think step-by-step and put your final answer within \\boxed{}."
 
-INFO = FamilyInfo(
-    name="value-guided",
-    architectures=("Qwen2ForClassifier",),
-    score="softmax, label 1 of 3; sigmoid of one label",
-)
-
 
 class ValueGuided(PrmFamily):
     """The family of value models; see the module."""
 
-    info = INFO
+    info = FamilyInfo("value-guided", ("Qwen2ForClassifier",), score="softmax, label 1 of 3; sigmoid of one label")
+    detect = staticmethod(lambda _: "its architecture")
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Load a value model with three labels or one.
+
+        Raises:
+            CheckpointError: the head has another number of labels, or the tokenizer lacks a mark of the prompt.
+        """
+        tokenizer = TextTokenizer(checkpoint)
+        for mark in _MARKS:
+            require_token(checkpoint, tokenizer, mark, "which begins a turn of the prompt")
+        head = ("score.0", "score.2")
+        one = checkpoint.shape("score.2.weight") == (1, checkpoint.decoder_config.hidden_size)
+        output, labels = (torch.sigmoid, 1) if one else (probability_of(1), 3)
+        model = load_scoring_model(checkpoint, tokenizer, dtype, device, output, layers=head, labels=labels, bias=False)
+        return cls(model)
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -44,19 +57,3 @@ class ValueGuided(PrmFamily):
         """The step's text, read at its last token."""
         ids = self.model.tokenizer.encode(path.steps[-1])
         return ScoreInput(tuple(ids), (len(ids) - 1,))
-
-
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> ValueGuided:
-    """Load a value model with three labels or one.
-
-    Raises:
-        CheckpointError: the head has another number of labels, or the tokenizer lacks a mark of the prompt.
-    """
-    tokenizer = TextTokenizer(checkpoint)
-    for mark in _MARKS:
-        require_token(checkpoint, tokenizer, mark, "which begins a turn of the prompt")
-    head = ("score.0", "score.2")
-    one = checkpoint.shape("score.2.weight") == (1, checkpoint.decoder_config.hidden_size)
-    output, labels = (torch.sigmoid, 1) if one else (probability_of(1), 3)
-    model = load_scoring_model(checkpoint, tokenizer, dtype, device, output, layers=head, labels=labels, bias=False)
-    return ValueGuided(model)

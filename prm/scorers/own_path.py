@@ -2,9 +2,9 @@
 
 In a search a question is fed on a fork of the path's sequence as the generator has it: its prompt, with its system
 prompt and the conversation before it, then the tokens as they were sampled; the question closes the assistant's turn
-and asks, as in `prm.asked`. So a step costs the tokens of its questions and one more, the path's last, whose KV no
-sampling computes; the path itself is read no second time, and there is no second KV of it. What several questions begin
-with alike is computed once. Given texts have no such sequence and are read by the family, on a KV of its own.
+and asks, as in `prm.families.asked`. So a step costs the tokens of its questions and one more, the path's last, whose
+KV no sampling computes; the path itself is read no second time, and there is no second KV of it. What several questions
+begin with alike is computed once. Given texts have no such sequence and are read by the family, on a KV of its own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,12 +16,11 @@ import numpy as np
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generated, Score, Scored, StopCause
-from espalier.prm.asked import AskedFamily
 from espalier.prm.base import Sampled, ScoreInput
+from espalier.prm.families.asked import AskedFamily
 from espalier.prm.full_rescore import FullRescore
 from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepNode, StepScore
-from espalier.prm.session import SequenceSession
-from espalier.prm.verifier import Verifier
+from espalier.prm.verifier import SequenceSession, Verifier
 
 HEAD = "asked"
 """Name of the generator's head that answers."""
@@ -76,7 +75,7 @@ class OwnPathSession(SequenceSession[AskedFamily]):
         super().__init__(family, search, check)
         self._common = tokens_in_common(family.probes) if len(family.probes) > 1 else ()
         self._rests = [probe[len(self._common) :] for probe in family.probes]
-        self._tokens = 1 + len(self._common) + sum(map(len, self._rests))
+        self._tokens = tokens_of_questions(family.probes)
         self._unasked: dict[StepNode, KVSequence] = {}
 
     def score_sampled(self, node: StepNode, done: Generated) -> None:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.config import DecoderConfig
     from espalier.engine.models.model import Head, Model
-    from espalier.prm.asked import AskedFamily
+    from espalier.prm.families.asked import AskedFamily
     from espalier.prm.scorer import Scorer
-    from espalier.prm.scorers.function import ScoreFunction
+    from espalier.prm.scorers.own import ScoreFunction
     from espalier.prm.verifier import Verifier
     from espalier.search.run.generator import Advice, Generator
     from espalier.search.run.orchestrator import Orchestrator
@@ -137,8 +137,8 @@ def _load_scorer(
         CheckpointError: its checkpoint is incomplete, or nothing of it can be compared with `--verify-incremental`.
     """
     from espalier.prm.families import load_verifier, verifier_of_generator
-    from espalier.prm.scorers.confidence import SCORERS
     from espalier.prm.scorers.own import load_own, scorer_of
+    from espalier.prm.scorers.tokens import SCORERS
     from espalier.prm.scorers.trunk_head import add_trunk_head
     from espalier.prm.verifier import Verifier
     from espalier.search.run.probe_scorer import ProbeScorer
@@ -337,7 +337,7 @@ def load_verifier_alone(
         CheckpointError: there is no verifier that scores given texts.
     """
     check_settings(settings)
-    from espalier.prm.families.yes_no import INFO as YES_NO
+    from espalier.prm.families.asked import YesNo
     from espalier.prm.verifier import Verifier
 
     if not settings.verifier:
@@ -347,7 +347,7 @@ def load_verifier_alone(
         settings = replace(
             settings,
             verifier=settings.generator,
-            verifier_family=settings.verifier_family or YES_NO.name,
+            verifier_family=settings.verifier_family or YesNo.info.name,
             verifier_quantization=quantization,
         )
     engine, _, scorer = _load(replace(settings, generator=""), on_bytes)

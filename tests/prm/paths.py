@@ -7,8 +7,7 @@ from engine_driver import drain
 from espalier.engine.engine import Engine
 from espalier.engine.work import Scored
 from espalier.prm.scorer import ScoredSearch, ScoreStatus, StepScore
-from espalier.prm.session import VerifierSession
-from espalier.prm.verifier import Verifier
+from espalier.prm.verifier import Verifier, VerifierSession
 from espalier.search.tree import Node
 
 PROBLEM = "Tom starts with 38 coins. He finds 47 more.\nHow many has he?"

@@ -13,7 +13,7 @@ from test_prm_in_search import BEAM, BEST_OF_N, run
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
 from espalier.engine.work import Generated
-from espalier.prm.scorers.confidence import Confidence, LowestConfidence
+from espalier.prm.scorers.tokens import Confidence, LowestConfidence
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.generator import Generator
 from espalier.search.run.load import load_orchestrator, load_verifier_alone

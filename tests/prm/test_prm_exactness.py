@@ -17,8 +17,7 @@ from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import load_verifier
 from espalier.prm.limits import PathLimits
 from espalier.prm.scorer import ScoreStatus
-from espalier.prm.session import StepSession
-from espalier.prm.verifier import Verifier
+from espalier.prm.verifier import StepSession, Verifier
 
 Make = Callable[..., tuple[Engine, Verifier]]
 STEPWISE = [

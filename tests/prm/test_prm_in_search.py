@@ -19,8 +19,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.prm.base import PrmFamily, ScoreInput, StepPath
 from espalier.prm.families import load_verifier
 from espalier.prm.families.universal import UniversalPrm
-from espalier.prm.session import StepSession
-from espalier.prm.verifier import Verifier
+from espalier.prm.verifier import StepSession, Verifier
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.growth.search import RunningSearch
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote

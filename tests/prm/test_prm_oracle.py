@@ -10,11 +10,10 @@ from test_prm_exactness import STEPWISE
 from espalier.engine.engine import Engine
 from espalier.engine.errors import ScoreMismatchError
 from espalier.prm.base import PrmFamily, ScoreInput, StepPath
-from espalier.prm.families.from_spec import SpecifiedFamily
 from espalier.prm.families.rlhflow import RlhFlow
+from espalier.prm.families.spec import SpecifiedFamily
 from espalier.prm.scorer import ScoreStatus
-from espalier.prm.session import VerifierSession
-from espalier.prm.verifier import Verifier
+from espalier.prm.verifier import Verifier, VerifierSession
 
 Make = Callable[..., tuple[Engine, Verifier]]
 

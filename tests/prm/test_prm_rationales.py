@@ -25,12 +25,10 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.work import Generated
 from espalier.prm.base import StepPath
 from espalier.prm.families import load_verifier
-from espalier.prm.families.thinkprm import ThinkPrm
-from espalier.prm.generative import RationaleSession
+from espalier.prm.families.thinkprm import RationaleSession, ThinkPrm
 from espalier.prm.limits import PathLimits, RationaleLimits
 from espalier.prm.scorer import ScoreStatus
-from espalier.prm.session import VerifierSession
-from espalier.prm.verifier import Verifier
+from espalier.prm.verifier import Verifier, VerifierSession
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.request import SearchRequest
 from espalier.search.run.generator import Generator

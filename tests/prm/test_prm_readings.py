@@ -15,8 +15,7 @@ from espalier.engine.work import Score, Scored
 from espalier.prm.base import PrmFamily, Sampled, ScoreInput, StepPath, without_label, without_special_tokens
 from espalier.prm.families import load_verifier
 from espalier.prm.scorer import ScoreStatus
-from espalier.prm.session import StepSession
-from espalier.prm.verifier import Verifier
+from espalier.prm.verifier import StepSession, Verifier
 
 Make = Callable[..., tuple[Engine, Verifier]]
 MERGING = """

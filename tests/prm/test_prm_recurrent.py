@@ -19,7 +19,7 @@ from espalier.engine.models.model import Model, load_generator
 from espalier.engine.work import Generated, Scored
 from espalier.prm.base import PrmFamily
 from espalier.prm.families import load_verifier
-from espalier.prm.families.yes_no import YesNo
+from espalier.prm.families.asked import YesNo
 from espalier.prm.scorer import Scorer
 from espalier.prm.scorers.trunk_head import TrunkHead, add_trunk_head
 from espalier.prm.verifier import Verifier

@@ -15,7 +15,7 @@ from espalier.engine.errors import DeviceError, FatalError, NumericalError, Pool
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Sampling
-from espalier.prm.session import StepSession
+from espalier.prm.verifier import StepSession
 from espalier.search import algorithms
 from espalier.search.grading.answers import extract_answer
 from espalier.search.growth import search as running

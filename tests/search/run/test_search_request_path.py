@@ -20,9 +20,8 @@ MAX_MODULES = 82
 """One of them, `kernels.cpu.products.tiles`, on processors without AMX only."""
 OFF = (
     "prm.families.eurus",
+    "prm.families.thinkprm",
     "prm.full_rescore",
-    "prm.generative",
-    "prm.policy_pair",
     "prm.scorers",
     "search.algorithms.own",
     "search.grading.equality",

@@ -14,7 +14,7 @@ from search_runs import BEAM, outcome, outcome_alone
 
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError
 from espalier.engine.roles import VERIFIER
-from espalier.prm.scorers.confidence import Confidence
+from espalier.prm.scorers.tokens import Confidence
 from espalier.search.request import SubmitOptions
 from espalier.search.result import StopReason
 from espalier.search.run.orchestrator import Orchestrator

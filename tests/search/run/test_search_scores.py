@@ -9,7 +9,7 @@ from plain import plain_classifier_scores
 from search_runs import BEAM, crowd, outcome, outcome_alone
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.prm.scorers.confidence import Confidence
+from espalier.prm.scorers.tokens import Confidence
 from espalier.search.common_fields import Aggregation
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.result import Finished, StopReason
