@@ -13,11 +13,10 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.attention import Attend, PrepareAttention, Terms
+from espalier.kernels.attention import Attend, PrepareAttention, Terms, write_kv
 from espalier.kernels.batch import AttentionBatch, StepBatch
-from espalier.kernels.cache import write_kv
-from espalier.kernels.kept import Kept
 from espalier.kernels.layout import LayerKV
+from espalier.kernels.linear import Kept
 from espalier.kernels.rotary import Rotary, apply_rotary, attention_factor, inverse_frequencies, rotary_table
 
 
@@ -143,9 +142,10 @@ class Layers(Protocol):
             layers: from 1 to the last layer's number; those before stay.
 
         Raises:
-            UnsupportedShapeError: these layers give none.
+            UnsupportedShapeError: there is no such layer, or its states are not given.
         """
-        raise UnsupportedShapeError("states between layers are not given by this backend")
+        self.taps = tuple(sorted({*self.taps, *(self._checked(layer, first=1) for layer in layers)}))
+        self._on_taps()
 
     def tap_raw(self, layer: int) -> None:
         """Have `forward` give the states that enter one layer as that layer gets them, from which it can be computed.
@@ -154,9 +154,18 @@ class Layers(Protocol):
             layer: from 0 to the last layer's number; it takes the place of one before.
 
         Raises:
-            UnsupportedShapeError: these layers give none.
+            UnsupportedShapeError: there is no such layer, or its states are not given.
         """
-        raise UnsupportedShapeError("states between layers are not given as they are by this backend")
+        self.raw_tap = self._checked(layer, first=0)
+        self._on_taps()
+
+    def _checked(self, layer: int, first: int) -> int:
+        if not first <= layer < len(self):
+            raise UnsupportedShapeError(f"there is no layer {layer} of {first} to {len(self) - 1}")
+        return layer
+
+    def _on_taps(self) -> None:
+        """Forget what was prepared for other taps."""
 
     def __len__(self) -> int: ...
 
@@ -194,30 +203,6 @@ class Layers(Protocol):
         ...
 
 
-def checked_taps(layers: Layers, added: Sequence[int]) -> tuple[int, ...]:
-    """The taps of layers with others added, for `Layers.tap`.
-
-    Raises:
-        UnsupportedShapeError: there is no such layer.
-    """
-    return tuple(sorted({*layers.taps, *(_checked(layers, layer, first=1) for layer in added)}))
-
-
-def checked_raw_tap(layers: Layers, layer: int) -> int:
-    """The layer, for `Layers.tap_raw`.
-
-    Raises:
-        UnsupportedShapeError: there is no such layer.
-    """
-    return _checked(layers, layer, first=0)
-
-
-def _checked(layers: Layers, layer: int, first: int) -> int:
-    if not first <= layer < len(layers):
-        raise UnsupportedShapeError(f"there is no layer {layer} of {first} to {len(layers) - 1}")
-    return layer
-
-
 class TorchLayers(Layers):
     """`Layers` in plain torch, operation by operation, for any device and dtype."""
 
@@ -242,14 +227,6 @@ class TorchLayers(Layers):
     def weights(self, index: int) -> LayerWeights:
         """See `Layers`."""
         return self._layers[index]
-
-    def tap(self, layers: Sequence[int]) -> None:
-        """See `Layers`."""
-        self.taps = checked_taps(self, layers)
-
-    def tap_raw(self, layer: int) -> None:
-        """See `Layers`."""
-        self.raw_tap = checked_raw_tap(self, layer)
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""

@@ -14,7 +14,7 @@ block at once, and an attention weight with all elements of a value.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
@@ -63,8 +63,42 @@ class LayerKV:
     group: int = 0
 
 
+class SlabLayout:
+    """Blocks of one size in slabs, whose ends they may leave unused."""
+
+    dtype: torch.dtype
+    slab_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.blocks_per_slab < 1:
+            raise ValueError(f"a slab of {self.slab_bytes} bytes cannot hold one block of {self.block_bytes} bytes")
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block: the KV of all layers of a group, or a sequence's state."""
+        raise NotImplementedError
+
+    @cached_property  # asked for at each step and for each block
+    def blocks_per_slab(self) -> int:
+        """Number of blocks that fit in one slab."""
+        return self.slab_bytes // self.block_bytes
+
+    @property
+    def wasted_bytes_per_slab(self) -> int:
+        """Bytes at a slab's end that no block covers."""
+        return self.slab_bytes - self.blocks_per_slab * self.block_bytes
+
+    def _view(
+        self, kv_pool: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+    ) -> torch.Tensor:
+        """Returns `[num_slabs, *shape]`, `offset` elements into every slab."""
+        slabs = kv_pool.numel() // self.slab_bytes
+        slab_stride = self.slab_bytes // self.dtype.itemsize
+        return kv_pool.view(self.dtype).as_strided((slabs, *shape), (slab_stride, *strides), offset)
+
+
 @dataclass(frozen=True)
-class KVLayout:
+class KVLayout(SlabLayout):
     """Layout of one KV group's blocks inside slabs.
 
     Attributes:
@@ -90,10 +124,6 @@ class KVLayout:
     value_dim: int = 0
     group: int = 0
 
-    def __post_init__(self) -> None:
-        if self.blocks_per_slab < 1:
-            raise ValueError(f"a slab of {self.slab_bytes} bytes cannot hold one block of {self.block_bytes} bytes")
-
     @property
     def bytes_per_token(self) -> int:
         """KV bytes of one token, all layers of the group."""
@@ -104,16 +134,6 @@ class KVLayout:
     def block_bytes(self) -> int:
         """KV bytes of one block, all layers of the group."""
         return self.bytes_per_token * self.block_size
-
-    @cached_property  # asked for at each step and for each block
-    def blocks_per_slab(self) -> int:
-        """Number of blocks that fit in one slab."""
-        return self.slab_bytes // self.block_bytes
-
-    @property
-    def wasted_bytes_per_slab(self) -> int:
-        """Bytes at a slab's end that no block covers."""
-        return self.slab_bytes - self.blocks_per_slab * self.block_bytes
 
     @property
     def slot_elements(self) -> tuple[int, int]:
@@ -154,14 +174,6 @@ class KVLayout:
             for elements, first in ((of_keys, 0), (of_values, slots * of_keys))
         ]
 
-    def _view(
-        self, kv_pool: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
-    ) -> torch.Tensor:
-        """Returns `[num_slabs, *shape]`, `offset` elements into every slab."""
-        slabs = kv_pool.numel() // self.slab_bytes
-        slab_stride = self.slab_bytes // self.dtype.itemsize
-        return kv_pool.view(self.dtype).as_strided((slabs, *shape), (slab_stride, *strides), offset)
-
 
 StateShape = tuple[int, ...]
 """Shape of one part of a sequence's recurrent state, float32."""
@@ -170,7 +182,7 @@ _ALIGNED = 16
 
 
 @dataclass(frozen=True)
-class StateLayout:
+class StateLayout(SlabLayout):
     """Layout of recurrent states inside slabs: a block is the state of one sequence, all layers, float32.
 
         slab   [slot][slot] ...       then unused bytes, less than one block
@@ -182,16 +194,12 @@ class StateLayout:
         slab_bytes: size of one slab of the KV pool.
     """
 
-    dtype: ClassVar[torch.dtype] = torch.float32
+    dtype: torch.dtype = field(default=torch.float32, init=False)
     bytes_per_token: ClassVar[int] = 0
 
     shapes: tuple[StateShape, ...]
     block_size: int
     slab_bytes: int
-
-    def __post_init__(self) -> None:
-        if self.blocks_per_slab < 1:
-            raise ValueError(f"a slab of {self.slab_bytes} bytes cannot hold one state of {self.block_bytes} bytes")
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -206,16 +214,6 @@ class StateLayout:
         """Bytes of one state."""
         return state_bytes(self.shapes)
 
-    @cached_property
-    def blocks_per_slab(self) -> int:
-        """Number of states that fit in one slab."""
-        return self.slab_bytes // self.block_bytes
-
-    @property
-    def wasted_bytes_per_slab(self) -> int:
-        """Bytes at a slab's end that no state covers."""
-        return self.slab_bytes - self.blocks_per_slab * self.block_bytes
-
     def starts(self, blocks: np.ndarray) -> np.ndarray:
         """Elements of the KV pool before each of `blocks`, int64."""
         slabs, slots = np.divmod(blocks.astype(np.int64), self.blocks_per_slab)
@@ -223,10 +221,8 @@ class StateLayout:
 
     def block_views(self, kv_pool: torch.Tensor) -> list[torch.Tensor]:
         """View for copies of whole states, `[num_slabs, 1, slot, elements]`; see `KVLayout.block_views`."""
-        item, elements = self.dtype.itemsize, self.block_bytes // self.dtype.itemsize
-        shape = kv_pool.numel() // self.slab_bytes, 1, self.blocks_per_slab, elements
-        strides = self.slab_bytes // item, self.slab_bytes // item, elements, 1
-        return [kv_pool.view(self.dtype).as_strided(shape, strides)]
+        slots, elements = self.blocks_per_slab, self.block_bytes // self.dtype.itemsize
+        return [self._view(kv_pool, (1, slots, elements), (slots * elements, elements, 1), 0)]
 
 
 def state_bytes(shapes: Iterable[StateShape]) -> int:
@@ -236,3 +232,19 @@ def state_bytes(shapes: Iterable[StateShape]) -> int:
 
 Layout = KVLayout | StateLayout
 """Layout of blocks in slabs."""
+
+
+def copy_blocks(layout: Layout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
+    """Copy whole blocks, all layers of a KV group, in one call; a block may not be both source and destination.
+
+    Args:
+        layout: that of the group, or of states.
+        kv_pool: uint8 KV pool, written in place.
+        sources: block ids to read.
+        destinations: block ids to write, one for each source.
+    """
+    slots = layout.blocks_per_slab
+    source = torch.tensor(sources, dtype=torch.int64, device=kv_pool.device)
+    target = torch.tensor(destinations, dtype=torch.int64, device=kv_pool.device)
+    for blocks in layout.block_views(kv_pool):
+        blocks[target // slots, :, target % slots] = blocks[source // slots, :, source % slots]

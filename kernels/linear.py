@@ -1,7 +1,8 @@
 """Matrix products with a fixed weight: the torch reference."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,18 @@ QuantizedPacker = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, Rest 
 """Makes a weight that `torch.nn.functional.linear` takes out of quantised values, int8 `[out, in]`, their scales,
 float32 `[out, groups]`, their zeros, int8 `[out, groups]`, the bits of a value, 8 or 4, and, where products of bytes
 are to add it, what rounding took."""
+
+
+class Kept(NamedTuple):
+    """Weights as a backend has prepared them: tensors, and all else that is needed to use them again.
+
+    Attributes:
+        tensors: on the host, by name.
+        facts: numbers, texts and lists of them, as JSON holds them.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    facts: Mapping[str, Any]
 
 
 class Linear:

@@ -1,5 +1,7 @@
 """Penalizing and filtering logits, and drawing tokens from them: the torch references."""
 
+from typing import Any, NamedTuple
+
 import torch
 
 FILTERED = -1e30
@@ -40,24 +42,10 @@ def filter_logits(
     return logits.scatter(1, order, torch.where(keep, ordered, FILTERED))
 
 
-def penalize_tokens(
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    tokens: torch.Tensor,
-    starts: torch.Tensor,
-    ends: torch.Tensor,
-    repetitions: torch.Tensor,
-    presences: torch.Tensor,
-    frequencies: torch.Tensor,
-) -> None:
-    """Make the tokens less likely that stand before each draw, each once however often it stands there; in place.
+class TokenPenalties(NamedTuple):
+    """Penalties of R draws for the tokens before them; tensors, or arrays.
 
-    As transformers and vLLM have them, in vLLM's order: logits are divided by the repetition penalty, negative ones
-    multiplied; then the frequency penalty is taken off for each time that a token was generated, and the presence
-    penalty once for those that were.
-
-    Args:
-        logits: float32 `[B, vocabulary]`, written.
+    Attributes:
         rows: int64 `[R]`, the rows of the logits that have penalties; distinct.
         tokens: int32 `[R, length]`, the sequence of each, of ids below the vocabulary; at least one token.
         starts: int64 `[R]`, the place of the first token that was generated.
@@ -66,6 +54,24 @@ def penalize_tokens(
         presences: float32 `[R]`.
         frequencies: float32 `[R]`.
     """
+
+    rows: Any
+    tokens: Any
+    starts: Any
+    ends: Any
+    repetitions: Any
+    presences: Any
+    frequencies: Any
+
+
+def penalize_tokens(logits: torch.Tensor, penalties: TokenPenalties) -> None:
+    """Make the tokens less likely that stand before each draw, each once however often it stands there; in place.
+
+    As transformers and vLLM have them, in vLLM's order: logits, float32 `[B, vocabulary]`, are divided by the
+    repetition penalty, negative ones multiplied; then the frequency penalty is taken off for each time that a token was
+    generated, and the presence penalty once for those that were.
+    """
+    rows, tokens, starts, ends, repetitions, presences, frequencies = penalties
     places = torch.arange(tokens.shape[1], device=tokens.device)
     # What does not count stands for the first token, which is then given the same logit several times.
     ids = torch.where(places < ends[:, None], tokens, tokens[:, :1]).long().clamp(0, logits.shape[1] - 1)

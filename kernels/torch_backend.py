@@ -6,14 +6,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from espalier.kernels.attention import Attend, GatheredAttention
-from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.cache import copy_blocks, write_kv
-from espalier.kernels.calls import Call, PrepareStep, TorchStepCalls
-from espalier.kernels.kept import Kept
+from espalier.kernels.attention import Call, GatheredAttention, PrepareStep, TorchStepCalls, write_kv
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
-from espalier.kernels.layout import KVLayout, LayerKV
-from espalier.kernels.linear import GroupedLinear, Linear, QuantizedPacker
+from espalier.kernels.layout import KVLayout, copy_blocks
+from espalier.kernels.linear import GroupedLinear, Kept, Linear, QuantizedPacker
 from espalier.kernels.recurrent import causal_convolution, gated_recurrence, selective_scan, state_space_scan
 from espalier.kernels.sampling import draw_tokens, filter_logits, mask_tokens, penalize_tokens
 
@@ -28,8 +24,9 @@ class TorchBackend:
         layout: how the blocks of a model lie in the KV pool, so that this backend's attention reads them fast.
         rows_are_independent: whether each row of a result has the same bits whatever other rows its batch holds, so
             that a request gives the same tokens alone and beside others.
-        write_kv: see `kernels.cache.write_kv`.
-        copy_blocks: see `kernels.cache.copy_blocks`.
+        prepare_attention: attention of one step, for all of its layers; see `kernels.attention.PrepareAttention`.
+        write_kv: see `kernels.attention.write_kv`.
+        copy_blocks: see `kernels.layout.copy_blocks`.
         penalize_tokens: see `kernels.sampling.penalize_tokens`.
         mask_tokens: see `kernels.sampling.mask_tokens`.
         filter_logits: see `kernels.sampling.filter_logits`.
@@ -41,6 +38,7 @@ class TorchBackend:
     layout: type[KVLayout] = KVLayout
     rows_are_independent = False
     keeps_int8 = False
+    prepare_attention = staticmethod(GatheredAttention)
     write_kv = staticmethod(write_kv)
     causal_convolution = staticmethod(causal_convolution)
     gated_recurrence = staticmethod(gated_recurrence)
@@ -79,10 +77,6 @@ class TorchBackend:
     def weight_of_kept(self, kept: Kept) -> torch.Tensor:
         """The weight that `keep_weight` was given, of the same kind of backend."""
         raise NotImplementedError
-
-    def prepare_attention(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
-        """Attention of one step, for all of its layers; see `kernels.attention.PrepareAttention`."""
-        return GatheredAttention(layer_kv, batch, num_heads)
 
     def prepare_calls(self, calls: Sequence[Call], device: torch.device) -> PrepareStep:
         """Attention of a decoder whose layers are not the engine's.

@@ -9,7 +9,7 @@ import torch
 
 from espalier.engine.work import NO_PENALTIES, Penalties, Sampling
 from espalier.kernels.backend import Backend
-from espalier.kernels.sampling import FILTERED
+from espalier.kernels.sampling import FILTERED, TokenPenalties
 
 _INCREMENT = 0x9E3779B97F4A7C15
 """Added by SplitMix64 for each position."""
@@ -270,5 +270,5 @@ class PenaltyBatch:
             out[rows, tokens] += values
         if len(self._rows):
             tokens, ends = before(self._rows)
-            self._penalize_tokens(out, self._places, tokens, self._starts, ends, *self._values)
+            self._penalize_tokens(out, TokenPenalties(self._places, tokens, self._starts, ends, *self._values))
         return out

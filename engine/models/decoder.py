@@ -18,9 +18,9 @@ from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import make_quantizer, refined_outputs, stored_bytes
 from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.batch import StepBatch
-from espalier.kernels.kept import Kept
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV
+from espalier.kernels.linear import Kept
 
 log = logging.getLogger("espalier.engine")
 MIN_INT8_WEIGHTS = 200_000_000

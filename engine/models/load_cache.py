@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from espalier import kernels
-from espalier.kernels.kept import Kept
+from espalier.kernels.linear import Kept
 
 log = logging.getLogger("espalier.engine")
 MAX_BYTES = 16 * 2**30

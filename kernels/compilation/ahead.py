@@ -9,15 +9,16 @@ to.
 import fcntl
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, TextIO
 
 import numba
 
 from espalier.kernels.compilation.compiler import is_compiled, kept_in
-from espalier.kernels.compilation.progress import Progress
 from espalier.kernels.compilation.worker import Worker
 
 _MAX_PROCESSES = 4
@@ -77,6 +78,39 @@ def compile_ahead(wanted: Sequence[Compilation], cores: int) -> None:
                     queue.complete(one)
     for one in wanted:
         one.run()
+
+
+class Progress:
+    """The line that says how far compilation is: rewritten in its place on a terminal, else at beginning and end."""
+
+    def __init__(self, stream: TextIO | None, once: bool) -> None:
+        """Write to `stream`, if there is one; `once` says whether what is compiled will be kept."""
+        self._stream = stream
+        self._what = "CPU kernels, once for this machine" if once else "CPU kernels, which cannot be kept"
+        self._start = time.monotonic()
+        self._shown = False
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if self._shown and not failed:
+            self._write(f"compiled {self._what}: {time.monotonic() - self._start:.1f} s", last=True)
+
+    def show(self, done: int, total: int) -> None:
+        """Say that `done` of `total` functions are compiled."""
+        if total and (self._in_place or not done):
+            self._shown = True
+            self._write(f"compiling {self._what}: {done} of {total}", last=not self._in_place)
+
+    @property
+    def _in_place(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
+    def _write(self, text: str, last: bool) -> None:
+        if self._stream is not None:
+            self._stream.write(f"\r{text:<72}" if self._in_place else text)
+            self._stream.write("\n" if last else "")
 
 
 @contextmanager

@@ -5,8 +5,6 @@ from typing import cast
 
 import torch
 
-from espalier.kernels.attention import Attend
-from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.compilation.ahead import Compilation, compile_ahead
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.cpu.attention.paged import CpuAttention
@@ -17,8 +15,7 @@ from espalier.kernels.cpu.layer_weights import run_in_one_call
 from espalier.kernels.cpu.products.int8_linear import Int8Weight, int8_of_kept, kept_int8, pack_int8
 from espalier.kernels.cpu.products.linear import CpuLinear
 from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_quantized
-from espalier.kernels.cpu.recurrent.convolution import causal_convolution_cpu
-from espalier.kernels.cpu.recurrent.recurrence import gated_recurrence_cpu
+from espalier.kernels.cpu.recurrent import causal_convolution_cpu, gated_recurrence_cpu
 from espalier.kernels.cpu.sampling import (
     draw_tokens_cpu,
     filter_logits_cpu,
@@ -27,10 +24,8 @@ from espalier.kernels.cpu.sampling import (
     sampling_compilations,
 )
 from espalier.kernels.cpu.threads import set_threads, usable_cores
-from espalier.kernels.kept import Kept
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
-from espalier.kernels.layout import LayerKV
-from espalier.kernels.linear import Linear, QuantizedPacker, Rest
+from espalier.kernels.linear import Kept, Linear, QuantizedPacker, Rest
 from espalier.kernels.torch_backend import TorchBackend
 
 
@@ -39,6 +34,7 @@ class CpuBackend(TorchBackend):
 
     rows_are_independent = True
     keeps_int8 = HAS_VNNI
+    prepare_attention = staticmethod(CpuAttention)
     copy_blocks = staticmethod(copy_blocks_cpu)
     penalize_tokens = staticmethod(penalize_tokens_cpu)
     mask_tokens = staticmethod(mask_tokens_cpu)
@@ -62,7 +58,7 @@ class CpuBackend(TorchBackend):
 
     def layers_of_kept(self, kept: Kept, count: int, spec: DecoderSpec, outer: EmbeddingAndNorm) -> Layers:
         """See `Backend`."""
-        return _compiled(CpuLayers(count, _no_weights, spec, outer, kept))
+        return _compiled(CpuLayers(count, kept, spec, outer))
 
     def keep_weight(self, weight: torch.Tensor) -> Kept | None:
         """See `Backend`."""
@@ -71,10 +67,6 @@ class CpuBackend(TorchBackend):
     def weight_of_kept(self, kept: Kept) -> torch.Tensor:
         """See `Backend`."""
         return cast(torch.Tensor, int8_of_kept(*kept, "weight"))
-
-    def prepare_attention(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
-        """See `Backend`."""
-        return CpuAttention(layer_kv, batch, num_heads)
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """See `Backend`; a copy of the weight in another order takes the place of the given one."""
@@ -104,10 +96,6 @@ def _pack(
     if bits == 8 and HAS_VNNI:
         return pack_int8(values, scales, rest)
     return pack_quantized(values, scales, zeros, bits)
-
-
-def _no_weights(index: int) -> LayerWeights:
-    raise AssertionError(f"layer {index} is packed already")
 
 
 def _compiled(layers: CpuLayers) -> CpuLayers:

@@ -17,12 +17,13 @@ from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.attention.paged import (
     TOKENS_PER_ITEM,
     UNLIMITED,
+    FlatTerms,
     attend,
     attend_compilation,
     flat_kv_pool,
     scratch_for,
 )
-from espalier.kernels.cpu.attention.spans import NO_SPANS, Geometry, Spans, find_spans, geometry_of
+from espalier.kernels.cpu.attention.spans import FlatKV, Geometry, Spans, find_spans, geometry_of, no_spans
 from espalier.kernels.cpu.layer_weights import StackedLayers, StackedWeights
 from espalier.kernels.cpu.phases import (
     ROWS_PER_ROTATION,
@@ -44,6 +45,8 @@ from espalier.kernels.cpu.products.linear import (
     PACKS,
     PANEL,
     ROWS,
+    Shares,
+    Weight,
     microkernel,
     multiply_phase,
     output_buffer,
@@ -53,20 +56,18 @@ from espalier.kernels.cpu.products.linear import (
     store_rows,
     stored_rows,
 )
-from espalier.kernels.cpu.products.tiles import aligned
+from espalier.kernels.cpu.products.tiles import LeftSide, aligned
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import num_threads, parallel_run, phase_items
-from espalier.kernels.kept import Kept
 from espalier.kernels.layers import (
     Activation,
     DecoderSpec,
     EmbeddingAndNorm,
     Layers,
     LayerWeights,
-    checked_raw_tap,
-    checked_taps,
 )
 from espalier.kernels.layout import KVLayout, LayerKV
+from espalier.kernels.linear import Kept
 
 _PHASES = 9
 """Phases of one layer: norm; qkv; rotary and store; attention; packing its result; out; norm; gate and up; down.
@@ -106,7 +107,6 @@ class _Group(NamedTuple):
         writes: the block of each row's token, -1 where it is not written, and its position there.
     """
 
-    geometry: Geometry
     spans: Spans
     writes: tuple[np.ndarray, np.ndarray]
 
@@ -189,14 +189,15 @@ def _forward(counters: int, step: _Step) -> None:
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
     hidden, branch, normed, qkv, attn_out, packed_attn_out, gated = buffers
     qkv_parts, hidden_parts, gated_parts = parts
-    rows, width, wide = len(rotary[0]), norms.shape[2], groups[0].geometry.heads * groups[0].geometry.head_dim
+    rows, width = len(rotary[0]), norms.shape[2]
+    wide = groups[0].spans.geometry.heads * groups[0].spans.geometry.head_dim
     stride = (width + PANEL - 1) // PANEL * PANEL
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
     few = (rows + FEW_ROWS - 1) // FEW_ROWS
     some, packed = (rows + ROWS_PER_ROTATION - 1) // ROWS_PER_ROTATION, few if packs else 0
-    own_scratch = scratch_for(groups[0].geometry, groups[0].spans)
+    own_scratch = scratch_for(groups[0].spans)
     for group in range(1, len(groups)):
-        other = scratch_for(groups[group].geometry, groups[group].spans)
+        other = scratch_for(groups[group].spans)
         if len(other) > len(own_scratch):
             own_scratch = other
     scratch, room = microkernel.scratch(), aligned((2 * ROWS + 1) * PANEL)
@@ -211,8 +212,8 @@ def _forward(counters: int, step: _Step) -> None:
     phase: Any = np.int64(0)  # a plain 0 has a type of its own
     none_refined: Any = np.int64(0)
     for layer in range(len(norms)):
-        keys_at, values_at = places[layer, 0], places[layer, 1]
-        geometry, spans, writes = groups[places[layer, 2]]
+        kv = FlatKV(flat, places[layer, 0], places[layer, 1])
+        spans, writes = groups[places[layer, 2]]
 
         for item in phase_items(counters, phase, few):
             if layer == 0:
@@ -227,38 +228,29 @@ def _forward(counters: int, step: _Step) -> None:
             norm_and_store_rows(item, rows, hidden, stride, norms[layer, 0], eps, normed)
         phase += 1
 
-        at = layer * (qkv_count + refined) * PANEL * width
-        bias = qkv_bias[layer]
-        multiply_phase(
-            counters, phase, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, refined, bias, qkv,
-            scratch,
-        )  # fmt: skip
+        weight = Weight(qkv_panels, layer * (qkv_count + refined) * PANEL * width, qkv_count, refined)
+        shares, left = Shares(counters, phase, qkv_parts, threads), LeftSide(normed, 0, rows, width)
+        multiply_phase(shares, left, weight, qkv_bias[layer], qkv, scratch)
         phase += 1
 
         for item in phase_items(counters, phase, some):
-            rotate_and_store(
-                item, qkv, head_norms[layer], eps, rotary, pairs[layer], flat, keys_at, values_at, geometry, writes
-            )
+            rotate_and_store(item, qkv, head_norms[layer], eps, rotary, pairs[layer], kv, spans.geometry, writes)
             if not post_norms:  # nothing reads the residual stream until `out` adds to it
                 add_rows(item, stride, out_bias[layer], hidden)
         phase += 1
 
+        terms = FlatTerms(scale, windows[layer], no_softcap, nothing)
         for item in phase_items(counters, phase, len(spans.items)):
-            attend(
-                item, scale, windows[layer], no_softcap, nothing, qkv, flat, keys_at, values_at, geometry, spans,
-                own_scratch, attn_out,
-            )  # fmt: skip
+            attend(item, terms, qkv, kv, spans, own_scratch, attn_out)
         phase += 1
 
         for item in phase_items(counters, phase, packed):
             store_rows(item, rows, wide, attn_out, packed_attn_out)
         phase += 1
 
-        at, bias = layer * hidden_count * PANEL * wide, out_bias[layer] if post_norms else nothing
-        multiply_phase(
-            counters, phase, hidden_parts, threads, packed_attn_out, rows, wide, out_panels, at, hidden_count,
-            none_refined, bias, target, scratch,
-        )  # fmt: skip
+        weight = Weight(out_panels, layer * hidden_count * PANEL * wide, hidden_count, none_refined)
+        shares, left = Shares(counters, phase, hidden_parts, threads), LeftSide(packed_attn_out, 0, rows, wide)
+        multiply_phase(shares, left, weight, out_bias[layer] if post_norms else nothing, target, scratch)
         phase += 1
 
         for item in phase_items(counters, phase, few):
@@ -267,18 +259,14 @@ def _forward(counters: int, step: _Step) -> None:
             norm_and_store_rows(item, rows, hidden, stride, norms[layer, 1], eps, normed)
         phase += 1
 
-        at = layer * 2 * gated_count * PANEL * width
-        gated_phase(
-            counters, phase, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gelu, gated,
-            sums, scratch,
-        )  # fmt: skip
+        weight = Weight(gate_up_panels, layer * 2 * gated_count * PANEL * width, gated_count, none_refined)
+        shares, left = Shares(counters, phase, gated_parts, threads), LeftSide(normed, 0, rows, width)
+        gated_phase(shares, left, weight, gelu, gated, sums, scratch)
         phase += 1
 
-        at = layer * hidden_count * PANEL * inner
-        multiply_phase(
-            counters, phase, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, none_refined,
-            no_bias, target, scratch,
-        )  # fmt: skip
+        weight = Weight(down_panels, layer * hidden_count * PANEL * inner, hidden_count, none_refined)
+        shares, left = Shares(counters, phase, hidden_parts, threads), LeftSide(gated, 0, rows, inner)
+        multiply_phase(shares, left, weight, no_bias, target, scratch)
         phase += 1
 
     for item in phase_items(counters, phase, few):
@@ -297,23 +285,20 @@ class CpuLayers(Layers):
     """
 
     def __init__(
-        self,
-        count: int,
-        load: Callable[[int], LayerWeights],
-        spec: DecoderSpec,
-        outer: EmbeddingAndNorm,
-        kept: Kept | None = None,
+        self, count: int, load: Callable[[int], LayerWeights] | Kept, spec: DecoderSpec, outer: EmbeddingAndNorm
     ) -> None:
         """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals.
 
-        With `kept`, what `kept()` gave, they are packed already.
+        They are packed already where they are what `kept()` gave.
         """
         self.outer = outer
         self.tokens_per_item = TOKENS_PER_ITEM
         self._kv_places: _KVPlaces | None = None  # of the KV pool that the last step was on
         self._last = _LastStep()
         self._spec = spec
-        self._stacked = StackedLayers.of_kept(kept, spec) if kept else StackedLayers.load(count, load, spec)
+        self._stacked = (
+            StackedLayers.of_kept(load, spec) if isinstance(load, Kept) else StackedLayers.load(count, load, spec)
+        )
         self._windows = np.array([spec.window(index) or UNLIMITED for index in range(count)])
         self._places_of_taps = np.full(count, -1)
         frequencies = [(inverse.numpy(), np.full(len(inverse), f, np.float32)) for inverse, f in spec.frequencies()]
@@ -337,16 +322,9 @@ class CpuLayers(Layers):
         """See `Layers`."""
         return self._stacked.kept()
 
-    def tap(self, layers: Sequence[int]) -> None:
-        """See `Layers`."""
-        self.taps = checked_taps(self, layers)
+    def _on_taps(self) -> None:
         self._places_of_taps = np.full(len(self), -1)
         self._places_of_taps[list(self.taps)] = range(len(self.taps))
-        self._last = _LastStep()
-
-    def tap_raw(self, layer: int) -> None:
-        """See `Layers`."""
-        self.raw_tap = checked_raw_tap(self, layer)
         self._last = _LastStep()
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
@@ -381,7 +359,7 @@ class CpuLayers(Layers):
         return _KVPlaces(layer_kvs, flat_kv_pool(layer_kvs[0]), np.array(offsets), geometries)
 
     def _group(self, batch: AttentionBatch, rows: int, geometry: Geometry) -> _Group:
-        return _Group(geometry, find_spans(batch, self.tokens_per_item, geometry), _writes(batch, rows, geometry.slots))
+        return _Group(find_spans(batch, self.tokens_per_item, geometry), _writes(batch, rows, geometry.slots))
 
     def _step(
         self, tokens: Tokens, kv_places: _KVPlaces, groups: tuple[_Group, ...], output: np.ndarray, tapped: np.ndarray
@@ -400,7 +378,7 @@ class CpuLayers(Layers):
         s, stacked, rows, width = self._spec, self._stacked, len(tokens.ids), self.outer.embedding.shape[1]
         pairs = self._outer.frequencies.shape[1]
         stride, inner = (-(-n // PANEL) * PANEL for n in (width, stacked.inner))
-        wide, query_stride = s.num_heads * s.head_dim, groups[0].geometry.query_stride
+        wide, query_stride = s.num_heads * s.head_dim, groups[0].spans.geometry.query_stride
         attn_out = np.empty(rows * wide, np.float32)
         rows_of, packs = (int8_rows, True) if stacked.int8 else (stored_rows, PACKS)
         return _Step(
@@ -442,24 +420,28 @@ class CpuLayers(Layers):
         layout = KVLayout(1, s.num_kv_heads, s.head_dim, 1, torch.float32, 8 * s.num_kv_heads * s.head_dim)
         kv = layout.layer_view(torch.empty(layout.slab_bytes, dtype=torch.uint8), 0)
         kv_places, output = self._places_of([kv]), np.empty(self.outer.embedding.shape[1], np.float32)
-        group = _Group(kv_places.geometries[kv.group], NO_SPANS, (int64s, int64s))
+        group = _Group(no_spans(kv_places.geometries[kv.group]), (int64s, int64s))
         step = self._new_step(Tokens(int64s, int64s), kv_places, (group,) * len(set(self._windows)), output, output)
         weights, buffers, flat, floats = step.weights, step.buffers, step.flat, step.output
-        head_norms, bias = weights.head_norms[0], weights.qkv_bias[0]
+        head_norms, bias, shares = weights.head_norms[0], weights.qkv_bias[0], Shares(0, 0, 0, 0)
+        left, weight, geometry = (
+            LeftSide(buffers.normed, 0, 0, 0),
+            Weight(weights.gate_up, 0, 0, 0),
+            group.spans.geometry,
+        )
         return compilation(
             _forward,
             0,
             step,
             parts=[
-                attend_compilation(group.geometry),
+                attend_compilation(geometry),
                 phase_compilation(buffers.normed, weights.qkv),
                 compilation(
-                    gated_phase, 0, 0, 0, 0, buffers.normed, 0, 0, weights.gate_up, 0, 0, step.gelu,
-                    buffers.gated, (floats, floats, floats), floats,
+                    gated_phase, shares, left, weight, step.gelu, buffers.gated, (floats, floats, floats), floats
                 ),
                 compilation(
-                    rotate_and_store, 0, buffers.qkv, head_norms, step.eps, step.rotary, step.pairs[0], flat, 0, 0,
-                    group.geometry, group.writes,
+                    rotate_and_store, 0, buffers.qkv, head_norms, step.eps, step.rotary, step.pairs[0],
+                    FlatKV(flat, 0, 0), geometry, group.writes,
                 ),
                 compilation(embed_rows, 0, step.tokens, step.outer, 0, buffers.hidden, step.rotary),
                 compilation(add_normed_rows, 0, 0, buffers.branch, 0, bias, step.eps, buffers.hidden),

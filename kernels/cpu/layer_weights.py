@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.cpu.products.int8_linear import GROUP, Int8Weight, int8_of_kept, int8_panels, kept_int8
+from espalier.kernels.cpu.products.int8_linear import GROUP, Int8Weight, int8_of_kept, kept_int8
 from espalier.kernels.cpu.products.linear import PANEL, pack, room_for_weights, unpack
-from espalier.kernels.kept import Kept
 from espalier.kernels.layers import DecoderSpec, LayerWeights
+from espalier.kernels.linear import Kept
 
 
 class StackedWeights(NamedTuple):
@@ -168,5 +168,5 @@ def _room(count: int, part: Any) -> Any:
 
 def _as_array(whole: Any) -> Any:
     if isinstance(whole, Int8Weight):
-        return int8_panels(whole.values, whole.scales)
+        return whole.panels
     return whole.numpy() if whole.dim() < 4 else whole.view(-1).numpy()

@@ -1,16 +1,27 @@
 """Work items of the phases of a decoder's forward pass: some rows of a result, or a part of a product."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
-from espalier.kernels.cpu.attention.spans import Geometry
-from espalier.kernels.cpu.pointwise import LANES, gelu_times, rms_norm, rotate, silu_times
+from espalier.kernels.cpu.attention.spans import FlatKV, Geometry
+from espalier.kernels.cpu.pointwise import gelu_times, rms_norm, rotate, silu_times
 from espalier.kernels.cpu.products.int8_linear import Int8Rows
-from espalier.kernels.cpu.products.linear import FEW_ROWS, PANEL, ROWS, multiply_panel, pack_row, panels_of
+from espalier.kernels.cpu.products.linear import (
+    FEW_ROWS,
+    PANEL,
+    ROWS,
+    Shares,
+    Weight,
+    multiply_panel,
+    pack_row,
+    panels_of,
+)
+from espalier.kernels.cpu.products.tiles import LeftSide
+from espalier.kernels.cpu.simd import LANES, Strided
 from espalier.kernels.cpu.threads import phase_items
 
 ROWS_PER_ROTATION = 32
@@ -107,9 +118,7 @@ def rotate_and_store(
     eps: np.float32,
     rotary: tuple[np.ndarray, np.ndarray],
     pairs: np.ndarray,
-    flat: np.ndarray,
-    keys_at: int,
-    values_at: int,
+    kv: FlatKV,
     geometry: Geometry,
     writes: tuple[np.ndarray, np.ndarray],
 ) -> None:
@@ -120,6 +129,7 @@ def rotate_and_store(
     """
     slab_stride, slots, block_size, heads, kv_heads, head_dim, _, stride = geometry
     (cos, sin), (blocks, offsets), (start, end) = rotary, writes, (pairs[0], pairs[1])
+    flat, keys_at, values_at = kv
     for row in range(item * ROWS_PER_ROTATION, min((item + 1) * ROWS_PER_ROTATION, len(cos))):
         turns = cos[row, start:end], sin[row, start:end]
         for head in range(heads + kv_heads):
@@ -149,16 +159,9 @@ def add_rows(item: int, stride: int, bias: np.ndarray, out: np.ndarray) -> None:
 
 @compiled(**INNER)
 def gated_phase(
-    counters: int,
-    phase: int,
-    parts: int,
-    threads: int,
-    x: StoredRows,
-    rows: int,
-    inner: int,
-    panels: Any,
-    panels_at: int,
-    num_panels: int,
+    shares: Shares,
+    left: LeftSide,
+    weight: Weight,
     gelu: bool,
     out: StoredRows,
     sums: tuple[np.ndarray, np.ndarray, np.ndarray],
@@ -166,19 +169,22 @@ def gated_phase(
 ) -> None:
     """One thread's share of a phase that stores activation(gate) * up as the left side of the next product.
 
-    Arguments as `multiply_phase`, up's panels after gate's; `gelu` is the activation, else silu; `sums` have room for
-    ROWS rows of a panel's sums, twice, and PANEL zeros.
+    Arguments as `multiply_phase`, `weight` being gate's and up's panels after it; `gelu` is the activation, else silu;
+    `sums` have room for ROWS rows of a panel's sums, twice, and PANEL zeros.
     """
+    (counters, phase, parts, threads), (x, _, rows, inner), (panels, begin, num_panels, _) = shares, left, weight
     items, size, (gate, up, zeros) = (rows + ROWS - 1) // ROWS * parts, inner * PANEL, sums
+    terms, gates, ups = Strided(zeros, 0, 0), Strided(gate, 0, PANEL), Strided(up, 0, PANEL)
     for item in phase_items(counters, phase, items):
         first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
         count = min(ROWS, rows - first)
+        some = LeftSide(x, first, count, inner)
         for panel in range(start, end):
             following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
-            gate_at, next_at = panels_at + panel * size, panels_at + following * size
+            gate_at, next_at = begin + panel * size, begin + following * size
             up_at = gate_at + num_panels * size
-            multiply_panel(x, first, count, inner, panels, gate_at, up_at, zeros, 0, 0, gate, 0, PANEL, scratch)
-            multiply_panel(x, first, count, inner, panels, up_at, next_at, zeros, 0, 0, up, 0, PANEL, scratch)
+            multiply_panel(some, panels, gate_at, up_at, terms, gates, scratch)
+            multiply_panel(some, panels, up_at, next_at, terms, ups, scratch)
             if gelu:
                 gelu_times(gate, 0, up, 0, count * PANEL // LANES)
             else:

@@ -18,74 +18,24 @@ from llvmlite import ir
 from numba.core import types
 
 from espalier.kernels.compilation.compiler import inner
-from espalier.kernels.cpu.simd import (
-    FLOAT,
-    INDEX,
-    INT,
-    first_lanes,
-    fma,
-    load,
-    loop,
-    masked_load,
-    masked_store,
-    reduce,
-    store,
-    to_all_lanes,
-    vector_function,
-)
-
-LANES = 16
-"""Elements of a vector in this file's code."""
-_VECTOR = ir.VectorType(FLOAT, LANES)
+from espalier.kernels.cpu.simd import FLOATS, LANES, WORDS, Builder, constant, vector_function
 
 
-def _write_largest(builder: ir.IRBuilder, args: Any) -> Any:
+def _write_largest(builder: Builder, args: Any) -> Any:
     x, count = args
 
     def larger(one: Any, other: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", one, other), one, other)
 
-    def compare(place: Any, top: Any) -> Any:
-        return larger(load(builder, place, _VECTOR), top)
+    def compare(start: Any, mask: Any, tops: list[Any]) -> list[Any]:
+        return [larger(builder.read(builder.offset(x, start), FLOATS, mask, float("-inf")), tops[0])]
 
-    def compare_rest(place: Any, mask: Any, top: Any) -> Any:
-        return larger(masked_load(builder, place, mask, _constant(float("-inf"))), top)
-
-    top = _each_vector(builder, x, count, _constant(float("-inf")), compare, compare_rest)
-    return reduce(builder, top, larger)
+    (top,) = builder.each_vector(count, [constant(FLOATS, float("-inf"))], compare)
+    return builder.reduce(top, larger)
 
 
 largest = vector_function("espalier_largest", _write_largest, types.float32)
 """`largest(x, start, count)`: the largest of `count` elements from `start` on; minus infinity of none."""
-
-
-def _constant(value: float) -> ir.Constant:
-    return ir.Constant(_VECTOR, [float(np.float32(value))] * LANES)
-
-
-def _vector_of(builder: ir.IRBuilder, x: Any, n: Any) -> Any:
-    return builder.gep(x, [builder.mul(n, ir.Constant(n.type, LANES))])
-
-
-def _each_vector(
-    builder: ir.IRBuilder,
-    x: Any,
-    count: Any,
-    value: Any,
-    whole: Callable[[Any, Any], Any],
-    rest: Callable[[Any, Any, Any], Any],
-) -> Any:
-    """Fold `whole(place, value)` over the whole vectors of `count` elements, then `rest(place, mask, value)`.
-
-    `rest` takes the last elements, which fill no vector, and is left out where there are none: an exponential of no
-    elements would take as long as one of sixteen.
-    """
-    vectors = builder.sdiv(count, ir.Constant(INDEX, LANES))
-    left = builder.srem(count, ir.Constant(INDEX, LANES))
-    (value,) = loop(builder, vectors, [value], lambda n, v: [whole(_vector_of(builder, x, n), v[0])])
-    place, mask = _vector_of(builder, x, vectors), first_lanes(builder, left, LANES)
-    some = builder.zext(builder.icmp_signed(">", left, ir.Constant(INDEX, 0)), INDEX)
-    return loop(builder, some, [value], lambda _, v: [rest(place, mask, v[0])])[0]
 
 
 @inner(fastmath=True)
@@ -102,36 +52,36 @@ _ROUNDER = 1.5 * 2.0**23
 """Added to a float32 of less than 2**22 it leaves the nearest integer in the lowest bits."""
 
 
-def write_exp(builder: ir.IRBuilder, x: Any) -> Any:
+def write_exp(builder: Builder, x: Any) -> Any:
     """The exponential of a vector's elements, cut to +-87: a polynomial, and integer arithmetic on the exponent."""
-    whole = ir.VectorType(INT, LANES)
-    t = builder.fmul(x, _constant(math.log2(math.e)))
+    t = builder.fmul(x, _float(math.log2(math.e)))
     for limit, side in ((-126.0, "<"), (126.0, ">")):
-        t = builder.select(builder.fcmp_ordered(side, t, _constant(limit)), _constant(limit), t)
-    rounded = builder.fadd(t, _constant(_ROUNDER))
-    f = builder.fsub(t, builder.fsub(rounded, _constant(_ROUNDER)))
-    p = _constant(_COEFFICIENTS[0])
+        t = builder.select(builder.fcmp_ordered(side, t, _float(limit)), _float(limit), t)
+    rounded = builder.fadd(t, _float(_ROUNDER))
+    f = builder.fsub(t, builder.fsub(rounded, _float(_ROUNDER)))
+    p = _float(_COEFFICIENTS[0])
     for c in _COEFFICIENTS[1:]:
-        p = fma(builder, p, f, _constant(c))
-    exponent = builder.shl(builder.bitcast(rounded, whole), ir.Constant(whole, [23] * LANES))
-    return builder.bitcast(builder.add(builder.bitcast(p, whole), exponent), _VECTOR)
+        p = builder.fma(p, f, _float(c))
+    exponent = builder.shl(builder.bitcast(rounded, WORDS), constant(WORDS, 23))
+    return builder.bitcast(builder.add(builder.bitcast(p, WORDS), exponent), FLOATS)
 
 
-def _write_exp_in_place(builder: ir.IRBuilder, args: Any) -> Any:
+def _float(value: float) -> ir.Constant:
+    return constant(FLOATS, float(np.float32(value)))
+
+
+def _write_exp_in_place(builder: Builder, args: Any) -> Any:
     x, count, shift = args
-    shifts = to_all_lanes(builder, shift, LANES)
+    shifts, zeros = builder.to_all_lanes(shift), constant(FLOATS, 0.0)
 
-    def exp(place: Any, total: Any) -> Any:
-        value = write_exp(builder, builder.fsub(load(builder, place, _VECTOR), shifts))
-        store(builder, [value], [place])
-        return builder.fadd(total, value)
+    def exp(start: Any, mask: Any, totals: list[Any]) -> list[Any]:
+        place = builder.offset(x, start)
+        value = write_exp(builder, builder.fsub(builder.read(place, FLOATS, mask), shifts))
+        builder.write(value, place, mask)
+        return [builder.fadd(totals[0], value if mask is None else builder.select(mask, value, zeros))]
 
-    def exp_rest(place: Any, mask: Any, total: Any) -> Any:
-        value = write_exp(builder, builder.fsub(masked_load(builder, place, mask, _constant(0.0)), shifts))
-        masked_store(builder, value, place, mask)
-        return builder.fadd(total, builder.select(mask, value, _constant(0.0)))
-
-    return reduce(builder, _each_vector(builder, x, count, _constant(0.0), exp, exp_rest), builder.fadd)
+    (total,) = builder.each_vector(count, [zeros], exp)
+    return builder.reduce(total, builder.fadd)
 
 
 exp_in_place = vector_function("espalier_exp", _write_exp_in_place, types.float32)
@@ -161,28 +111,27 @@ def rms_norm(x: np.ndarray, x_start: int, weight: np.ndarray, eps: np.float32, o
         normed[i] = row[i] * factor * weight[i]
 
 
-def _write_gated(exponent: Callable[[ir.IRBuilder, Any], Any], builder: ir.IRBuilder, args: Any) -> None:
+def _write_gated(exponent: Callable[[Builder, Any], Any], builder: Builder, args: Any) -> None:
     """Write gate * up / (1 + exp(exponent(gate)))."""
     gate, up, vectors = args
 
     def multiply(n: Any, nothing: list[Any]) -> list[Any]:
-        g, u = (load(builder, _vector_of(builder, x, n), _VECTOR) for x in (gate, up))
+        place = builder.offset(gate, n, LANES)
+        g, u = builder.read(place), builder.read(builder.offset(up, n, LANES))
         e = write_exp(builder, exponent(builder, g))
-        value = builder.fdiv(builder.fmul(g, u), builder.fadd(_constant(1.0), e))
-        store(builder, [value], [_vector_of(builder, gate, n)])
+        builder.write(builder.fdiv(builder.fmul(g, u), builder.fadd(_float(1.0), e)), place)
         return nothing
 
-    loop(builder, vectors, [], multiply)
+    builder.loop(vectors, [], multiply)
 
 
-def _write_gelu_exponent(builder: ir.IRBuilder, gate: Any) -> Any:
+def _write_gelu_exponent(builder: Builder, gate: Any) -> Any:
     """-2 z, where 0.5 (1 + tanh(z)) is 1 / (1 + exp(-2 z)) and z = sqrt(2 / pi) (gate + 0.044715 gate**3)."""
     slope = -2 * math.sqrt(2 / math.pi)
-    inner = fma(builder, builder.fmul(gate, gate), _constant(0.044715 * slope), _constant(slope))
-    return builder.fmul(gate, inner)
+    return builder.fmul(gate, builder.fma(builder.fmul(gate, gate), _float(0.044715 * slope), _float(slope)))
 
 
-silu_times = vector_function("espalier_silu_times", partial(_write_gated, ir.IRBuilder.fneg))
+silu_times = vector_function("espalier_silu_times", partial(_write_gated, Builder.fneg))
 """`silu_times(gate, start, up, start, vectors)` replaces vectors of LANES elements of `gate` by silu(gate) * up."""
 gelu_times = vector_function("espalier_gelu_times", partial(_write_gated, _write_gelu_exponent))
 """As `silu_times`, with the approximation of GELU by tanh."""

@@ -5,6 +5,7 @@ distance from the largest one; then only the logits of bins that the filter may 
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.pointwise import exp_in_place, largest
 from espalier.kernels.cpu.threads import parallel_run, phase_items
-from espalier.kernels.sampling import FILTERED, LEAST_REPETITION, LEAST_TEMPERATURE
+from espalier.kernels.sampling import FILTERED, LEAST_REPETITION, LEAST_TEMPERATURE, TokenPenalties
 
 _MASK_SPEED, _FILTER_SPEED, _DRAW_SPEED = 1e9, 1e8, 4e8
 """Logits a second that one thread masks, filters, or draws from, within a factor of two or so."""
@@ -33,86 +34,64 @@ _BINS_PER_NAT, _BINS = 64, 2048
 
 
 @compiled(nogil=True)
-def _penalize(
-    counters: int,
-    logits: np.ndarray,
-    vocabulary: int,
-    rows: np.ndarray,
-    tokens: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    repetitions: np.ndarray,
-    presences: np.ndarray,
-    frequencies: np.ndarray,
-) -> None:
+def _penalize(counters: int, logits: np.ndarray, penalties: TokenPenalties) -> None:
     """Penalize each row; `counts` are 0 between rows, and -1 for tokens of a row that are done."""
-    counts, length = np.zeros(vocabulary, np.int32), len(tokens) // len(rows)
+    rows, all_tokens, starts, ends, repetitions, presences, frequencies = penalties
+    vocabulary = logits.shape[1]
+    counts = np.zeros(vocabulary, np.int32)
     for r in phase_items(counters, 0, len(rows)):
-        first, row, end = r * length, rows[r] * vocabulary, ends[r]
+        row, tokens, end = logits[rows[r]], all_tokens[r], ends[r]
         repetition = max(repetitions[r], _LEAST_REPETITION)
         for i in range(starts[r], end):
-            if 0 <= tokens[first + i] < vocabulary:
-                counts[tokens[first + i]] += 1
+            if 0 <= tokens[i] < vocabulary:
+                counts[tokens[i]] += 1
         for i in range(end):
-            token = tokens[first + i]
+            token = tokens[i]
             if token < 0 or token >= vocabulary or counts[token] < 0:
                 continue
-            logit = logits[row + token]
+            logit = row[token]
             logit = logit * repetition if logit < 0 else logit / repetition
             if counts[token]:
                 logit = logit - frequencies[r] * np.float32(counts[token]) - presences[r]
-            logits[row + token], counts[token] = logit, -1
+            row[token], counts[token] = logit, -1
         for i in range(end):
-            if 0 <= tokens[first + i] < vocabulary:
-                counts[tokens[first + i]] = 0
+            if 0 <= tokens[i] < vocabulary:
+                counts[tokens[i]] = 0
 
 
-def penalize_tokens_cpu(
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    tokens: torch.Tensor,
-    starts: torch.Tensor,
-    ends: torch.Tensor,
-    repetitions: torch.Tensor,
-    presences: torch.Tensor,
-    frequencies: torch.Tensor,
-) -> None:
+def penalize_tokens_cpu(logits: torch.Tensor, penalties: TokenPenalties) -> None:
     """`kernels.sampling.penalize_tokens` on CPU; same arguments and result."""
-    args = [t.numpy() for t in (rows, tokens.contiguous().view(-1), starts, ends, repetitions, presences, frequencies)]
-    parallel_run(_penalize, 1, logits.view(-1).numpy(), logits.shape[1], *args, seconds=tokens.numel() / _PENALTY_SPEED)
+    arrays: Any = TokenPenalties(*(tensor.contiguous().numpy() for tensor in penalties))
+    parallel_run(_penalize, 1, logits.numpy(), arrays, seconds=penalties.tokens.numel() / _PENALTY_SPEED)
 
 
 @compiled(nogil=True)
-def _mask(counters: int, logits: np.ndarray, vocabulary: int, allowed: np.ndarray, out: np.ndarray) -> None:
+def _mask(counters: int, logits: np.ndarray, allowed: np.ndarray, out: np.ndarray) -> None:
     """Mask each row; `allowed` has a whole number of bytes for each."""
-    width = (vocabulary + 7) // 8
-    for row in phase_items(counters, 0, len(allowed) // width):
-        for b in range(vocabulary // 8):  # without a branch, for eight at a time
-            bits, first = allowed[row * width + b], row * vocabulary + 8 * b
+    for row in phase_items(counters, 0, len(logits)):
+        given, bits, written = logits[row], allowed[row], out[row]
+        for b in range(len(given) // 8):  # without a branch, for eight at a time
             for i in range(8):
-                logit = logits[first + i]
-                out[first + i] = logit if bits & (1 << i) else _FILTERED
-        for i in range(8 * (vocabulary // 8), vocabulary):
-            logit = logits[row * vocabulary + i]
-            out[row * vocabulary + i] = logit if allowed[row * width + i // 8] & (1 << i % 8) else _FILTERED
+                logit = given[8 * b + i]
+                written[8 * b + i] = logit if bits[b] & (1 << i) else _FILTERED
+        for i in range(8 * (len(given) // 8), len(given)):
+            written[i] = given[i] if bits[i // 8] & (1 << i % 8) else _FILTERED
 
 
 def mask_tokens_cpu(logits: torch.Tensor, allowed: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """`kernels.sampling.mask_tokens` on CPU; same arguments and result."""
     out = torch.empty_like(logits, memory_format=torch.contiguous_format) if out is None else out
-    args = logits.contiguous().view(-1).numpy(), logits.shape[1], allowed.contiguous().view(-1).numpy()
-    parallel_run(_mask, 1, *args, out.view(-1).numpy(), seconds=logits.numel() / _MASK_SPEED)
+    args = (tensor.numpy() for tensor in (logits.contiguous(), allowed.contiguous(), out))
+    parallel_run(_mask, 1, *args, seconds=logits.numel() / _MASK_SPEED)
     return out
 
 
 @inner
-def _weigh(
-    x: np.ndarray, start: int, factor: np.float32, shares: np.ndarray, bins: np.ndarray, masses: np.ndarray
-) -> None:
+def _weigh(x: np.ndarray, factor: np.float32, shares: np.ndarray, bins: np.ndarray, masses: np.ndarray) -> None:
     """Write exp(factor * (x - largest x)) to `shares`, each one's bin to `bins`, and the bins' sums to `masses`."""
-    top = largest(x, start, len(shares))
-    for i in range(len(shares)):
-        shares[i] = factor * (x[start + i] - top)
+    top = largest(x, 0, len(x))
+    for i in range(len(x)):
+        shares[i] = factor * (x[i] - top)
         below = -shares[i] * np.float32(_BINS_PER_NAT)
         bins[i] = np.int16(below) if below < _BINS - 1 else _BINS - 1  # false for NaN, which goes to the last bin
     exp_in_place(shares, 0, len(shares), np.float32(0.0))
@@ -148,32 +127,29 @@ def _bins_within_reach(bins: np.ndarray, masses: np.ndarray, top_k: int, top_p: 
 @inner
 def _filter_row(
     x: np.ndarray,
-    start: int,
     factor: np.float32,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    shares: np.ndarray,
-    bins: np.ndarray,
-    masses: np.ndarray,
+    filters: tuple[int, float, float],
+    room: tuple[np.ndarray, np.ndarray, np.ndarray],
     out: np.ndarray,
 ) -> None:
-    _weigh(x, start, factor, shares, bins, masses)
+    """Filter a row by top-k, top-p and min-p, with room for shares, bins and masses."""
+    (top_k, top_p, min_p), (shares, bins, masses) = filters, room
+    _weigh(x, factor, shares, bins, masses)
     reach = _bins_within_reach(bins, masses, top_k, top_p, min_p)
     near = np.flatnonzero(bins < reach)
-    near = near[np.argsort(-x[start + near], kind="mergesort")]  # stable: of equal tokens the lowest id comes first
+    near = near[np.argsort(-x[near], kind="mergesort")]  # stable: of equal tokens the lowest id comes first
     total = masses.sum()
     if top_k > 0:
         near = near[:top_k]
         total = 0.0
         for i in near:
             total += shares[i]
-    out[start : start + len(shares)] = FILTERED
+    out[:] = FILTERED
     before = 0.0
     for rank, i in enumerate(near):
         if rank > 0 and (before >= top_p * total or shares[i] < min_p * shares[near[0]]):
             break
-        out[start + i] = x[start + i]
+        out[i] = x[i]
         before += shares[i]
 
 
@@ -181,40 +157,35 @@ def _filter_row(
 def _filter(
     counters: int,
     logits: np.ndarray,
-    vocabulary: int,
-    temperatures: np.ndarray,
-    top_ks: np.ndarray,
-    top_ps: np.ndarray,
-    min_ps: np.ndarray,
+    limits: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     out: np.ndarray,
 ) -> None:
-    rows = len(temperatures)
-    shares, bins, masses = np.empty(vocabulary, np.float32), np.empty(vocabulary, np.int16), np.empty(_BINS)
-    for row in phase_items(counters, 0, rows):
+    """Filter each row; `limits` are temperatures, top-k, top-p and min-p."""
+    (temperatures, top_ks, top_ps, min_ps), vocabulary = limits, logits.shape[1]
+    room = np.empty(vocabulary, np.float32), np.empty(vocabulary, np.int16), np.empty(_BINS)
+    for row in phase_items(counters, 0, len(temperatures)):
         factor = np.float32(1.0) / max(temperatures[row], _LEAST)
         filters = top_ks[row], np.float64(top_ps[row]), np.float64(min_ps[row])
-        _filter_row(logits, row * vocabulary, factor, *filters, shares, bins, masses, out)
+        _filter_row(logits[row], factor, filters, room, out[row])
 
 
 def filter_logits_cpu(
     logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
 ) -> torch.Tensor:
     """`kernels.sampling.filter_logits` on CPU; same arguments and result."""
-    out = torch.empty_like(logits)
-    filters = [t.numpy() for t in (temperatures, top_ks, top_ps, min_ps)]
-    args = logits.contiguous().view(-1).numpy(), logits.shape[1], *filters, out.view(-1).numpy()
+    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    limits = tuple(tensor.numpy() for tensor in (temperatures, top_ks, top_ps, min_ps))
+    args = logits.contiguous().numpy(), limits, out.numpy()
     parallel_run(_filter, 1, *args, seconds=logits.numel() / _FILTER_SPEED)
     return out
 
 
 @inner
-def _exp_sum(
-    x: np.ndarray, start: int, factor: np.float32, top: np.float32, out: np.ndarray, sums: np.ndarray
-) -> float:
+def _exp_sum(x: np.ndarray, factor: np.float32, top: np.float32, out: np.ndarray, sums: np.ndarray) -> float:
     """Write exp(factor * (x - top)) to `out`, its blocks' sums to `sums`, and return the sum."""
     size, total = len(out), 0.0
     for i in range(size):
-        out[i] = factor * (x[start + i] - top)
+        out[i] = factor * (x[i] - top)
     for b in range(len(sums)):
         sums[b] = exp_in_place(out, b * _BLOCK, min(_BLOCK, size - b * _BLOCK), np.float32(0.0))
         total += sums[b]
@@ -249,7 +220,6 @@ def _draw(
     counters: int,
     logits: np.ndarray,
     candidates: np.ndarray,
-    vocabulary: int,
     temperatures: np.ndarray,
     firsts: np.ndarray,
     draws: np.ndarray,
@@ -257,51 +227,51 @@ def _draw(
     log_probabilities: np.ndarray,
 ) -> None:
     """Draw from each row what is `draws[firsts[row] : firsts[row + 1]]`; `firsts` is int64 `[B + 1]`."""
-    rows = len(temperatures)
+    vocabulary = logits.shape[1]
     scratch, sums = np.empty(vocabulary, np.float32), np.empty((vocabulary + _BLOCK - 1) // _BLOCK, np.float32)
-    for row in phase_items(counters, 0, rows):
-        start, mine = row * vocabulary, slice(firsts[row], firsts[row + 1])
-        top = largest(candidates, start, vocabulary)
+    for row in phase_items(counters, 0, len(temperatures)):
+        x, mine = candidates[row], slice(firsts[row], firsts[row + 1])
+        top = largest(x, 0, vocabulary)
         if not top > np.float32(-np.inf):  # nothing that could be drawn: no logit is a number
             token_ids[mine] = -1
         elif temperatures[row] > 0:
             factor = np.float32(1.0) / max(temperatures[row], _LEAST)
-            total = _exp_sum(candidates, start, factor, top, scratch, sums)
+            total = _exp_sum(x, factor, top, scratch, sums)
             for draw in range(firsts[row], firsts[row + 1]):
                 token_ids[draw] = _invert(scratch, sums, draws[draw] * total)
         else:
-            i = start
-            while candidates[i] != top:
+            i = 0
+            while x[i] != top:
                 i += 1
-            token_ids[mine] = i - start
-        top = largest(logits, start, vocabulary)
-        log_total = math.log(_exp_sum(logits, start, np.float32(1.0), top, scratch, sums))
+            token_ids[mine] = i
+        x = logits[row]
+        top = largest(x, 0, vocabulary)
+        log_total = math.log(_exp_sum(x, np.float32(1.0), top, scratch, sums))
         for draw in range(firsts[row], firsts[row + 1]):
             drawn = token_ids[draw]
-            log_probabilities[draw] = logits[start + drawn] - top - log_total if drawn >= 0 else np.float32(np.nan)
+            log_probabilities[draw] = x[drawn] - top - log_total if drawn >= 0 else np.float32(np.nan)
 
 
 def draw_tokens_cpu(
     logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor, rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`kernels.sampling.draw_tokens` on CPU; same arguments and result. What a row's draws share is computed once."""
-    num_rows, vocabulary = logits.shape
     token_ids, log_probabilities = torch.empty(len(draws), dtype=torch.int64), torch.empty(len(draws))
-    flat = [t.contiguous().view(-1).numpy() for t in (logits, candidates)]
-    firsts = np.searchsorted(rows.numpy(), np.arange(num_rows + 1))
+    firsts = np.searchsorted(rows.numpy(), np.arange(len(logits) + 1))
+    given = [t.numpy() for t in (logits.contiguous(), candidates.contiguous(), temperatures)]
     rest = [t.numpy() for t in (draws, token_ids, log_probabilities)]
-    seconds = logits.numel() / _DRAW_SPEED
-    parallel_run(_draw, 1, *flat, vocabulary, temperatures.numpy(), firsts, *rest, seconds=seconds)
+    parallel_run(_draw, 1, *given, firsts, *rest, seconds=logits.numel() / _DRAW_SPEED)
     return token_ids, log_probabilities
 
 
 def sampling_compilations() -> list[Compilation]:
     """Compilations of all that draws tokens, the longest first: a request may be the first with a filter or a mask."""
-    int64s, floats, doubles = np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros(1)
-    int32s, bits = np.zeros(1, np.int32), np.zeros(1, np.uint8)
+    int64s, floats, rows = np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros((1, 1), np.float32)
+    tokens, bits = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.uint8)
+    penalties: Any = TokenPenalties(int64s, tokens, int64s, int64s, floats, floats, floats)
     return [
-        compilation(_filter, 0, floats, 0, floats, int64s, floats, floats, floats),
-        compilation(_draw, 0, floats, floats, 0, floats, int64s, doubles, int64s, floats),
-        compilation(_penalize, 0, floats, 0, int64s, int32s, int64s, int64s, floats, floats, floats),
-        compilation(_mask, 0, floats, 0, bits, floats),
+        compilation(_filter, 0, rows, (floats, int64s, floats, floats), rows),
+        compilation(_draw, 0, rows, rows, floats, int64s, np.zeros(1), int64s, floats),
+        compilation(_penalize, 0, rows, penalties),
+        compilation(_mask, 0, rows, bits, rows),
     ]

@@ -6,149 +6,219 @@ takes vectors of half the machine's width. So the loops that take most of the ti
 """
 
 import platform
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import llvmlite.binding
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic as _numba_intrinsic
 
-intrinsic: Any = _numba_intrinsic  # for a type checker, its result would want the typing context as an argument
+_intrinsic: Any = _numba_intrinsic  # for a type checker, its result would want the typing context as an argument
+LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 INDEX = ir.IntType(64)
 FLOAT = ir.FloatType()
 INT = ir.IntType(32)
+BYTE = ir.IntType(8)
+LANES = 16
+"""Elements of a vector, unless another number is given."""
+FLOATS = ir.VectorType(FLOAT, LANES)
+WORDS = ir.VectorType(INT, LANES)
 
 
-def vector_function(name: str, write: Callable[..., Any], returned: Any = types.void) -> Any:
-    """A function for compiled code, in LLVM's own instructions, which `write(builder, arguments)` writes.
+class Strided(NamedTuple):
+    """Rows in a flat float32 array, `stride` elements apart, of which the first begins at `start`."""
 
-    Its arguments are float32 numbers, integers, and arrays, each followed by the index to begin at: array and index
-    become one pointer. The result is a float32 if `returned` says so, else there is none. It is a function of its own
-    in each module that calls it, never inlined, or each of its many uses would be compiled anew.
-    """
+    array: np.ndarray
+    start: int
+    stride: int
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        (kinds,), (given,) = signature.args, args
-        passed, values = [], iter(zip(kinds, cgutils.unpack_tuple(builder, given), strict=True))
-        for kind, value in values:
-            if isinstance(kind, types.Array):
-                data = context.make_array(kind)(context, builder, value).data
-                passed.append(builder.gep(data, [next(values)[1]]))
+
+def constant(kind: Any, number: float) -> ir.Constant:
+    """A number, or a vector of it."""
+    return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
+
+
+class Builder(ir.IRBuilder):
+    """Writes LLVM's instructions; beside those of the base class, loops and vectors."""
+
+    def offset(self, place: Any, *factors: Any) -> Any:
+        """The place so many elements behind `place` as the product of one or two factors, numbers or values."""
+        values = [constant(INDEX, factor) if isinstance(factor, int) else factor for factor in factors]
+        return self.gep(place, [values[0] if len(values) == 1 else self.mul(*values)])
+
+    def rows_of(self, base: Any, stride: Any, rows: int) -> list[Any]:
+        """The places where the first `rows` rows begin, `stride` elements apart."""
+        return [self.offset(base, stride, row) for row in range(rows)]
+
+    def loop(self, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+        """Run `values = body(n, values)` for `n < count`, from `initial` on, and return the last values."""
+        before = self.block
+        condition, inside, after = (self.append_basic_block(name) for name in ("condition", "inside", "after"))
+        self.branch(condition)
+        self.position_at_end(condition)
+        n = self.phi(INDEX)
+        n.add_incoming(constant(INDEX, 0), before)
+        values = [self.phi(value.type) for value in initial]
+        for value, start in zip(values, initial, strict=True):
+            value.add_incoming(start, before)
+        self.cbranch(self.icmp_signed("<", n, count), inside, after)
+        self.position_at_end(inside)
+        updated = body(n, list(values))
+        for value, update in zip(values, updated, strict=True):
+            value.add_incoming(update, self.block)
+        n.add_incoming(self.add(n, constant(INDEX, 1)), self.block)
+        self.branch(condition)
+        self.position_at_end(after)
+        return list(values)
+
+    def each_vector(
+        self, count: Any, initial: list[Any], body: Callable[[Any, Any, list[Any]], list[Any]]
+    ) -> list[Any]:
+        """Run `values = body(start, mask, values)` for the vectors of `count` elements, from `initial` on.
+
+        `mask` is None for whole vectors. The last elements, which fill none, are left out where there are none: an
+        exponential of no elements would take as long as one of sixteen.
+        """
+        lanes = constant(INDEX, LANES)
+        vectors, left = self.sdiv(count, lanes), self.srem(count, lanes)
+        values = self.loop(vectors, initial, lambda n, values: body(self.mul(n, lanes), None, values))
+        mask, some = self.first_lanes(left), self.zext(self.icmp_signed(">", left, constant(INDEX, 0)), INDEX)
+        return self.loop(some, values, lambda _, values: body(self.mul(vectors, lanes), mask, values))
+
+    def reduce(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """All elements of a vector combined into one: its left half with its right half, then the halves of that."""
+        lanes = vector.type.count
+        while lanes > 1:
+            lanes //= 2
+            halves = [
+                self.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(INT, lanes), [*range(at, at + lanes)]))
+                for at in (0, lanes)
+            ]
+            vector = combine(*halves)
+        return self.extract_element(vector, constant(INT, 0))
+
+    def read(self, place: Any, kind: Any = FLOATS, mask: Any = None, otherwise: float = 0.0) -> Any:
+        """The vector that begins at `place`, of whatever alignment.
+
+        With a `mask` no other lanes of memory than its own are read, and others are `otherwise`.
+        """
+        if mask is None:
+            return self.load(self.bitcast(place, kind.as_pointer()), align=4)
+        name, rest = f"llvm.masked.load.v{kind.count}f32.p0", constant(kind, otherwise)
+        return call_llvm(self, name, kind, place, constant(INT, 4), mask, rest)
+
+    def write(self, value: Any, place: Any, mask: Any = None) -> None:
+        """Store a vector where `place` begins; with a `mask` no other lanes of memory than its own are written."""
+        if mask is None:
+            self.store(value, self.bitcast(place, value.type.as_pointer()), align=4)
+            return
+        name = f"llvm.masked.store.v{mask.type.count}f32.p0"
+        call_llvm(self, name, ir.VoidType(), value, place, constant(INT, 4), mask)
+
+    def to_all_lanes(self, value: Any, lanes: int = LANES) -> Any:
+        """A vector of `lanes` times a number."""
+        undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+        first = self.insert_element(undefined, value, constant(INT, 0))
+        return self.shuffle_vector(first, undefined, constant(ir.VectorType(INT, lanes), 0))
+
+    def joined(self, left: Any, right: Any) -> Any:
+        """The elements of one vector, then those of another of as many."""
+        lanes = 2 * left.type.count
+        return self.shuffle_vector(left, right, ir.Constant(ir.VectorType(INT, lanes), [*range(lanes)]))
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """`a * b + c` of vectors, rounded once."""
+        return call_llvm(self, f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
+
+    def first_lanes(self, count: Any) -> Any:
+        """The mask of the first `count` lanes."""
+        return self.icmp_signed("<", ir.Constant(WORDS, [*range(LANES)]), self.to_all_lanes(self.trunc(count, INT)))
+
+    def least(self, one: Any, other: Any) -> Any:
+        """The smaller of two integers."""
+        return self.select(self.icmp_signed("<", one, other), one, other)
+
+    def prefetch(self, place: Any) -> None:
+        """Prefetch the cache line at `place`."""
+        flags = (constant(INT, flag) for flag in (0, 3, 1))
+        call_llvm(self, "llvm.prefetch.p0i8", ir.VoidType(), self.bitcast(place, BYTE.as_pointer()), *flags)
+
+    def call_function(self, name: str, args: Sequence[Any], write: Callable[..., Any], returned: Any = None) -> Any:
+        """Call the function `name` of the module, which `write(builder, arguments)` writes unless it is there already.
+
+        It is never inlined, or each of its many uses would be compiled anew.
+        """
+        kind = ir.FunctionType(returned or ir.VoidType(), [argument.type for argument in args])
+        function = cgutils.get_or_insert_function(self.module, kind, name)
+        if function.is_declaration:
+            function.linkage = "linkonce_odr"
+            function.attributes.add("noinline")
+            body = Builder(function.append_basic_block())
+            if (value := write(body, function.args)) is None:
+                body.ret_void()
             else:
-                passed.append(value)
-        result = call_function(builder, name, ir.VoidType() if returned == types.void else FLOAT, passed, write)
-        return context.get_dummy_value() if returned == types.void else result
-
-    def define(_: Any, *given: Any) -> Any:
-        numbers = (types.float32 if isinstance(kind, types.Float) else types.intp for kind in given)
-        kinds = [kind if isinstance(kind, types.Array) else number for kind, number in zip(given, numbers, strict=True)]
-        return returned(types.BaseTuple.from_types(kinds)), generate
-
-    return intrinsic(define)
-
-
-def call_function(builder: ir.IRBuilder, name: str, returned: Any, args: list[Any], write: Callable[..., Any]) -> Any:
-    """Call the function `name` of the module, which `write(builder, arguments)` writes unless it is there already."""
-    kind = ir.FunctionType(returned, [argument.type for argument in args])
-    function = cgutils.get_or_insert_function(builder.module, kind, name)
-    if function.is_declaration:
-        function.linkage = "linkonce_odr"
-        function.attributes.add("noinline")
-        body = ir.IRBuilder(function.append_basic_block())
-        if (value := write(body, function.args)) is None:
-            body.ret_void()
-        else:
-            body.ret(value)
-    return builder.call(function, args)
-
-
-def loop(
-    builder: ir.IRBuilder, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]
-) -> list[Any]:
-    """Run `values = body(n, values)` for `n < count`, from `initial` on, and return the last values."""
-    before = builder.block
-    condition, inside, after = (builder.append_basic_block(name) for name in ("condition", "inside", "after"))
-    builder.branch(condition)
-    builder.position_at_end(condition)
-    n = builder.phi(INDEX)
-    n.add_incoming(ir.Constant(INDEX, 0), before)
-    values = [builder.phi(value.type) for value in initial]
-    for value, start in zip(values, initial, strict=True):
-        value.add_incoming(start, before)
-    builder.cbranch(builder.icmp_signed("<", n, count), inside, after)
-    builder.position_at_end(inside)
-    updated = body(n, list(values))
-    for value, update in zip(values, updated, strict=True):
-        value.add_incoming(update, builder.block)
-    n.add_incoming(builder.add(n, ir.Constant(INDEX, 1)), builder.block)
-    builder.branch(condition)
-    builder.position_at_end(after)
-    return list(values)
-
-
-def reduce(builder: ir.IRBuilder, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """All elements of a vector combined into one: its left half with its right half, then the halves of the result."""
-    lanes = vector.type.count
-    while lanes > 1:
-        lanes //= 2
-        halves = [
-            builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(INT, lanes), [*range(at, at + lanes)]))
-            for at in (0, lanes)
-        ]
-        vector = combine(*halves)
-    return builder.extract_element(vector, ir.Constant(INT, 0))
-
-
-def load(builder: ir.IRBuilder, place: Any, vector: ir.VectorType) -> Any:
-    """The vector that begins at `place`, of whatever alignment."""
-    return builder.load(builder.bitcast(place, vector.as_pointer()), align=4)
-
-
-def store(builder: ir.IRBuilder, values: list[Any], places: list[Any]) -> None:
-    """Store each vector where its place begins."""
-    for value, place in zip(values, places, strict=True):
-        builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=4)
+                body.ret(value)
+        return self.call(function, args)
 
 
 def call_llvm(builder: ir.IRBuilder, name: str, returned: Any, *args: Any) -> Any:
-    """Call a function that LLVM or the system has: an intrinsic such as `llvm.fma.v16f32`."""
+    """Call a function that LLVM or the system has: an intrinsic such as `llvm.prefetch.p0i8`."""
     kind = ir.FunctionType(returned, [argument.type for argument in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
-def gep(builder: ir.IRBuilder, place: Any, offset: Any) -> Any:
-    """The place `offset` elements, a number or a value, behind `place`."""
-    return builder.gep(place, [offset if not isinstance(offset, int) else ir.Constant(INDEX, offset)])
+def instructions(returned: Any = types.void) -> Callable[[Callable[..., Any]], Any]:
+    """Makes a function for compiled code of one that writes it, `write(builder, arguments)`, where it is called.
+
+    Its arguments are float32 numbers, integers, `Strided`s and the like, and arrays, each followed by the index to
+    begin at: array and index become one pointer.
+    """
+
+    def decorate(write: Callable[..., Any]) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            own, passed, values = Builder(builder.block), [], iter(_flat(builder, signature.args[0], args[0]))
+            for kind, value in values:
+                if isinstance(kind, types.Array):
+                    data = context.make_array(kind)(context, builder, value).data
+                    passed.append(builder.gep(data, [next(values)[1]]))
+                else:
+                    passed.append(value)
+            own.position_at_end(builder.block)
+            result = write(own, passed)
+            builder.position_at_end(own.block)
+            return context.get_dummy_value() if returned == types.void else result
+
+        def define(_: Any, *given: Any) -> Any:
+            return returned(types.BaseTuple.from_types(tuple(map(_as_passed, given)))), generate
+
+        return _intrinsic(define)
+
+    return decorate
 
 
-def to_all_lanes(builder: ir.IRBuilder, value: Any, lanes: int) -> Any:
-    """A vector of `lanes` times a number."""
-    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
-    first = builder.insert_element(undefined, value, ir.Constant(INT, 0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(INT, lanes), [0] * lanes))
+def _as_passed(kind: Any) -> Any:
+    if isinstance(kind, types.Array | types.BaseTuple):
+        return kind
+    return types.float32 if isinstance(kind, types.Float) else types.intp
 
 
-def fma(builder: ir.IRBuilder, x: Any, y: Any, z: Any) -> Any:
-    """`x * y + z` of vectors, rounded once."""
-    return call_llvm(builder, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
+def _flat(builder: Any, kind: Any, given: Any) -> list[tuple[Any, Any]]:
+    """Types and values of what a tuple has, and of what tuples in it have."""
+    found: list[tuple[Any, Any]] = []
+    for one, value in zip(kind.types, cgutils.unpack_tuple(builder, given), strict=True):
+        found += _flat(builder, one, value) if isinstance(one, types.BaseTuple) else [(one, value)]
+    return found
 
 
-def first_lanes(builder: ir.IRBuilder, count: Any, lanes: int) -> Any:
-    """The mask of the first `count` of `lanes` lanes."""
-    counts = to_all_lanes(builder, builder.trunc(count, INT), lanes)
-    return builder.icmp_signed("<", ir.Constant(counts.type, list(range(lanes))), counts)
+def vector_function(name: str, write: Callable[..., Any], returned: Any = types.void) -> Any:
+    """A function for compiled code as `instructions` makes it, of its own in each module that calls it.
 
-
-def masked_load(builder: ir.IRBuilder, place: Any, mask: Any, otherwise: Any) -> Any:
-    """Load the lanes of `mask` from `place` on, and take `otherwise` for the rest; no other memory is read."""
-    name = f"llvm.masked.load.v{mask.type.count}f32.p0"
-    return call_llvm(builder, name, otherwise.type, place, ir.Constant(INT, 4), mask, otherwise)
-
-
-def masked_store(builder: ir.IRBuilder, value: Any, place: Any, mask: Any) -> None:
-    """Store the lanes of `mask` from `place` on; no other memory is written."""
-    name = f"llvm.masked.store.v{mask.type.count}f32.p0"
-    call_llvm(builder, name, ir.VoidType(), value, place, ir.Constant(INT, 4), mask)
+    The result is a float32 if `returned` says so, else there is none.
+    """
+    kind = None if returned == types.void else FLOAT
+    return instructions(returned)(lambda builder, args: builder.call_function(name, args, write, kind))
 
 
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -156,10 +226,10 @@ _FLUSH = 0x8040
 """Of MXCSR, x86's control register of vectors: results, and operands, below the least normal number are zeros."""
 
 
-def _exchange_control(builder: Any, change: Callable[[Any], Any]) -> Any:
+def _exchange_control(builder: Builder, change: Callable[[Any], Any]) -> Any:
     """Replace this thread's MXCSR by `change` of it, and return what it was."""
     place = builder.alloca(INT)
-    address = builder.bitcast(place, ir.IntType(8).as_pointer())
+    address = builder.bitcast(place, BYTE.as_pointer())
     call_llvm(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), address)
     given = builder.load(place)
     builder.store(change(given), place)
@@ -167,29 +237,20 @@ def _exchange_control(builder: Any, change: Callable[[Any], Any]) -> Any:
     return given
 
 
-@intrinsic
-def flush_denormals(_: Any) -> Any:
+@instructions(types.int32)
+def flush_denormals(builder: Builder, _: list[Any]) -> Any:
     """Treat numbers below the least normal float32 as zeros in this thread; returns the setting before.
 
     A sum that holds one takes a hundred times as long: where attention is sharp, most weights are about that small.
     Where this is no x86 nothing changes.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if not IS_X86:
-            return ir.Constant(INT, 0)
-        return _exchange_control(builder, lambda given: builder.or_(given, ir.Constant(INT, _FLUSH)))
-
-    return types.int32(), generate
+    if not IS_X86:
+        return constant(INT, 0)
+    return _exchange_control(builder, lambda given: builder.or_(given, constant(INT, _FLUSH)))
 
 
-@intrinsic
-def restore_denormals(_: Any, given: Any) -> Any:
+@instructions()
+def restore_denormals(builder: Builder, args: list[Any]) -> None:
     """Restore this thread's setting that `flush_denormals` returned."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if IS_X86:
-            _exchange_control(builder, lambda _: args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int32), generate
+    if IS_X86:
+        _exchange_control(builder, lambda _: builder.trunc(args[0], INT))

@@ -26,7 +26,7 @@ from llvmlite import ir
 from numba.core import types
 
 from espalier.kernels.compilation.compiler import inner
-from espalier.kernels.cpu.simd import INDEX, INT, IS_X86, call_llvm, intrinsic
+from espalier.kernels.cpu.simd import INDEX, INT, IS_X86, Builder, call_llvm, constant, instructions
 
 _LINE = 8
 """Elements of a cache line; each counter that several threads write has a line of its own."""
@@ -134,54 +134,35 @@ _CLAIMED, _DONE = 0, _LINE
 """Columns of `counters`: how many items of a phase were fetched, and how many are done."""
 
 
-def _element(builder: Any, args: Any) -> Any:
+def _element(builder: Builder, args: list[Any]) -> Any:
     """A pointer to the counter in a phase's row and a column."""
-    row = builder.mul(args[1], ir.Constant(INDEX, 2 * _LINE))
+    row = builder.mul(args[1], constant(INDEX, 2 * _LINE))
     return builder.gep(builder.inttoptr(args[0], INDEX.as_pointer()), [builder.add(row, args[2])])
 
 
-@intrinsic
-def _add_one(_: Any, counters: Any, phase: Any, column: Any) -> Any:
-    """Atomically add one to a counter and return what it was."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = _element(builder, args)
-        return builder.atomic_rmw("add", place, ir.Constant(INDEX, 1), "acq_rel")
-
-    return types.int64(types.intp, types.intp, types.intp), generate
+@instructions(types.int64)
+def _add_one(builder: Builder, args: list[Any]) -> Any:
+    """`_add_one(counters, phase, column)` atomically adds one to a counter and returns what it was."""
+    return builder.atomic_rmw("add", _element(builder, args), constant(INDEX, 1), "acq_rel")
 
 
-@intrinsic
-def _read(_: Any, counters: Any, phase: Any, column: Any) -> Any:
-    """A counter as other threads last left it."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load_atomic(_element(builder, args), "acquire", 8)
-
-    return types.int64(types.intp, types.intp, types.intp), generate
+@instructions(types.int64)
+def _read(builder: Builder, args: list[Any]) -> Any:
+    """`_read(counters, phase, column)` is a counter as other threads last left it."""
+    return builder.load_atomic(_element(builder, args), "acquire", 8)
 
 
-@intrinsic
-def _pause(_: Any) -> Any:
+@instructions()
+def _pause(builder: Builder, _: list[Any]) -> None:
     """Tell the processor that this is a spin loop, where it can be told."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if IS_X86:
-            call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType())
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    if IS_X86:
+        call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType())
 
 
-@intrinsic
-def _yield(_: Any) -> Any:
+@instructions()
+def _yield(builder: Builder, _: list[Any]) -> None:
     """Offer the core to another thread."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        call_llvm(builder, "sched_yield", INT)
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    call_llvm(builder, "sched_yield", INT)
 
 
 @inner

@@ -14,9 +14,8 @@ import torch
 from layer_steps import random_layer, random_outer
 
 from espalier.kernels.compilation import compiler
-from espalier.kernels.compilation.ahead import Compilation, _Queue, compilation, compile_ahead
+from espalier.kernels.compilation.ahead import Compilation, Progress, _Queue, compilation, compile_ahead
 from espalier.kernels.compilation.compiler import is_compiled, kept_in
-from espalier.kernels.compilation.progress import Progress
 from espalier.kernels.compilation.worker import Worker
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.cpu.backend import compilations
@@ -30,6 +29,7 @@ from espalier.kernels.cpu.sampling import (
     sampling_compilations,
 )
 from espalier.kernels.layers import DecoderSpec
+from espalier.kernels.sampling import TokenPenalties
 
 _SOURCE = """
 from pathlib import Path
@@ -220,7 +220,8 @@ def test_no_request_is_the_first_to_compile_what_its_draws_call():
         one.run()
     known = [set(one.function.overloads) for one in compiled]
     logits, rows, ones = torch.randn(2, 40), torch.arange(2), torch.ones(2)
-    penalize_tokens_cpu(logits, rows, torch.zeros(2, 3, dtype=torch.int32), rows, rows + 1, ones, ones, ones)
+    tokens = torch.zeros(2, 3, dtype=torch.int32)
+    penalize_tokens_cpu(logits, TokenPenalties(rows, tokens, rows, rows + 1, ones, ones, ones))
     masked = mask_tokens_cpu(logits, torch.full((2, 5), 255, dtype=torch.uint8))
     filtered = filter_logits_cpu(masked, ones, rows, ones / 2, ones / 9)
     draw_tokens_cpu(logits, filtered, ones, torch.rand(2, dtype=torch.float64), rows)

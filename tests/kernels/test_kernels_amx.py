@@ -12,6 +12,8 @@ from espalier.kernels.cpu import HAS_AMX
 
 if HAS_AMX:
     from espalier.kernels.cpu.products import amx
+    from espalier.kernels.cpu.products.tiles import LeftSide
+    from espalier.kernels.cpu.simd import Strided
 
 needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this processor has no AMX, or ESPALIER_AMX=0")
 
@@ -33,7 +35,8 @@ def _multiply(x: np.ndarray, rows: int, inner: int, panel: np.ndarray, stored: n
     for r in range(rows):
         amx.pack_row(x, r * inner, inner, 0, inner, stored, r)
     amx.configure()
-    amx.multiply_panel(stored, 0, rows, inner, panel, 0, 0, out, 0, 32, out, 0, 32, amx.scratch())
+    sums = Strided(out, 0, 32)
+    amx.multiply_panel(LeftSide(stored, 0, rows, inner), panel, 0, 0, sums, sums, amx.scratch())
     amx.release()
 
 

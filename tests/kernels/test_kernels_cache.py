@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from espalier.kernels.attention import write_kv
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.cache import copy_blocks, write_kv
 from espalier.kernels.cpu.cache import copy_blocks_cpu
-from espalier.kernels.layout import KVLayout
+from espalier.kernels.layout import KVLayout, copy_blocks
 
 LAYOUT = KVLayout(3, 2, 4, 5, torch.float32, slab_bytes=3 * 3 * 2 * 2 * 4 * 4 * 5 + 64)
 SLABS = 4

@@ -9,6 +9,7 @@ from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu, ma
 from espalier.kernels.sampling import (
     FILTERED,
     LEAST_REPETITION,
+    TokenPenalties,
     draw_tokens,
     filter_logits,
     mask_tokens,
@@ -208,5 +209,5 @@ def test_penalties_are_those_of_transformers_and_of_the_openai_api(vocabulary: i
         counts = torch.bincount(its[starts[r] :], minlength=vocabulary)
         expected[row] -= frequencies[r] * counts
         expected[row] -= presences[r] * (counts > 0)
-    penalize(logits, rows, tokens, starts, ends, repetitions, presences, frequencies)
+    penalize(logits, TokenPenalties(rows, tokens, starts, ends, repetitions, presences, frequencies))
     assert torch.equal(logits, expected)

@@ -21,7 +21,7 @@ from espalier.engine.models.zoo.layers import LogitsHead
 from espalier.engine.models.zoo.products import Groups, experts_function, product_shapes
 from espalier.engine.models.zoo.small import make_small
 from espalier.engine.models.zoo.trial import kv_layers, require_runnable, trace_decoder, use_paged_attention
-from espalier.kernels.calls import Call
+from espalier.kernels.attention import Call
 from espalier.kernels.layout import StateShape
 from espalier.kernels.rotary import Rotary
 from espalier.kernels.torch_backend import TorchBackend

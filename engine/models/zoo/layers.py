@@ -13,9 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from espalier.engine.models.zoo.calls import filled_rows, running
 from espalier.engine.models.zoo.products import ROWS
-from espalier.kernels.attention import Terms
+from espalier.kernels.attention import Call, PrepareStep, StepCalls, Terms
 from espalier.kernels.batch import StateBatch, StepBatch
-from espalier.kernels.calls import Call, PrepareStep, StepCalls
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV, StateLayout, StateShape
 from espalier.kernels.recurrent import StateRows

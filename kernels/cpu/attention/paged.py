@@ -22,10 +22,17 @@ from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
-from espalier.kernels.cpu.attention.spans import NO_SPANS, Geometry, Spans, extremes, find_spans, geometry_of
+from espalier.kernels.cpu.attention.spans import FlatKV, Geometry, Spans, extremes, find_spans, geometry_of, no_spans
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
-from espalier.kernels.cpu.products.tiles import NR, multiply_add, multiply_add_blocked, multiply_pair, prefetch
-from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
+from espalier.kernels.cpu.products.tiles import (
+    NR,
+    Blocks,
+    multiply_add,
+    multiply_add_blocked,
+    multiply_pair,
+    prefetch,
+)
+from espalier.kernels.cpu.simd import Strided, flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import parallel_run, phase_items
 from espalier.kernels.layout import LayerKV
 
@@ -41,6 +48,22 @@ _SPEED = 1e10
 UNLIMITED = 2**40
 """The window of a layer without one."""
 _NO_SINKS = np.empty(0, np.float32)
+
+
+class FlatTerms(NamedTuple):
+    """`Terms` as compiled code reads them.
+
+    Attributes:
+        scale: factor on the logits.
+        window: positions that a token sees, its own the last.
+        softcap: logits are squeezed between this and its negative; 0 leaves them.
+        sinks: float32 `[heads]`, one more logit of each head, of no position; empty without.
+    """
+
+    scale: np.float32
+    window: int
+    softcap: np.float32
+    sinks: np.ndarray
 
 
 class ItemShape(NamedTuple):
@@ -65,43 +88,46 @@ class ItemShape(NamedTuple):
     block_size: int
 
 
+class Item(NamedTuple):
+    """One work item's memory, flat float32; queries of one token lie side by side, then the next token's, then the next
+    kv head's.
+
+    Attributes:
+        scaled: `[queries * head_dim]`, the queries times the scale.
+        logits: `[queries * width]`, those of a chunk, then their softmax weights.
+        attn_out: `[queries * value_dim]`, each query's weighted sum of values so far.
+        row_max: `[queries]`, the largest logit of each so far.
+        row_sum: `[queries]`, the sum of the weights of each so far, 0 at first.
+    """
+
+    scaled: np.ndarray
+    logits: np.ndarray
+    attn_out: np.ndarray
+    row_max: np.ndarray
+    row_sum: np.ndarray
+    shape: ItemShape
+
+
 @compiled(**INNER)
 def attend(
-    item: int,
-    scale: np.float32,
-    window: int,
-    softcap: np.float32,
-    sinks: np.ndarray,
-    query: np.ndarray,
-    flat: np.ndarray,
-    keys_at: int,
-    values_at: int,
-    geometry: Geometry,
-    all_spans: Spans,
-    scratch: np.ndarray,
-    output: np.ndarray,
+    index: int, terms: FlatTerms, query: np.ndarray, kv: FlatKV, all_spans: Spans, scratch: np.ndarray, out: np.ndarray
 ) -> None:
     """Run one work item.
 
     Args:
-        item: which of `all_spans`.
-        scale: factor on the logits.
-        window: positions that a token sees, its own the last.
-        softcap: logits are squeezed between this and its negative; 0 leaves them.
-        sinks: float32 `[heads]`, one more logit of each head, of no position; empty without.
+        index: which of `all_spans`.
+        terms: how logits are made.
         query: flat float32; a token's heads side by side, then what else a row holds.
-        flat: float32, the whole KV pool.
-        keys_at: where the layer's keys begin in the first slab, in elements.
-        values_at: the same of its values.
-        geometry: from `geometry_of`.
+        kv: the layer's keys and values.
         all_spans: from `find_spans`.
         scratch: float32, from `scratch_for`, the thread's own.
-        output: flat float32 `[T * heads * value_dim]`, written.
+        out: flat float32 `[T * heads * value_dim]`, written.
     """
+    geometry, chunk, items, firsts, visible, chunks, chunk_spans, spans, places = all_spans
     _, _, block_size, heads, kv_heads, head_dim, value_dim, query_stride = geometry
-    chunk, items, firsts, visible, chunks, chunk_spans, spans, places = all_spans
+    scale, window, softcap, sinks = terms
     groups = heads // kv_heads
-    part, kv_head, num_kv_heads = items[item, 0], items[item, 1], items[item, 2]
+    part, kv_head, num_kv_heads = items[index, 0], items[index, 1], items[index, 2]
     first = firsts[part]
     rows = int(firsts[part + 1] - first)
     of_head = rows * groups
@@ -109,50 +135,51 @@ def attend(
     least, longest = extremes(visible, first, first + rows)
     if chunks[part + 1] - chunks[part] == 1:
         width = (longest + block_size - 1) // block_size * block_size
-    shape = ItemShape(of_head, width, groups, num_kv_heads, head_dim, value_dim, block_size)
-    # A query is a row of these: groups of one token, then the next token's, then those of the next kv head.
-    scaled = scratch[: queries * head_dim]
-    logits = scratch[queries * head_dim : queries * (head_dim + width)]
     end = head_dim + width + value_dim
-    attn_out = scratch[queries * (head_dim + width) : queries * end]
-    row_max = scratch[queries * end : queries * (end + 1)]
-    row_sum = scratch[queries * (end + 1) : queries * (end + 2)]
-    attn_out[:] = np.float32(0.0)
-    row_sum[:] = np.float32(0.0)
+    item = Item(
+        scratch[: queries * head_dim],
+        scratch[queries * head_dim : queries * (head_dim + width)],
+        scratch[queries * (head_dim + width) : queries * end],
+        scratch[queries * end : queries * (end + 1)],
+        scratch[queries * (end + 1) : queries * (end + 2)],
+        ItemShape(of_head, width, groups, num_kv_heads, head_dim, value_dim, block_size),
+    )
+    item.attn_out[:] = np.float32(0.0)
+    item.row_sum[:] = np.float32(0.0)
     q, size = 0, groups * head_dim
     for h in range(kv_head, kv_head + num_kv_heads):
         for r in range(first, first + rows):
             at = r * query_stride + h * size
-            given, written = query[at : at + size], scaled[q : q + size]
+            given, written = query[at : at + size], item.scaled[q : q + size]
             for i in range(size):
                 written[i] = given[i] * scale
             q += size
-    keys_at += kv_head * block_size * head_dim
-    values_at += kv_head * block_size * value_dim
+    keys_at = kv.keys_at + kv_head * block_size * head_dim
+    values_at = kv.values_at + kv_head * block_size * value_dim
     passed = least - window  # positions before every token's window
     for c in range(chunks[part], chunks[part + 1]):
         before = int(c - chunks[part]) * width
         if before + width <= passed:
             continue
         for i in range(chunk_spans[c], chunk_spans[c + 1]):
-            _multiply_keys(scaled, flat, keys_at, places[0], i * chunk, spans[i], logits, shape)
+            _multiply_keys(item, kv.flat, keys_at, places[0], i * chunk, spans[i])
         seen = visible[first : first + rows] - before
         if softcap > 0:
-            _squeeze(logits, seen, window, softcap, shape)
-        _online_softmax(logits, seen, window, row_max, row_sum, attn_out, shape)
+            _squeeze(item, seen, window, softcap)
+        _online_softmax(item, seen, window)
         for i in range(chunk_spans[c], chunk_spans[c + 1]):
-            _multiply_values(logits, flat, values_at, places[1], i * chunk, spans[i], attn_out, shape)
+            _multiply_values(item, kv.flat, values_at, places[1], i * chunk, spans[i])
     q = 0
     for h in range(kv_head, kv_head + num_kv_heads):
         for r in range(first, first + rows):
             for g in range(groups):
                 at = ((r * kv_heads + h) * groups + g) * value_dim
-                summed, written = attn_out[q * value_dim : (q + 1) * value_dim], output[at : at + value_dim]
-                total, factor = row_sum[q], np.float32(1.0)
+                summed, written = item.attn_out[q * value_dim : (q + 1) * value_dim], out[at : at + value_dim]
+                total, factor = item.row_sum[q], np.float32(1.0)
                 if len(sinks):
                     sink = sinks[h * groups + g]
-                    top = max(row_max[q], sink)
-                    factor = np.float32(math.exp(row_max[q] - top))
+                    top = max(item.row_max[q], sink)
+                    factor = np.float32(math.exp(item.row_max[q] - top))
                     total = total * factor + np.float32(math.exp(sink - top))
                 for i in range(value_dim):
                     written[i] = summed[i] * factor / total
@@ -161,48 +188,42 @@ def attend(
 
 def attend_compilation(geometry: Geometry) -> Compilation:
     """The compilation of `attend`."""
-    floats = np.zeros(0, np.float32)
-    zero = np.float32(0)
-    return compilation(attend, 0, zero, 0, zero, floats, floats, floats, 0, 0, geometry, NO_SPANS, floats, floats)
+    floats, zero = np.zeros(0, np.float32), np.float32(0)
+    terms, kv = FlatTerms(zero, 0, zero, floats), FlatKV(floats, 0, 0)
+    return compilation(attend, 0, terms, floats, kv, no_spans(geometry), floats, floats)
 
 
 @inner
 def _multiply_keys(
-    scaled: np.ndarray,
-    flat: np.ndarray,
-    keys_at: int,
-    places: np.ndarray,
-    first: int,
-    span: np.ndarray,
-    logits: np.ndarray,
-    shape: ItemShape,
+    item: Item, flat: np.ndarray, keys_at: int, places: np.ndarray, first: int, span: np.ndarray
 ) -> None:
     """Write the logits of a span's queries with the keys of its blocks, which begin at `places[first]` and so on."""
-    of_head, width, groups, num_kv_heads, head_dim, _, block_size = shape
+    of_head, width, groups, num_kv_heads, head_dim, _, block_size = item.shape
     count, a, of_block = span[1] * groups, span[0] * groups * head_dim, block_size * head_dim
-    out = span[0] * groups * width + span[2] * block_size
+    out, logits = span[0] * groups * width + span[2] * block_size, item.logits
     pairs = span[3] // 2 if 2 * block_size == NR else 0
     for k in range(0, 2 * pairs, 2):
         for next_block in range(first + k + 2, min(first + k + 4, first + span[3]) if num_kv_heads == 1 else 0):
             prefetch(flat, keys_at + places[next_block], of_block)
         for h in range(num_kv_heads):
-            x, z = a + h * of_head * head_dim, out + h * of_head * width + k * block_size
+            x = Strided(item.scaled, a + h * of_head * head_dim, head_dim)
+            z = Strided(logits, out + h * of_head * width + k * block_size, width)
             left, right = keys_at + places[first + k] + h * of_block, keys_at + places[first + k + 1] + h * of_block
-            multiply_pair(count, scaled, x, head_dim, flat, left, flat, right, logits, z, width, head_dim)
+            multiply_pair(count, x, flat, left, flat, right, z, head_dim)
     for k in range(2 * pairs, span[3]):
         for h in range(num_kv_heads):
-            x, z = a + h * of_head * head_dim, out + h * of_head * width + k * block_size
+            x = Strided(item.scaled, a + h * of_head * head_dim, head_dim)
+            z = Strided(logits, out + h * of_head * width + k * block_size, width)
             for q in range(count):
-                for i in range(z + q * width, z + q * width + block_size):
+                for i in range(z.start + q * width, z.start + q * width + block_size):
                     logits[i] = np.float32(0.0)
-            at = keys_at + places[first + k] + h * of_block
-            multiply_add(scaled, x, head_dim, flat, at, logits, z, width, count, head_dim, block_size)
+            multiply_add(x, flat, keys_at + places[first + k] + h * of_block, z, count, head_dim, block_size)
 
 
 @inner
-def _squeeze(logits: np.ndarray, seen: np.ndarray, window: int, softcap: np.float32, shape: ItemShape) -> None:
+def _squeeze(item: Item, seen: np.ndarray, window: int, softcap: np.float32) -> None:
     """Squeeze the logits of the positions that tokens see; arguments as `_online_softmax`."""
-    of_head, width, groups, num_kv_heads, _, _, _ = shape
+    (of_head, width, groups, num_kv_heads, _, _, _), logits = item.shape, item.logits
     for r in range(len(seen)):
         start, end = max(0, seen[r] - window), min(seen[r], width)
         for h in range(num_kv_heads):
@@ -212,26 +233,15 @@ def _squeeze(logits: np.ndarray, seen: np.ndarray, window: int, softcap: np.floa
 
 
 @inner
-def _online_softmax(
-    logits: np.ndarray,
-    seen: np.ndarray,
-    window: int,
-    row_max: np.ndarray,
-    row_sum: np.ndarray,
-    attn_out: np.ndarray,
-    shape: ItemShape,
-) -> None:
+def _online_softmax(item: Item, seen: np.ndarray, window: int) -> None:
     """Turn a chunk's logits into softmax weights: zeros before a token's window, and after it in the same block.
 
     Args:
-        logits: `[queries * width]`, written.
+        item: see `Item`; sums of values are rescaled where a query's largest logit has changed.
         seen: how many of the positions from the chunk's first on each token sees, int64; perhaps more than it has.
-        window: see `attend`.
-        row_max: the largest logit of each query so far, updated.
-        row_sum: the sum of each query's weights so far, 0 at first, updated.
-        attn_out: the weighted sum of values of each query so far, rescaled where its largest logit has changed.
-        shape: see `ItemShape`.
+        window: see `FlatTerms`.
     """
+    _, logits, attn_out, row_max, row_sum, shape = item
     of_head, width, groups, num_kv_heads, _, value_dim, block_size = shape
     for r in range(len(seen)):
         start, end = max(0, seen[r] - window), min(seen[r], width)
@@ -258,41 +268,33 @@ def _online_softmax(
 
 @inner
 def _multiply_values(
-    logits: np.ndarray,
-    flat: np.ndarray,
-    values_at: int,
-    places: np.ndarray,
-    first: int,
-    span: np.ndarray,
-    attn_out: np.ndarray,
-    shape: ItemShape,
+    item: Item, flat: np.ndarray, values_at: int, places: np.ndarray, first: int, span: np.ndarray
 ) -> None:
     """Add the values of a span's blocks, weighted, to its queries' sums; arguments as `_multiply_keys`."""
-    of_head, width, groups, num_kv_heads, _, value_dim, block_size = shape
+    of_head, width, groups, num_kv_heads, _, value_dim, block_size = item.shape
     count, blocks, last = span[1] * groups, span[3], span[4]
     a, out = span[0] * groups * width + span[2] * block_size, span[0] * groups * value_dim
     if num_kv_heads == 1:
         few = max(1, _NEAR // (block_size * value_dim))
         for k in range(0, blocks, few):
             some = min(few, blocks - k)
-            size = last if k + some == blocks else block_size
-            multiply_add_blocked(
-                logits, a + k * block_size, width, flat, values_at, places, first + k, some, block_size, size, attn_out,
-                out, value_dim, count, value_dim,
-            )  # fmt: skip
+            read = Blocks(places, first + k, some, block_size, last if k + some == blocks else block_size)
+            x, z = Strided(item.logits, a + k * block_size, width), Strided(item.attn_out, out, value_dim)
+            multiply_add_blocked(x, flat, values_at, read, z, count, value_dim)
         return
     for k in range(blocks):
         inner = last if k == blocks - 1 else block_size
         for h in range(num_kv_heads):
-            x, z = a + h * of_head * width + k * block_size, out + h * of_head * value_dim
+            x = Strided(item.logits, a + h * of_head * width + k * block_size, width)
+            z = Strided(item.attn_out, out + h * of_head * value_dim, value_dim)
             at = values_at + places[first + k] + h * block_size * value_dim
-            multiply_add(logits, x, width, flat, at, attn_out, z, value_dim, count, inner, value_dim)
+            multiply_add(x, flat, at, z, count, inner, value_dim)
 
 
 @inner
-def scratch_for(geometry: Geometry, all_spans: Spans) -> np.ndarray:
+def scratch_for(all_spans: Spans) -> np.ndarray:
     """Memory for one thread's work items, which use it one after another; float32, large enough for the largest."""
-    queries, items, firsts = 0, all_spans.items, all_spans.firsts
+    queries, geometry, items, firsts = 0, all_spans.geometry, all_spans.items, all_spans.firsts
     for i in range(len(items)):
         rows = firsts[items[i, 0] + 1] - firsts[items[i, 0]]
         queries = max(queries, rows * items[i, 2] * geometry.heads // geometry.kv_heads)
@@ -311,24 +313,11 @@ def flat_kv_pool(layer_kv: LayerKV) -> np.ndarray:
 
 @compiled(nogil=True)
 def _attend_all(
-    counters: int,
-    scale: np.float32,
-    window: int,
-    softcap: np.float32,
-    sinks: np.ndarray,
-    query: np.ndarray,
-    flat: np.ndarray,
-    keys_at: int,
-    values_at: int,
-    geometry: Geometry,
-    all_spans: Spans,
-    output: np.ndarray,
+    counters: int, terms: FlatTerms, query: np.ndarray, kv: FlatKV, all_spans: Spans, out: np.ndarray
 ) -> None:
-    scratch, denormals = scratch_for(geometry, all_spans), flush_denormals()
-    for item in phase_items(counters, 0, len(all_spans.items)):
-        attend(
-            item, scale, window, softcap, sinks, query, flat, keys_at, values_at, geometry, all_spans, scratch, output
-        )
+    scratch, denormals = scratch_for(all_spans), flush_denormals()
+    for index in phase_items(counters, 0, len(all_spans.items)):
+        attend(index, terms, query, kv, all_spans, scratch, out)
     restore_denormals(denormals)
 
 
@@ -337,27 +326,21 @@ class CpuAttention:
 
     def __init__(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> None:
         """Prepare a step's attention; `layer_kv` is any of its layers."""
-        self._geometry = geometry_of(layer_kv, num_heads, num_heads * layer_kv.keys.shape[-1])
-        self._spans = find_spans(batch, TOKENS_PER_ITEM, self._geometry)
+        geometry = geometry_of(layer_kv, num_heads, num_heads * layer_kv.keys.shape[-1])
+        self._spans = find_spans(batch, TOKENS_PER_ITEM, geometry)
         self._seconds = 2 * int(self._spans.visible.sum()) * num_heads * layer_kv.keys.shape[-1] / _SPEED
 
     def __call__(self, query: torch.Tensor, layer_kv: LayerKV, terms: Terms) -> torch.Tensor:
         """See `GatheredAttention`."""
-        output = torch.empty((*query.shape[:2], self._geometry.value_dim), dtype=torch.float32)
-        parallel_run(
-            _attend_all,
-            1,
+        output = torch.empty((*query.shape[:2], layer_kv.values.shape[-1]), dtype=torch.float32)
+        flat_terms = FlatTerms(
             np.float32(terms.scale),
             terms.window or UNLIMITED,
             np.float32(terms.softcap or 0),
             _NO_SINKS if terms.sinks is None else terms.sinks.detach().float().contiguous().numpy(),
-            query.contiguous().view(-1).numpy(),
-            flat_kv_pool(layer_kv),
-            int(layer_kv.keys.storage_offset()),
-            int(layer_kv.values.storage_offset()),
-            self._geometry,
-            self._spans,
-            output.view(-1).numpy(),
-            seconds=self._seconds,
         )
+        offsets = int(layer_kv.keys.storage_offset()), int(layer_kv.values.storage_offset())
+        kv, queries = FlatKV(flat_kv_pool(layer_kv), *offsets), query.contiguous().view(-1).numpy()
+        given = flat_terms, queries, kv, self._spans, output.view(-1).numpy()
+        parallel_run(_attend_all, 1, *given, seconds=self._seconds)
         return output

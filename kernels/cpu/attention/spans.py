@@ -44,6 +44,20 @@ class Geometry(NamedTuple):
     query_stride: int
 
 
+class FlatKV(NamedTuple):
+    """A layer's keys and values in the KV pool, flat float32.
+
+    Attributes:
+        flat: the whole pool.
+        keys_at: where the layer's keys begin in the first slab, in elements.
+        values_at: the same of its values.
+    """
+
+    flat: np.ndarray
+    keys_at: int
+    values_at: int
+
+
 class Spans(NamedTuple):
     """Tokens of a batch that read the same blocks together, found once for all layers and heads; all arrays are int64.
 
@@ -51,6 +65,7 @@ class Spans(NamedTuple):
     part and some neighbouring blocks of a chunk that all of these tokens see; of the last block some may see less.
 
     Attributes:
+        geometry: of the keys, values and queries.
         chunk_blocks: blocks of a chunk.
         items: `[items, 3]`, the part, first kv head and number of kv heads of each work item.
         firsts: `[parts + 1]`, the first token of each part, and the number of tokens at the end.
@@ -63,6 +78,7 @@ class Spans(NamedTuple):
             first kv head.
     """
 
+    geometry: Geometry
     chunk_blocks: int
     items: np.ndarray
     firsts: np.ndarray
@@ -73,8 +89,9 @@ class Spans(NamedTuple):
     places: np.ndarray
 
 
-NO_SPANS = Spans(1, *(np.empty(shape, np.int64) for shape in ((0, 3), 0, 0, 0, 0, (0, 5), (2, 0))))
-"""The spans of no tokens."""
+def no_spans(geometry: Geometry) -> Spans:
+    """The spans of no tokens."""
+    return Spans(geometry, 1, *(np.empty(shape, np.int64) for shape in ((0, 3), 0, 0, 0, 0, (0, 5), (2, 0))))
 
 
 def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> Spans:
@@ -142,7 +159,7 @@ def _find_spans(
                 chunk_spans[c + 1] = found
     firsts = firsts[: parts + 1]
     items = _find_items(firsts, enough, geometry)
-    return Spans(chunk, items, firsts, visible, chunks, chunk_spans, spans, places)
+    return Spans(geometry, chunk, items, firsts, visible, chunks, chunk_spans, spans, places)
 
 
 @inner

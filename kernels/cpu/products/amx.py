@@ -19,26 +19,26 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
 
 from espalier.kernels.compilation.compiler import inner
-from espalier.kernels.cpu.products.tiles import aligned, fill_rows, write_prefetch
+from espalier.kernels.cpu.products.tiles import LeftSide, aligned, fill_rows
 from espalier.kernels.cpu.simd import (
+    BYTE,
     FLOAT,
+    FLOATS,
     INDEX,
-    INT,
+    LANES,
+    WORDS,
+    Builder,
+    Strided,
     call_llvm,
-    fma,
-    gep,
-    intrinsic,
-    loop,
-    to_all_lanes,
+    constant,
+    instructions,
     vector_function,
 )
 
 TILE_ROWS: int = 16
 TILE_INNER = 32
-_LANES = 16
 _TILE_BYTES = 1024
 _TERMS = 3
 X_TILE = _TERMS * _TILE_BYTES // 4
@@ -53,123 +53,110 @@ CHUNK = 256
 """Of the inner dimension, whose terms of a panel are made at a time: they stay in a core's nearer caches."""
 _ALL_STEPS, _TWO_STEPS = CHUNK // TILE_INNER - 1, 1
 """Masks of the steps whose terms of a panel have a place of their own."""
-_BYTE = ir.IntType(8)
-_BYTES = _BYTE.as_pointer()
-_WORDS = ir.VectorType(INT, _LANES)
-_FLOATS = ir.VectorType(FLOAT, _LANES)
+_BYTES = BYTE.as_pointer()
 
 
-def _call(builder: ir.IRBuilder, name: str, *operands: Any) -> None:
+def _call(builder: Builder, name: str, *operands: Any) -> None:
     """Call LLVM's instruction `name`; numbers are tiles."""
-    operands = tuple(ir.Constant(_BYTE, operand) if isinstance(operand, int) else operand for operand in operands)
+    operands = tuple(ir.Constant(BYTE, operand) if isinstance(operand, int) else operand for operand in operands)
     call_llvm(builder, f"llvm.x86.{name}", ir.VoidType(), *operands)
 
 
-def _split(builder: ir.IRBuilder, value: Any, rounded: bool) -> list[Any]:
+def _split(builder: Builder, value: Any, rounded: bool) -> list[Any]:
     """The three terms of each element, as the upper halves of words; the last is exact, and its lower half is zeros."""
-    upper = ir.Constant(_WORDS, [0xFFFF0000] * _LANES)
+    upper = constant(WORDS, 0xFFFF0000)
     terms = []
     for _ in range(_TERMS - 1):
-        bits = builder.bitcast(value, _WORDS)
+        bits = builder.bitcast(value, WORDS)
         if rounded:
-            bits = builder.add(bits, ir.Constant(_WORDS, [0x8000] * _LANES))
+            bits = builder.add(bits, constant(WORDS, 0x8000))
         terms.append(builder.and_(bits, upper))
-        value = builder.fsub(value, builder.bitcast(terms[-1], _FLOATS))
-    return [*terms, builder.bitcast(value, _WORDS)]
+        value = builder.fsub(value, builder.bitcast(terms[-1], FLOATS))
+    return [*terms, builder.bitcast(value, WORDS)]
 
 
-def _down(builder: ir.IRBuilder, words: Any) -> Any:
-    return builder.lshr(words, ir.Constant(_WORDS, [16] * _LANES))
+def _down(builder: Builder, words: Any) -> Any:
+    return builder.lshr(words, constant(WORDS, 16))
 
 
-def _load_lanes(builder: ir.IRBuilder, place: Any) -> Any:
-    return builder.load(builder.bitcast(place, _FLOATS.as_pointer()), align=4)
-
-
-def _least(builder: ir.IRBuilder, one: Any, other: Any) -> Any:
-    return builder.select(builder.icmp_signed("<", one, other), one, other)
-
-
-def _split_columns(builder: ir.IRBuilder, panel: Any, count: Any, terms: Any, step: Any, mask: Any) -> None:
+def _split_columns(builder: Builder, panel: Any, count: Any, terms: Any, step: Any, mask: Any) -> None:
     """Store the terms of a step's K rows of a panel: those 2 p and 2 p + 1 become row p of each tile.
 
     What lies `_PREFETCH_DISTANCE` behind them is prefetched. The panel has `count` rows; those after them are zeros.
     """
-    pairs, nothing = ir.Constant(INDEX, TILE_INNER // 2), ir.Constant(INDEX, 0)
-    tile = builder.gep(terms, [builder.mul(builder.and_(step, mask), ir.Constant(INDEX, PANEL_TILE))])
-    left = builder.sub(count, builder.mul(step, ir.Constant(INDEX, TILE_INNER)))
-    panel = builder.gep(panel, [builder.mul(step, ir.Constant(INDEX, TILE_INNER * 2 * _LANES))])
+    pairs, nothing = constant(INDEX, TILE_INNER // 2), constant(INDEX, 0)
+    tile = builder.offset(terms, builder.and_(step, mask), PANEL_TILE)
+    left = builder.sub(count, builder.mul(step, constant(INDEX, TILE_INNER)))
+    panel = builder.offset(panel, step, TILE_INNER * 2 * LANES)
 
     def load_row(k: Any, half: int, whole: bool) -> Any:
         inside = builder.icmp_signed("<", k, left)
         row = k if whole else builder.select(inside, k, nothing)
-        at = builder.gep(panel, [builder.mul(row, ir.Constant(INDEX, 2 * _LANES))])
-        at = gep(builder, at, half * _LANES)
-        write_prefetch(builder, gep(builder, at, _PREFETCH_DISTANCE))
-        value = _load_lanes(builder, at)
-        return value if whole else builder.select(inside, value, ir.Constant(_FLOATS, [0.0] * _LANES))
+        at = builder.offset(builder.offset(panel, row, 2 * LANES), half * LANES)
+        builder.prefetch(builder.offset(at, _PREFETCH_DISTANCE))
+        value = builder.read(at)
+        return value if whole else builder.select(inside, value, constant(FLOATS, 0.0))
 
     def split_pair(p: Any, whole: bool) -> None:
-        place = builder.gep(tile, [builder.mul(p, ir.Constant(INDEX, _LANES))])
-        k = builder.shl(p, ir.Constant(INDEX, 1))
+        place = builder.offset(tile, p, LANES)
+        k = builder.shl(p, constant(INDEX, 1))
         for half in range(2):
-            both = (load_row(builder.add(k, ir.Constant(INDEX, i)), half, whole) for i in range(2))
+            both = (load_row(builder.add(k, constant(INDEX, i)), half, whole) for i in range(2))
             parts = [_split(builder, value, rounded=False) for value in both]
             for term, (even, odd) in enumerate(zip(*parts, strict=True)):
-                at = gep(builder, place, (2 * term + half) * _TILE_BYTES // 4)
-                word = builder.or_(_down(builder, even), odd)
-                builder.store(word, builder.bitcast(at, _WORDS.as_pointer()), align=4)
+                at = builder.offset(place, (2 * term + half) * _TILE_BYTES // 4)
+                builder.write(builder.or_(_down(builder, even), odd), at)
 
     def split_pairs(start: Any, end: Any, whole: bool) -> None:
         def split(p: Any, values: list[Any]) -> list[Any]:
             split_pair(builder.add(start, p), whole)
             return values
 
-        loop(builder, builder.sub(end, start), [], split)
+        builder.loop(builder.sub(end, start), [], split)
 
     some = builder.icmp_signed(">", left, nothing)  # else it is the step after the last
-    wholes = builder.select(some, _least(builder, builder.ashr(left, ir.Constant(INDEX, 1)), pairs), nothing)
+    wholes = builder.select(some, builder.least(builder.ashr(left, constant(INDEX, 1)), pairs), nothing)
     split_pairs(nothing, wholes, whole=True)
     split_pairs(wholes, builder.select(some, pairs, wholes), whole=False)
 
 
-def _write_product(row_tiles: int, splits: bool, builder: ir.IRBuilder, args: Any) -> None:
+def _write_product(row_tiles: int, splits: bool, builder: Builder, args: Any) -> None:
     """Sums in tiles 0 to 3 (row, half), terms of x in 4 and 5, of the panel in 6 and 7.
 
     Where it `splits`, it makes the panel's terms too, those of the next step while the tile unit is busy with one.
     """
     x, x_stride, terms, out, out_stride, steps, *rest = args
-    line = ir.Constant(INDEX, 64)
+    line = constant(INDEX, 64)
     x, terms_at, out = (builder.bitcast(place, _BYTES) for place in (x, terms, out))
-    x_stride, out_stride = (builder.shl(stride, ir.Constant(INDEX, 2)) for stride in (x_stride, out_stride))
+    x_stride, out_stride = (builder.shl(stride, constant(INDEX, 2)) for stride in (x_stride, out_stride))
     panel, count, mask = rest or (None, None, None)
     if splits:
-        _split_columns(builder, panel, count, terms, ir.Constant(INDEX, 0), mask)
+        _split_columns(builder, panel, count, terms, constant(INDEX, 0), mask)
     sums = []
     for row in range(row_tiles):
-        first = gep(builder, out, builder.mul(out_stride, ir.Constant(INDEX, row * TILE_ROWS)))
+        first = builder.offset(out, builder.mul(out_stride, constant(INDEX, row * TILE_ROWS)))
         for half in range(2):
-            sums.append((2 * row + half, gep(builder, first, half * 64)))
+            sums.append((2 * row + half, builder.offset(first, half * 64)))
     for tile, place in sums:
         _call(builder, "tileloadd64", tile, place, out_stride)
 
     def step(n: Any, values: list[Any]) -> list[Any]:
         if splits:
-            _split_columns(builder, panel, count, terms, builder.add(n, ir.Constant(INDEX, 1)), mask)
-        x_at = gep(builder, x, builder.mul(n, ir.Constant(INDEX, _TERMS * _TILE_BYTES)))
+            _split_columns(builder, panel, count, terms, builder.add(n, constant(INDEX, 1)), mask)
+        x_at = builder.offset(x, builder.mul(n, constant(INDEX, _TERMS * _TILE_BYTES)))
         place = builder.and_(n, mask) if splits else n
-        panel_at = gep(builder, terms_at, builder.mul(place, ir.Constant(INDEX, 2 * _TERMS * _TILE_BYTES)))
+        panel_at = builder.offset(terms_at, builder.mul(place, constant(INDEX, 2 * _TERMS * _TILE_BYTES)))
         before = None, None
         for x_term, panel_term in _PAIRS:
             if panel_term != before[1]:
                 for half in range(2):
-                    place = gep(builder, panel_at, (2 * panel_term + half) * _TILE_BYTES)
+                    place = builder.offset(panel_at, (2 * panel_term + half) * _TILE_BYTES)
                     _call(builder, "tileloadd64", 6 + half, place, line)
             if x_term != before[0]:
                 for row in range(row_tiles):
-                    place = gep(builder, x_at, x_term * _TILE_BYTES)
+                    place = builder.offset(x_at, x_term * _TILE_BYTES)
                     if row:
-                        place = gep(builder, place, x_stride)
+                        place = builder.offset(place, x_stride)
                     _call(builder, "tileloadd64", 4 + row, place, line)
             for row in range(row_tiles):
                 for half in range(2):
@@ -177,76 +164,75 @@ def _write_product(row_tiles: int, splits: bool, builder: ir.IRBuilder, args: An
             before = x_term, panel_term
         return values
 
-    loop(builder, steps, [], step)
+    builder.loop(steps, [], step)
     for tile, place in sums:
         _call(builder, "tilestored64", tile, place, out_stride)
 
 
-def _write_few(rows: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_few(rows: int, builder: Builder, args: Any) -> None:
     """The product of so few rows that a tile would be almost empty, with the same bits as the tile unit's.
 
     A tile's product sums even and odd elements apart, from zero on, each a fused multiply-add, and then adds both to
     what is there (Intel's manual, TDPBF16PS). The terms of the panel stay in registers.
     """
     x, panel, out, out_stride, count = args
-    parity = [ir.Constant(_WORDS, [16] * _LANES), ir.Constant(_WORDS, [0xFFFF0000] * _LANES)]
-    room = builder.alloca(_FLOATS, size=rows * _TERMS * 2)
+    parity = [constant(WORDS, 16), constant(WORDS, 0xFFFF0000)]
+    room = builder.alloca(FLOATS, size=rows * _TERMS * 2)
     lanes = builder.bitcast(room, FLOAT.as_pointer())
-    places = [gep(builder, builder.gep(out, [builder.mul(out_stride, ir.Constant(INDEX, r))]), 0) for r in range(rows)]
-    outputs = [gep(builder, place, half * _LANES) for place in places for half in range(2)]
-    steps = builder.sdiv(builder.add(count, ir.Constant(INDEX, TILE_INNER - 1)), ir.Constant(INDEX, TILE_INNER))
+    outputs = [builder.offset(row, half * LANES) for row in builder.rows_of(out, out_stride, rows) for half in range(2)]
+    steps = builder.sdiv(builder.add(count, constant(INDEX, TILE_INNER - 1)), constant(INDEX, TILE_INNER))
 
     def spread(n: Any) -> None:
         """The terms of x as float32, the even elements of a step side by side, then the odd ones."""
         for r in range(rows):
             for term in range(_TERMS):
-                at = gep(builder, builder.gep(x, [builder.mul(n, ir.Constant(INDEX, X_TILE))]), term * 256 + r * _LANES)
-                words = builder.load(builder.bitcast(at, _WORDS.as_pointer()), align=4)
+                at = builder.offset(builder.offset(x, n, X_TILE), term * 256 + r * LANES)
+                words = builder.read(at, WORDS)
                 halves = builder.shl(words, parity[0]), builder.and_(words, parity[1])
                 for odd, half in enumerate(halves):
-                    at = gep(builder, room, (r * _TERMS + term) * 2 + odd)
-                    builder.store(builder.bitcast(half, _FLOATS), at)
+                    at = builder.offset(room, (r * _TERMS + term) * 2 + odd)
+                    builder.store(builder.bitcast(half, FLOATS), at)
 
     def step(n: Any, totals: list[Any]) -> list[Any]:
         spread(n)
-        k0 = builder.mul(n, ir.Constant(INDEX, TILE_INNER))
-        left = _least(builder, builder.sub(count, k0), ir.Constant(INDEX, TILE_INNER))
-        zeros = [ir.Constant(_FLOATS, [0.0] * _LANES)] * (rows * len(_PAIRS) * 2)
+        k0 = builder.mul(n, constant(INDEX, TILE_INNER))
+        left = builder.least(builder.sub(count, k0), constant(INDEX, TILE_INNER))
+        zeros = [constant(FLOATS, 0.0)] * (rows * len(_PAIRS) * 2)
         new = list(totals)
-        whole = builder.ashr(left, ir.Constant(INDEX, 1))
+        whole = builder.ashr(left, constant(INDEX, 1))
         for half in range(2):
 
             def add(p: Any, odd: int, sums: list[Any], half: int = half) -> list[Any]:
-                k = builder.add(builder.add(k0, builder.shl(p, ir.Constant(INDEX, 1))), ir.Constant(INDEX, odd))
-                at = gep(builder, builder.gep(panel, [builder.mul(k, ir.Constant(INDEX, 2 * _LANES))]), half * _LANES)
-                write_prefetch(builder, gep(builder, at, _PREFETCH_DISTANCE))
-                weights = [builder.bitcast(t, _FLOATS) for t in _split(builder, _load_lanes(builder, at), False)]
+                k = builder.add(builder.add(k0, builder.shl(p, constant(INDEX, 1))), constant(INDEX, odd))
+                at = builder.offset(builder.offset(panel, k, 2 * LANES), half * LANES)
+                builder.prefetch(builder.offset(at, _PREFETCH_DISTANCE))
+                weights = [builder.bitcast(t, FLOATS) for t in _split(builder, builder.read(at), False)]
                 sums = list(sums)
                 for r in range(rows):
                     for i, (x_term, panel_term) in enumerate(_PAIRS):
-                        of_x = gep(builder, lanes, ((r * _TERMS + x_term) * 2 + odd) * _LANES)
-                        factor = to_all_lanes(builder, builder.load(builder.gep(of_x, [p])), _LANES)
+                        of_x = builder.offset(lanes, ((r * _TERMS + x_term) * 2 + odd) * LANES)
+                        factor = builder.to_all_lanes(builder.load(builder.gep(of_x, [p])))
                         place = (r * len(_PAIRS) + i) * 2 + odd
-                        sums[place] = fma(builder, factor, weights[panel_term], sums[place])
+                        sums[place] = builder.fma(factor, weights[panel_term], sums[place])
                 return sums
 
-            sums = loop(builder, whole, zeros, lambda p, sums: add(p, 1, add(p, 0, sums)))
-            sums = loop(builder, builder.and_(left, ir.Constant(INDEX, 1)), sums, lambda _, s: add(whole, 0, s))
+            sums = builder.loop(whole, zeros, lambda p, sums: add(p, 1, add(p, 0, sums)))
+            sums = builder.loop(builder.and_(left, constant(INDEX, 1)), sums, lambda _, s: add(whole, 0, s))
             for r in range(rows):
                 for i in range(len(_PAIRS)):
                     even, odd = sums[(r * len(_PAIRS) + i) * 2 :][:2]
                     new[2 * r + half] = builder.fadd(new[2 * r + half], builder.fadd(even, odd))
         return new
 
-    totals = loop(builder, steps, [_load_lanes(builder, place) for place in outputs], step)
+    totals = builder.loop(steps, [builder.read(place) for place in outputs], step)
     for total, place in zip(totals, outputs, strict=True):
-        builder.store(total, builder.bitcast(place, _FLOATS.as_pointer()), align=4)
+        builder.write(total, place)
 
 
 _row, _rows = (vector_function(f"espalier_amx_few_{rows}", partial(_write_few, rows)) for rows in (1, 2))
-"""product(x, start, panel, start, out, start, stride, rows of the panel) adds to 1 or 2 rows of `out`."""
+"""product(x, start, panel, start, out: Strided, rows of the panel) adds to 1 or 2 rows of `out`."""
 _one, _two = (vector_function(f"espalier_amx_{n}", partial(_write_product, n, False)) for n in (1, 2))
-"""product(x, start, stride, terms, start, out, start, stride, steps) adds to 16 or 32 rows of `out`."""
+"""product(x: Strided, terms, start, out: Strided, steps) adds to 16 or 32 rows of `out`."""
 _splitting_one, _splitting_two = (
     vector_function(f"espalier_amx_splitting_{n}", partial(_write_product, n, True)) for n in (1, 2)
 )
@@ -256,23 +242,20 @@ Those of step n lie where step `n & mask` would: they stay in the nearest cache 
 """
 
 
-def _write_row_terms(builder: ir.IRBuilder, args: Any) -> None:
+def _write_row_terms(builder: Builder, args: Any) -> None:
     row, terms, steps = args
-    shorts = ir.VectorType(ir.IntType(16), _LANES)
-    both = ir.Constant(ir.VectorType(INT, 2 * _LANES), list(range(2 * _LANES)))
+    shorts = ir.VectorType(ir.IntType(16), LANES)
 
     def step(n: Any, values: list[Any]) -> list[Any]:
-        at = builder.gep(row, [builder.mul(n, ir.Constant(INDEX, TILE_INNER))])
-        parts = [_split(builder, _load_lanes(builder, gep(builder, at, i * _LANES)), rounded=True) for i in range(2)]
+        at = builder.offset(row, n, TILE_INNER)
+        parts = [_split(builder, builder.read(builder.offset(at, i * LANES)), rounded=True) for i in range(2)]
         for term, pieces in enumerate(zip(*parts, strict=True)):
             halves = [builder.trunc(_down(builder, piece), shorts) for piece in pieces]
-            whole = builder.shuffle_vector(halves[0], halves[1], both)
-            place = builder.add(builder.mul(n, ir.Constant(INDEX, X_TILE)), ir.Constant(INDEX, term * _TILE_BYTES // 4))
-            place = builder.gep(terms, [place])
-            builder.store(whole, builder.bitcast(place, whole.type.as_pointer()), align=4)
+            place = builder.offset(builder.offset(terms, n, X_TILE), term * _TILE_BYTES // 4)
+            builder.write(builder.joined(*halves), place)
         return values
 
-    loop(builder, steps, [], step)
+    builder.loop(steps, [], step)
 
 
 _row_terms = vector_function("espalier_amx_row_terms", _write_row_terms)
@@ -283,29 +266,19 @@ _CONFIGURATION = bytes(
 )  # palette 1; 8 tiles of 64 bytes a row, 16 rows
 
 
-@intrinsic
-def configure(_: Any) -> Any:
+@instructions()
+def configure(builder: Builder, _: list[Any]) -> None:
     """Give all eight tiles of this thread their full size."""
-
-    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.ArrayType(_BYTE, len(_CONFIGURATION))
-        place = builder.alloca(kind)
-        builder.store(ir.Constant(kind, bytearray(_CONFIGURATION)), place)
-        _call(builder, "ldtilecfg", builder.bitcast(place, _BYTES))
-        return context.get_dummy_value()
-
-    return types.void(), write
+    kind = ir.ArrayType(BYTE, len(_CONFIGURATION))
+    place = builder.alloca(kind)
+    builder.store(ir.Constant(kind, bytearray(_CONFIGURATION)), place)
+    _call(builder, "ldtilecfg", builder.bitcast(place, _BYTES))
 
 
-@intrinsic
-def release(_: Any) -> Any:
+@instructions()
+def release(builder: Builder, _: list[Any]) -> None:
     """Release the tiles, so that the system need not save them when it switches threads."""
-
-    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _call(builder, "tilerelease")
-        return context.get_dummy_value()
-
-    return types.void(), write
+    _call(builder, "tilerelease")
 
 
 def x_size(rows: int, inner: int) -> int:
@@ -334,63 +307,38 @@ def scratch() -> np.ndarray:
 
 @inner
 def multiply_columns(
-    x: np.ndarray,
-    first: int,
-    rows: int,
-    inner: int,
-    column: int,
-    count: int,
-    panel: np.ndarray,
-    panel_at: int,
-    out: np.ndarray,
-    out_start: int,
-    out_stride: int,
-    terms: np.ndarray,
+    left: LeftSide, column: int, count: int, panel: np.ndarray, panel_at: int, out: Strided, terms: np.ndarray
 ) -> None:
-    """See `Microkernel`: `first` is a multiple of TILE_ROWS, `column` of TILE_INNER; `count` is at most CHUNK."""
-    all_steps, steps = (inner + TILE_INNER - 1) // TILE_INNER, (count + TILE_INNER - 1) // TILE_INNER
-    stride = all_steps * X_TILE
-    if rows <= 2:
-        at = first // TILE_ROWS * stride + column // TILE_INNER * X_TILE
-        if rows == 1:
-            _row(x, at, panel, panel_at, out, out_start, out_stride, count)
-        else:
-            _rows(x, at, panel, panel_at, out, out_start, out_stride, count)
+    """See `Microkernel`: `left.first` is a multiple of TILE_ROWS, `column` of TILE_INNER; `count` is at most CHUNK."""
+    (x, first, rows, inner), steps = left, (count + TILE_INNER - 1) // TILE_INNER
+    stride = (inner + TILE_INNER - 1) // TILE_INNER * X_TILE
+    begin = first // TILE_ROWS * stride + column // TILE_INNER * X_TILE
+    if rows == 1:
+        _row(x, begin, panel, panel_at, out, count)
+        return
+    if rows == 2:
+        _rows(x, begin, panel, panel_at, out, count)
         return
     mask = _ALL_STEPS if rows > 2 * TILE_ROWS else _TWO_STEPS  # they are not read again
     for row in range(0, rows, 2 * TILE_ROWS):
-        at, to = (first + row) // TILE_ROWS * stride + column // TILE_INNER * X_TILE, out_start + row * out_stride
-        if rows - row > TILE_ROWS:
-            if row:
-                _two(x, at, stride, terms, 0, out, to, out_stride, steps)
-            else:
-                _splitting_two(x, at, stride, terms, 0, out, to, out_stride, steps, panel, panel_at, count, mask)
+        given = Strided(x, begin + row // TILE_ROWS * stride, stride)
+        sums, both = Strided(out.array, out.start + row * out.stride, out.stride), rows - row > TILE_ROWS
+        if row and both:
+            _two(given, terms, 0, sums, steps)
         elif row:
-            _one(x, at, stride, terms, 0, out, to, out_stride, steps)
+            _one(given, terms, 0, sums, steps)
+        elif both:
+            _splitting_two(given, terms, 0, sums, steps, panel, panel_at, count, mask)
         else:
-            _splitting_one(x, at, stride, terms, 0, out, to, out_stride, steps, panel, panel_at, count, mask)
+            _splitting_one(given, terms, 0, sums, steps, panel, panel_at, count, mask)
 
 
 @inner
 def multiply_panel(
-    x: np.ndarray,
-    first: int,
-    rows: int,
-    inner: int,
-    panels: np.ndarray,
-    panel_at: int,
-    _prefetch_at: int,
-    terms: np.ndarray,
-    terms_start: int,
-    terms_stride: int,
-    out: np.ndarray,
-    out_start: int,
-    out_stride: int,
-    scratch: np.ndarray,
+    left: LeftSide, panels: np.ndarray, at: int, _prefetch_at: int, terms: Strided, out: Strided, scratch: np.ndarray
 ) -> None:
     """See `Microkernel`; the elements behind the panel, which are read next, are prefetched with it."""
-    if terms_stride == 0:  # tiles add to what is in `out`
-        fill_rows(terms, terms_start, 2 * _LANES, out, out_start, out_stride, rows)
-    for column in range(0, inner, CHUNK):
-        count, at = min(CHUNK, inner - column), panel_at + column * 2 * _LANES
-        multiply_columns(x, first, rows, inner, column, count, panels, at, out, out_start, out_stride, scratch)
+    if terms.stride == 0:  # tiles add to what is in `out`
+        fill_rows(terms.array, terms.start, 2 * LANES, out, left.rows)
+    for column in range(0, left.inner, CHUNK):
+        multiply_columns(left, column, min(CHUNK, left.inner - column), panels, at + column * 2 * LANES, out, scratch)

@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from llvmlite import ir
 from numba.extending import overload
 
-from espalier.kernels.cpu.products import tiles
 from espalier.kernels.cpu.products.linear import (
     PANEL,
     is_tuple_of,
@@ -34,29 +33,25 @@ from espalier.kernels.cpu.products.linear import (
     pack_row,
 )
 from espalier.kernels.cpu.products.quantized_linear import PackedWeight
+from espalier.kernels.cpu.products.tiles import tile_product
 from espalier.kernels.cpu.simd import (
+    BYTE,
     FLOAT,
-    INDEX,
+    FLOATS,
     INT,
+    LANES,
+    WORDS,
+    Builder,
     call_llvm,
-    fma,
-    gep,
-    load,
-    loop,
-    reduce,
-    store,
-    to_all_lanes,
+    constant,
     vector_function,
 )
-from espalier.kernels.kept import Kept
-from espalier.kernels.linear import Rest
+from espalier.kernels.linear import Kept, Rest
 
 GROUP = 32
 """Neighbours of the inner dimension that share a scale on the left side."""
 MR = 6
 """Rows of the largest tile: twice as many vectors of integers and of floats are as many as fit in the registers."""
-_LANES = 16
-"""Of a vector."""
 _PER_LANE = 4
 """Products that one lane sums in one instruction."""
 _OFFSET = 128
@@ -69,10 +64,7 @@ _RATE = 1e10
 """Weights a second that one thread reads, within a factor of two or so."""
 _SPEED = 1e11
 """Multiply-adds a second of one thread where rows are many, likewise."""
-_BYTE = ir.IntType(8)
 _SUM_BYTES = "llvm.x86.avx512.vpdpbusd.512"
-_WORDS = ir.VectorType(INT, _LANES)
-_FLOATS = ir.VectorType(FLOAT, _LANES)
 
 
 class Int8Rows(NamedTuple):
@@ -117,14 +109,19 @@ class Int8Weight(PackedWeight):
     scales: torch.Tensor
     refined: int = 0
 
+    @property
+    def panels(self) -> Int8Panels:
+        """The arrays, of one weight or of several in one tensor, as products read them."""
+        return Int8Panels(self.values.view(-1).numpy(), self.scales.view(-1).numpy())
+
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `PackedWeight`."""
         (rows, given), inner = x.shape, self.values.shape[1] * _PER_LANE
         filled = F.pad(x, (0, inner - given)) if inner > given else x
-        panels, stored = int8_panels(self.values, self.scales), int8_rows(rows, inner)
+        stored = int8_rows(rows, inner)
         seconds = max(rows / _SPEED, 1 / _RATE) * len(self.values) * PANEL * inner
         num_panels = len(self.values) - self.refined
-        return multiply_cpu(filled, stored, panels, num_panels, self.shape[0], bias, seconds, self.refined)
+        return multiply_cpu(filled, stored, self.panels, num_panels, self.shape[0], bias, seconds, self.refined)
 
 
 def pack_int8(values: torch.Tensor, scales: torch.Tensor, rest: Rest | None = None) -> torch.Tensor:
@@ -170,90 +167,79 @@ def int8_rows(rows: int, inner: int) -> Int8Rows:
     return Int8Rows(np.empty(rows * inner, np.int8), np.empty(groups, np.float32), np.empty(groups, np.int32))
 
 
-def int8_panels(values: torch.Tensor, scales: torch.Tensor) -> Int8Panels:
-    """The arrays of an `Int8Weight`, or of several in one tensor, as products read them."""
-    return Int8Panels(values.view(-1).numpy(), scales.view(-1).numpy())
-
-
-def _write_round_group(builder: ir.IRBuilder, args: Any) -> None:
+def _write_round_group(builder: Builder, args: Any) -> None:
     given, values, scale_at, start_at = args
-    floats = [load(builder, gep(builder, given, offset), _FLOATS) for offset in range(0, GROUP, _LANES)]
-    bits = [builder.and_(builder.bitcast(x, _WORDS), ir.Constant(_WORDS, [0x7FFFFFFF] * _LANES)) for x in floats]
+    floats = [builder.read(builder.offset(given, offset)) for offset in range(0, GROUP, LANES)]
+    bits = [builder.and_(builder.bitcast(x, WORDS), constant(WORDS, 0x7FFFFFFF)) for x in floats]
     largest = bits[0]
     for more in bits[1:]:
-        largest = call_llvm(builder, f"llvm.umax.v{_LANES}i32", _WORDS, largest, more)
+        largest = call_llvm(builder, f"llvm.umax.v{LANES}i32", WORDS, largest, more)
     # without its sign a float is the larger the larger its bits are; those of infinity and of no number are largest
-    most = builder.bitcast(call_llvm(builder, f"llvm.vector.reduce.umax.v{_LANES}i32", INT, largest), FLOAT)
-    enough = builder.fcmp_unordered(">=", most, ir.Constant(FLOAT, _LEAST))
-    zero, limit = ir.Constant(FLOAT, 0.0), ir.Constant(FLOAT, float(_MAX_INT8))
+    most = builder.bitcast(call_llvm(builder, f"llvm.vector.reduce.umax.v{LANES}i32", INT, largest), FLOAT)
+    enough = builder.fcmp_unordered(">=", most, constant(FLOAT, _LEAST))
+    zero, limit = constant(FLOAT, 0.0), constant(FLOAT, float(_MAX_INT8))
     builder.store(builder.select(enough, builder.fdiv(most, limit), zero), scale_at)
-    inverse = to_all_lanes(builder, builder.select(enough, builder.fdiv(limit, most), zero), _LANES)
-    total = ir.Constant(_WORDS, [0] * _LANES)
+    inverse = builder.to_all_lanes(builder.select(enough, builder.fdiv(limit, most), zero))
+    total = constant(WORDS, 0)
     for index, x in enumerate(floats):
-        all_lanes, as_usual = ir.Constant(ir.IntType(_LANES), -1), ir.Constant(INT, 4)  # rounds to nearest
+        all_lanes, as_usual = constant(ir.IntType(LANES), -1), constant(INT, 4)  # rounds to nearest
         near = builder.fmul(x, inverse)
-        words = call_llvm(builder, "llvm.x86.avx512.mask.cvtps2dq.512", _WORDS, near, total, all_lanes, as_usual)
+        words = call_llvm(builder, "llvm.x86.avx512.mask.cvtps2dq.512", WORDS, near, total, all_lanes, as_usual)
         total = builder.add(total, words)
-        store(builder, [builder.trunc(words, ir.VectorType(_BYTE, _LANES))], [gep(builder, values, index * _LANES)])
-    start = builder.mul(reduce(builder, total, builder.add), ir.Constant(INT, -_OFFSET))
+        builder.write(builder.trunc(words, ir.VectorType(BYTE, LANES)), builder.offset(values, index * LANES))
+    start = builder.mul(builder.reduce(total, builder.add), constant(INT, -_OFFSET))
     builder.store(start, start_at)
 
 
-def _write_tile(rows: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_tile(rows: int, builder: Builder, args: Any) -> None:
     values, values_stride, scales, starts, weights, weight_scales, terms, terms_stride, out, out_stride, groups = args
-    halves = range(PANEL // _LANES)
-
-    def rows_of(place: Any, stride: Any) -> list[Any]:
-        return tiles.rows_of(builder, place, stride, rows)
-
-    value_rows, scale_rows = rows_of(values, values_stride), rows_of(scales, groups)
-    start_rows, out_rows, first_terms = rows_of(starts, groups), rows_of(out, out_stride), rows_of(terms, terms_stride)
+    halves = range(PANEL // LANES)
+    value_rows, scale_rows = builder.rows_of(values, values_stride, rows), builder.rows_of(scales, groups, rows)
+    start_rows, out_rows = builder.rows_of(starts, groups, rows), builder.rows_of(out, out_stride, rows)
+    first_terms = builder.rows_of(terms, terms_stride, rows)
 
     def add_group(group: Any, sums: list[Any]) -> list[Any]:
         integers = []
         for row in start_rows:
-            integers += [to_all_lanes(builder, builder.load(gep(builder, row, group)), _LANES)] * len(halves)
-        of_group = gep(builder, weights, builder.mul(group, ir.Constant(INDEX, GROUP * PANEL)))
-        left = [gep(builder, row, builder.mul(group, ir.Constant(INDEX, GROUP))) for row in value_rows]
+            integers += [builder.to_all_lanes(builder.load(builder.offset(row, group)))] * len(halves)
+        of_group = builder.offset(weights, group, GROUP * PANEL)
+        left = [builder.offset(row, group, GROUP) for row in value_rows]
         for column in range(0, GROUP, _PER_LANE):
             factors = []
             for half in halves:
-                place = gep(builder, of_group, column * PANEL + half * _LANES * _PER_LANE)
+                place = builder.offset(of_group, column * PANEL + half * LANES * _PER_LANE)
                 if rows < MR:
-                    tiles.write_prefetch(builder, gep(builder, place, _PREFETCH_DISTANCE))
-                factors.append(load(builder, place, _WORDS))
+                    builder.prefetch(builder.offset(place, _PREFETCH_DISTANCE))
+                factors.append(builder.read(place, WORDS))
             for row, place in enumerate(left):
-                four = builder.load(builder.bitcast(gep(builder, place, column), INT.as_pointer()), align=4)
-                shared = to_all_lanes(builder, four, _LANES)
+                four = builder.load(builder.bitcast(builder.offset(place, column), INT.as_pointer()), align=4)
+                shared = builder.to_all_lanes(four)
                 for half in halves:
                     i = row * len(halves) + half
-                    integers[i] = call_llvm(
-                        builder, "llvm.x86.avx512.vpdpbusd.512", _WORDS, integers[i], factors[half], shared
-                    )
+                    integers[i] = call_llvm(builder, _SUM_BYTES, WORDS, integers[i], factors[half], shared)
         added = []
         for row, place in enumerate(scale_rows):
-            scale = to_all_lanes(builder, builder.load(gep(builder, place, group)), _LANES)
+            scale = builder.to_all_lanes(builder.load(builder.offset(place, group)))
             for i in range(row * len(halves), (row + 1) * len(halves)):
-                added.append(fma(builder, builder.sitofp(integers[i], _FLOATS), scale, sums[i]))
+                added.append(builder.fma(builder.sitofp(integers[i], FLOATS), scale, sums[i]))
         return added
 
-    nothing = ir.Constant(_FLOATS, [0.0] * _LANES)
-    sums = loop(builder, groups, [nothing] * (rows * len(halves)), add_group)
+    sums = builder.loop(groups, [constant(FLOATS, 0.0)] * (rows * len(halves)), add_group)
     for half in halves:
-        scale = load(builder, gep(builder, weight_scales, half * _LANES), _FLOATS)
+        scale = builder.read(builder.offset(weight_scales, half * LANES))
         for row, (place, first) in enumerate(zip(out_rows, first_terms, strict=True)):
-            term = load(builder, gep(builder, first, half * _LANES), _FLOATS)
-            total = fma(builder, sums[row * len(halves) + half], scale, term)
-            store(builder, [total], [gep(builder, place, half * _LANES)])
+            term = builder.read(builder.offset(first, half * LANES))
+            total = builder.fma(sums[row * len(halves) + half], scale, term)
+            builder.write(total, builder.offset(place, half * LANES))
 
 
 _round_group = vector_function("espalier_round_group", _write_round_group)
 """round_group(x, start, values, start, scales, start, starts, start) rounds one group to bytes."""
-_multiply = tiles.tile_product("espalier_int8_tile", _write_tile, {0: 1, 2: 10, 3: 10, 6: 7, 8: 9}, (MR, 4, 2, 1))
+_multiply = tile_product("espalier_int8_tile", _write_tile, {0: 1, 2: 10, 3: 10, 6: 7, 8: 9}, (MR, 4, 2, 1))
 """Writes the product of some rows and one panel, added to what `terms` has in its rows:
 
     multiply(rows, values, start, values_stride, scales, start, starts, start, weights, start, weight_scales, start,
-             terms, start, terms_stride, out, start, out_stride, groups)
+             terms: Strided, out: Strided, groups)
 
 `groups` is also the distance between rows of scales and starts.
 """
@@ -273,12 +259,12 @@ def _pack_int8_row(*args: Any) -> Any:
 @overload(multiply_panel)
 def _multiply_int8_panel(*args: Any) -> Any:
     def multiply(*args: Any) -> None:
-        (x, first, rows, inner, panels, panel_at), sums = args[:6], args[7:13]
-        (values, scales, starts), (weights, weight_scales), groups = x, panels, inner // GROUP
+        (x, first, rows, inner), (weights, weight_scales), panel_at, _, terms, out, _ = args
+        (values, scales, starts), groups = x, inner // GROUP
         row, group, panel = first * inner, first * groups, panel_at // inner
         _multiply(
-            rows, values, row, inner, scales, group, starts, group, weights, panel_at, weight_scales, panel, *sums,
+            rows, values, row, inner, scales, group, starts, group, weights, panel_at, weight_scales, panel, terms, out,
             groups,
         )  # fmt: skip
 
-    return multiply if is_tuple_of(args[0], Int8Rows) and is_tuple_of(args[4], Int8Panels) else None
+    return multiply if is_tuple_of(args[0].types[0], Int8Rows) and is_tuple_of(args[1], Int8Panels) else None

@@ -8,7 +8,8 @@ four. A request's tokens would then depend on the other requests of its batch.
 import math
 import sys
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,10 +20,75 @@ from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import HAS_AMX, compiled
 from espalier.kernels.cpu.products import amx, tiles
-from espalier.kernels.cpu.products.microkernel import Microkernel
-from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
+from espalier.kernels.cpu.products.tiles import LeftSide
+from espalier.kernels.cpu.simd import Strided, flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import num_threads, parallel_run, phase_items
 from espalier.kernels.linear import Linear
+
+
+class Microkernel(Protocol):
+    """A module of functions for compiled code that multiplies rows with panels of a weight; it checks nothing.
+
+    Attributes:
+        TILE_ROWS: rows that the products write at a time, perhaps beyond the last.
+        configure: prepares this thread's unit.
+        release: lets go of it.
+        scratch: `scratch()` makes scratch memory for products, one for each thread.
+        pack_row: `pack_row(row, start, inner, first, count, x, r)` stores `count` elements of a flat array, from
+            `start` on, as row `r` of `x`, rows of `inner` elements, from column `first` on.
+        multiply_columns: `multiply_columns(left: LeftSide, column, count, panel, panel_at, out: Strided, scratch)` adds
+            the product of `count` columns of the left side, from `column` on, and a panel of a weight, flat float32
+            `[count, PANEL]` from `panel_at` on, to `out`.
+        multiply_panel: `multiply_panel(left: LeftSide, panels, at, prefetch_at, terms: Strided, out: Strided, scratch)`
+            writes the product of all columns with the panel that begins at `at`. Sums begin with `terms`, rows of
+            PANEL: either what is in `out`, or one row, with a stride of 0. The panel that is read next begins at
+            `prefetch_at`.
+    """
+
+    TILE_ROWS: int
+    configure: Callable[..., Any]
+    release: Callable[..., Any]
+    scratch: Callable[..., np.ndarray]
+    pack_row: Callable[..., Any]
+    multiply_columns: Callable[..., Any]
+    multiply_panel: Callable[..., Any]
+
+    def x_size(self, rows: int, inner: int) -> int:
+        """Float32 elements that `pack_row` needs for `rows` rows of `inner` elements."""
+        ...
+
+
+class Shares(NamedTuple):
+    """How threads share a phase.
+
+    Attributes:
+        counters: of `parallel_run`.
+        phase: see `counters`; its items are `ceil(rows / ROWS) * parts`.
+        parts: see `parts_of`.
+        threads: how many take items in turn; the panel of this thread's likely next item is prefetched.
+    """
+
+    counters: int
+    phase: int
+    parts: int
+    threads: int
+
+
+class Weight(NamedTuple):
+    """A weight among others of its kind.
+
+    Attributes:
+        panels: flat; those of the weight begin `at` elements into them.
+        at: see `panels`.
+        count: its panels.
+        refined: how many of the last have another to add, which follow all of them.
+    """
+
+    panels: Any
+    at: int
+    count: int
+    refined: int
+
 
 microkernel: Microkernel = amx if HAS_AMX else tiles
 """The module that multiplies in float32."""
@@ -88,7 +154,7 @@ def _multiply_float_panel(*args: Any) -> Any:
     def multiply(*args: Any) -> None:
         microkernel.multiply_panel(*args)
 
-    return multiply if isinstance(args[4], types.Array) else None
+    return multiply if isinstance(args[1], types.Array) else None
 
 
 @overload(pack_row)
@@ -108,62 +174,39 @@ def panels_of(item: int, parts: int, num_panels: int) -> tuple[int, int]:
 
 @compiled(**INNER)
 def multiply_phase(
-    counters: int,
-    phase: int,
-    parts: int,
-    threads: int,
-    x: Any,
-    rows: int,
-    inner: int,
-    panels: Any,
-    panels_at: int,
-    num_panels: int,
-    refined: int,
-    bias: np.ndarray,
-    out: np.ndarray,
-    scratch: np.ndarray,
+    shares: Shares, left: LeftSide, weight: Weight, bias: np.ndarray, out: np.ndarray, scratch: np.ndarray
 ) -> None:
-    """One thread's share of a phase that writes `bias + x @ weight.T` to `out`, or adds it without the bias.
+    """One thread's share of a phase that writes `bias + left @ weight.T` to `out`, or adds it without the bias.
 
     Args:
-        counters: of `parallel_run`.
-        phase: see `counters`; its items are `ceil(rows / ROWS) * parts`.
-        parts: see `parts_of`.
-        threads: how many threads take items in turn; the panel of this thread's likely next item is prefetched.
-        x: rows of `inner` elements as `pack_row` stores them.
-        rows: rows of the product.
-        inner: elements summed over.
-        panels: weights of one kind; the weight's begin at `panels_at`.
-        panels_at: see `panels`.
-        num_panels: panels of the weight.
-        refined: how many of the last have another to add, which follow all of them.
-        bias: float32 `[num_panels * PANEL]`; empty to add to `out`.
+        shares: see `Shares`.
+        left: all rows of the product.
+        weight: see `Weight`.
+        bias: float32 `[weight.count * PANEL]`; empty to add to `out`.
         out: flat float32, from `output_buffer`.
         scratch: this thread's own, from `microkernel.scratch`.
     """
+    (counters, phase, parts, threads), (x, _, rows, inner), (panels, begin, num_panels, refined) = shares, left, weight
     items, stride, size = (rows + ROWS - 1) // ROWS * parts, num_panels * PANEL, inner * PANEL
     for item in phase_items(counters, phase, items):
         first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
+        some = LeftSide(x, first, min(ROWS, rows - first), inner)
         for panel in range(start, end):
-            place = first * stride + panel * PANEL
-            terms, terms_at, terms_stride = (bias, panel * PANEL, 0) if len(bias) else (out, place, stride)
+            sums = Strided(out, first * stride + panel * PANEL, stride)
+            terms = Strided(bias, panel * PANEL, 0) if len(bias) else sums
             following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
-            at, next_at = panels_at + panel * size, panels_at + following * size
-            multiply_panel(
-                x, first, min(ROWS, rows - first), inner, panels, at, next_at, terms, terms_at, terms_stride,
-                out, place, stride, scratch,
-            )  # fmt: skip
+            at, next_at = begin + panel * size, begin + following * size
+            multiply_panel(some, panels, at, next_at, terms, sums, scratch)
             if panel >= num_panels - refined:
-                multiply_panel(
-                    x, first, min(ROWS, rows - first), inner, panels, at + refined * size, next_at, out, place, stride,
-                    out, place, stride, scratch,
-                )  # fmt: skip
+                multiply_panel(some, panels, at + refined * size, next_at, sums, sums, scratch)
 
 
 def phase_compilation(x: Any, panels: Any) -> Compilation:
     """The compilation of `multiply_phase` for rows and weights stored as these."""
     floats = np.zeros(0, np.float32)
-    return compilation(multiply_phase, 0, 0, 0, 0, x, 0, 0, panels, 0, 0, 0, floats, floats, floats)
+    return compilation(
+        multiply_phase, Shares(0, 0, 0, 0), LeftSide(x, 0, 0, 0), Weight(panels, 0, 0, 0), floats, floats, floats
+    )
 
 
 @inner
@@ -177,16 +220,11 @@ def store_rows(item: int, rows: int, width: int, x: np.ndarray, out: Any) -> Non
 def multiply(
     counters: int,
     given: np.ndarray,
-    x: Any,
+    left: LeftSide,
     packs: bool,
-    rows: int,
-    inner: int,
-    panels: Any,
-    panels_at: int,
-    refined: int,
+    weight: Weight,
     bias: np.ndarray,
-    parts: int,
-    threads: int,
+    shares: tuple[int, int],
     out: np.ndarray,
 ) -> None:
     """Write a product of one kind of weights and a bias to `out`, in two phases that threads share.
@@ -194,27 +232,19 @@ def multiply(
     Args:
         counters: of `parallel_run`.
         given: the left side, flat float32 `[rows * inner]`.
-        x: memory for it as `pack_row` stores rows; `given` itself unless `packs`.
+        left: the same, in memory for it as `pack_row` stores rows; in `given` itself unless `packs`.
         packs: whether rows are stored in another way than as they are given.
-        rows: rows of the product.
-        inner: elements summed over.
-        panels: weights, flat; those of the product begin at `panels_at`.
-        panels_at: see `panels`.
-        refined: see `multiply_phase`.
+        weight: see `Weight`.
         bias: float32, as many as the panels' outputs.
-        parts: see `parts_of`.
-        threads: how many threads take part, at most.
+        shares: `parts` and `threads` of `Shares`.
         out: flat float32, from `output_buffer`.
     """
     denormals = flush_denormals()
-    for item in phase_items(counters, 0, (rows + FEW_ROWS - 1) // FEW_ROWS if packs else 0):
-        store_rows(item, rows, inner, given, x)
+    for item in phase_items(counters, 0, (left.rows + FEW_ROWS - 1) // FEW_ROWS if packs else 0):
+        store_rows(item, left.rows, left.inner, given, left.stored)
     microkernel.configure()
-    num_panels, scratch = len(bias) // PANEL, microkernel.scratch()
     phase: Any = np.int64(1)  # a plain 1 has a type of its own, for which `multiply_phase` would be compiled as well
-    multiply_phase(
-        counters, phase, parts, threads, x, rows, inner, panels, panels_at, num_panels, refined, bias, out, scratch
-    )
+    multiply_phase(Shares(counters, phase, shares[0], shares[1]), left, weight, bias, out, microkernel.scratch())
     restore_denormals(denormals)
     microkernel.release()
 
@@ -222,7 +252,7 @@ def multiply(
 def product_compilation(x: Any, packs: bool, panels: Any) -> Compilation:
     """The compilation of a product for rows and weights stored as these; `packs` as in `multiply`."""
     floats = np.zeros(0, np.float32)
-    arguments = 0, floats, x, packs, 0, 0, panels, 0, 0, floats, 0, 0, floats
+    arguments = 0, floats, LeftSide(x, 0, 0, 0), packs, Weight(panels, 0, 0, 0), floats, (0, 0), floats
     return compilation(multiply, *arguments, parts=[phase_compilation(x, panels)])
 
 
@@ -286,9 +316,9 @@ def multiply_cpu(
     if bias is not None:
         terms[:out_features] = bias
     out = output_buffer(rows, columns)
-    shares = parts_of(rows, num_panels), num_threads()
-    left = (given, False) if stored is None else (stored, True)
-    parallel_run(multiply, 2, given, *left, rows, inner, panels, 0, refined, terms, *shares, out, seconds=seconds)
+    shares, packs = (parts_of(rows, num_panels), num_threads()), stored is not None
+    left, weight = LeftSide(stored if packs else given, 0, rows, inner), Weight(panels, 0, num_panels, refined)
+    parallel_run(multiply, 2, given, left, packs, weight, terms, shares, out, seconds=seconds)
     return torch.from_numpy(out).view(-1, columns)[:rows, :out_features]
 
 

@@ -28,12 +28,11 @@ from espalier.kernels.cpu.products.linear import (
     pack,
     stored_rows,
 )
-from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, load, loop, store, vector_function
+from espalier.kernels.cpu.simd import BYTE, FLOAT, INDEX, INT, Builder, Strided, constant, vector_function
 
 _CHUNK = 128
 """Elements of the inner dimension that are dequantised at a time: so few that they stay in a core's cache."""
 _HALF = PANEL // 2
-_BYTE = ir.IntType(8)
 _RATE = 1e10
 """Factors a second that one thread dequantises, within a factor of two or so."""
 _SPEED = 3e10
@@ -132,52 +131,47 @@ def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tens
     return cast(torch.Tensor, packed)
 
 
-def _write_dequantize(bits: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_dequantize(bits: int, builder: Builder, args: Any) -> None:
     values, zeros, scales, out, count = args
     factors = _factors(bits, builder, values, zeros, scales)
 
     def write(n: Any, _: list[Any]) -> list[Any]:
-        store(builder, [factors(n)], [builder.gep(out, [builder.mul(n, ir.Constant(INDEX, PANEL))])])
+        builder.write(factors(n), builder.offset(out, n, PANEL))
         return []
 
-    loop(builder, count, [], write)
+    builder.loop(count, [], write)
 
 
-def _write_tile(bits: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_tile(bits: int, rows: int, builder: Builder, args: Any) -> None:
     a, a_stride, values, zeros, scales, out, out_stride, count = args
-    out_rows = tiles.rows_of(builder, out, out_stride, rows)
-    sums = [load(builder, place, ir.VectorType(FLOAT, PANEL)) for place in out_rows]
+    out_rows = builder.rows_of(out, out_stride, rows)
+    sums = [builder.read(place, ir.VectorType(FLOAT, PANEL)) for place in out_rows]
     factors, width = _factors(bits, builder, values, zeros, scales), PANEL * bits // 8
 
     def prefetched(n: Any) -> Any:
-        ahead = builder.add(builder.mul(n, ir.Constant(INDEX, width)), ir.Constant(INDEX, _PREFETCH_DISTANCE))
-        tiles.write_prefetch(builder, builder.gep(values, [ahead]))
+        ahead = builder.add(builder.mul(n, constant(INDEX, width)), constant(INDEX, _PREFETCH_DISTANCE))
+        builder.prefetch(builder.gep(values, [ahead]))
         return factors(n)
 
-    a_rows = tiles.rows_of(builder, a, a_stride, rows)
-    store(builder, tiles.sum_products(builder, sums, a_rows, prefetched, count), out_rows)
+    sums = tiles.sum_products(builder, sums, builder.rows_of(a, a_stride, rows), prefetched, count)
+    for total, place in zip(sums, out_rows, strict=True):
+        builder.write(total, place)
 
 
-def _factors(bits: int, builder: ir.IRBuilder, values: Any, zeros: Any, scales: Any) -> Callable[[Any], Any]:
+def _factors(bits: int, builder: Builder, values: Any, zeros: Any, scales: Any) -> Callable[[Any], Any]:
     """Code for the factors of column n of a panel, a vector of PANEL; those of a group's zeros and scales."""
-    ints, floats = ir.VectorType(INT, PANEL), ir.VectorType(FLOAT, PANEL)
-    zero = builder.sext(load(builder, zeros, ir.VectorType(_BYTE, PANEL)), ints)
-    scale = load(builder, scales, floats)
+    bytes_, ints, floats = (ir.VectorType(kind, PANEL) for kind in (BYTE, INT, FLOAT))
+    zero = builder.sext(builder.read(zeros, bytes_), ints)
+    scale = builder.read(scales, floats)
 
     def whole(n: Any) -> Any:
-        row = load(
-            builder, builder.gep(values, [builder.mul(n, ir.Constant(INDEX, PANEL))]), ir.VectorType(_BYTE, PANEL)
-        )
-        return builder.sext(row, ints)
+        return builder.sext(builder.read(builder.offset(values, n, PANEL), bytes_), ints)
 
     def halves(n: Any) -> Any:
-        place = builder.gep(values, [builder.mul(n, ir.Constant(INDEX, _HALF))])
         kind = ir.VectorType(INT, _HALF)
-        row = builder.zext(load(builder, place, ir.VectorType(_BYTE, _HALF)), kind)
-        low, shift = (ir.Constant(kind, [number] * _HALF) for number in (15, 4))
-        both = ir.Constant(ints, list(range(PANEL)))
-        raised = builder.shuffle_vector(builder.and_(row, low), builder.lshr(row, shift), both)
-        return builder.sub(raised, ir.Constant(ints, [8] * PANEL))
+        row = builder.zext(builder.read(builder.offset(values, n, _HALF), ir.VectorType(BYTE, _HALF)), kind)
+        raised = builder.joined(builder.and_(row, constant(kind, 15)), builder.lshr(row, constant(kind, 4)))
+        return builder.sub(raised, constant(ints, 8))
 
     column = whole if bits == 8 else halves
     return lambda n: builder.fmul(builder.sitofp(builder.sub(column(n), zero), floats), scale)
@@ -187,7 +181,7 @@ def _product_of(bits: int) -> Any:
     """Code for `multiply_panel` with panels of so many bits, by two functions.
 
         dequantize(values, start, zeros, start, scales, start, out, start, count)
-        product(rows, a, start, a_stride, values, start, zeros, start, scales, start, out, start, out_stride, count)
+        product(rows, a: Strided, values, start, zeros, start, scales, start, out: Strided, count)
 
     The one writes the factors of neighbouring columns of one group, `[count, PANEL]`; the other adds the product with
     these factors to `out`, and keeps them in registers.
@@ -197,16 +191,16 @@ def _product_of(bits: int) -> Any:
     width = PANEL * bits // 8
 
     def multiply(*args: Any) -> None:
-        (x, first, rows, inner, (values, scales, zeros, groups), panel_at), scratch = args[:6], args[13]
-        terms, terms_at, terms_stride, out, out_at, out_stride = args[7:13]
-        if terms_stride == 0:
-            tiles.fill_rows(terms, terms_at, PANEL, out, out_at, out_stride, rows)
+        left, (values, scales, zeros, groups), panel_at, _, terms, out, scratch = args
+        x, first, rows, inner = left
+        if terms.stride == 0:
+            tiles.fill_rows(terms.array, terms.start, PANEL, out, rows)
         size, column_at, group_at = inner // groups, panel_at // PANEL, panel_at // (inner * PANEL) * groups
         if rows <= tiles.MR and not PACKS:
             for group in range(groups):
                 n, its = group * size, (group_at + group) * PANEL
-                a, at = first * inner + n, (column_at + n) * width
-                product(rows, x, a, inner, values, at, zeros, its, scales, its, out, out_at, out_stride, size)
+                a, at = Strided(x, first * inner + n, inner), (column_at + n) * width
+                product(rows, a, values, at, zeros, its, scales, its, out, size)
             return
         factors = np.empty(min(_CHUNK, inner) * PANEL, np.float32)
         for column in range(0, inner, _CHUNK):
@@ -216,9 +210,7 @@ def _product_of(bits: int) -> Any:
                 at, place = (column_at + n) * width, (n - column) * PANEL
                 dequantize(values, at, zeros, its, scales, its, factors, place, end - n)
                 n = end
-            microkernel.multiply_columns(
-                x, first, rows, inner, column, last - column, factors, 0, out, out_at, out_stride, scratch
-            )
+            microkernel.multiply_columns(left, column, last - column, factors, 0, out, scratch)
 
     return multiply
 
@@ -228,6 +220,6 @@ _multiply_8, _multiply_4 = _product_of(8), _product_of(4)
 
 @overload(multiply_panel)
 def _multiply_quantized_panel(*args: Any) -> Any:
-    if not is_tuple_of(args[4], QuantizedPanels):
+    if not is_tuple_of(args[1], QuantizedPanels):
         return None
-    return _multiply_8 if args[4].types[0].dtype == types.int8 else _multiply_4
+    return _multiply_8 if args[1].types[0].dtype == types.int8 else _multiply_4

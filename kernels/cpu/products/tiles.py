@@ -5,30 +5,16 @@ An output depends on its own row of `a` alone: it has the same bits in a tile of
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba.extending import register_jitable
 
 from espalier.kernels.compilation.compiler import inner
-from espalier.kernels.cpu.simd import (
-    FLOAT,
-    INDEX,
-    INT,
-    call_function,
-    call_llvm,
-    fma,
-    load,
-    loop,
-    store,
-    to_all_lanes,
-    vector_function,
-)
+from espalier.kernels.cpu.simd import FLOAT, INDEX, LARGE_REGISTERS, Builder, Strided, constant, vector_function
 
-_LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
-MR, NR = (8, 32) if _LARGE_REGISTERS else (4, 16)
+MR, NR = (8, 32) if LARGE_REGISTERS else (4, 16)
 """Rows and lanes of the largest tile: as many sums as fit in the machine's registers beside their operands."""
 
 _NEAR = 2048 // 4
@@ -37,8 +23,42 @@ _NEAR = 2048 // 4
 TILE_ROWS: int = 1
 """Rows that `multiply_columns` writes at a time."""
 
-HEIGHTS = (8, 4, 2, 1) if _LARGE_REGISTERS else (4, 2, 1)
+HEIGHTS = (8, 4, 2, 1) if LARGE_REGISTERS else (4, 2, 1)
 """Rows of a tile, the most first."""
+
+
+class LeftSide(NamedTuple):
+    """Rows of a product's left side.
+
+    Attributes:
+        stored: rows of `inner` elements, as `pack_row` stores them.
+        first: the first of those that are multiplied.
+        rows: how many these are.
+        inner: elements summed over.
+    """
+
+    stored: Any
+    first: int
+    rows: int
+    inner: int
+
+
+class Blocks(NamedTuple):
+    """Blocks of rows that lie apart.
+
+    Attributes:
+        places: int64, where blocks begin; those of the product from `first` on.
+        first: see `places`.
+        count: how many they are.
+        size: rows of a block.
+        last: rows of the last one.
+    """
+
+    places: np.ndarray
+    first: int
+    count: int
+    size: int
+    last: int
 
 
 def tile_product(
@@ -53,131 +73,118 @@ def tile_product(
         heights: rows of a tile, the most first, the last one 1.
     """
 
-    def write_all(builder: ir.IRBuilder, args: Any) -> None:
+    def write_all(builder: Builder, args: Any) -> None:
         left, *tile = args
         values = [tile[index] for index in strides]
         for height in heights:
-            rows = ir.Constant(INDEX, height)
+            rows = constant(INDEX, height)
 
             def multiply(_: Any, values: list[Any], height: int = height, rows: Any = rows) -> list[Any]:
                 passed = list(tile)
                 for index, value in zip(strides, values, strict=True):
                     passed[index] = value
-                call_function(builder, f"{name}_{height}", ir.VoidType(), passed, partial(write, height))
+                builder.call_function(f"{name}_{height}", passed, partial(write, height))
                 distances = [builder.mul(tile[stride], rows) for stride in strides.values()]
                 return [_moved(builder, *pair) for pair in zip(values, distances, strict=True)]
 
-            values = loop(builder, builder.sdiv(left, rows), values, multiply)
+            values = builder.loop(builder.sdiv(left, rows), values, multiply)
             left = builder.srem(left, rows)
 
     return vector_function(f"{name}_all", write_all)
 
 
-def _moved(builder: ir.IRBuilder, value: Any, distance: Any) -> Any:
+def _moved(builder: Builder, value: Any, distance: Any) -> Any:
     return builder.gep(value, [distance]) if isinstance(value.type, ir.PointerType) else builder.add(value, distance)
 
 
-def _write_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_tile(lanes: int, rows: int, builder: Builder, args: Any) -> None:
     a, a_stride, b, b_stride, out, out_stride, count = args
     vector = ir.VectorType(FLOAT, lanes)
-    out_rows = rows_of(builder, out, out_stride, rows)
-    sums = [load(builder, place, vector) for place in out_rows]
+    out_rows = builder.rows_of(out, out_stride, rows)
+    sums = [builder.read(place, vector) for place in out_rows]
 
     def shared(n: Any) -> Any:
-        return load(builder, _row_of(builder, b, b_stride, n), vector)
+        return builder.read(builder.offset(b, b_stride, n), vector)
 
-    store(builder, sum_products(builder, sums, rows_of(builder, a, a_stride, rows), shared, count), out_rows)
+    _store(builder, sum_products(builder, sums, builder.rows_of(a, a_stride, rows), shared, count), out_rows)
 
 
-def _write_prefetching_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_prefetching_tile(lanes: int, rows: int, builder: Builder, args: Any) -> None:
     a, a_stride, b, terms, terms_stride, out, out_stride, count, distance, _, step = args
     vector = ir.VectorType(FLOAT, lanes)
-    out_rows = rows_of(builder, out, out_stride, rows)
-    sums = [load(builder, place, vector) for place in rows_of(builder, terms, terms_stride, rows)]
-    half = builder.sdiv(step, ir.Constant(INDEX, 2))
+    out_rows = builder.rows_of(out, out_stride, rows)
+    sums = [builder.read(place, vector) for place in builder.rows_of(terms, terms_stride, rows)]
+    half = builder.sdiv(step, constant(INDEX, 2))
 
     def shared(n: Any) -> Any:
         place = builder.gep(b, [builder.add(distance, builder.mul(n, step))])
         for line in (place, builder.gep(place, [half])):  # a turn's share is two lines at most
-            write_prefetch(builder, line)
-        return load(builder, _row_of(builder, b, ir.Constant(INDEX, lanes), n), vector)
+            builder.prefetch(line)
+        return builder.read(builder.offset(b, lanes, n), vector)
 
-    store(builder, sum_products(builder, sums, rows_of(builder, a, a_stride, rows), shared, count), out_rows)
+    _store(builder, sum_products(builder, sums, builder.rows_of(a, a_stride, rows), shared, count), out_rows)
 
 
-def _write_pair_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_pair_tile(lanes: int, rows: int, builder: Builder, args: Any) -> None:
     a, a_stride, left, right, out, out_stride, count = args
-    vector, half = ir.VectorType(FLOAT, lanes), ir.VectorType(FLOAT, lanes // 2)
-    both, stride = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes))), ir.Constant(INDEX, lanes // 2)
+    half = ir.VectorType(FLOAT, lanes // 2)
 
     def shared(n: Any) -> Any:
-        one, other = (load(builder, _row_of(builder, start, stride, n), half) for start in (left, right))
-        return builder.shuffle_vector(one, other, both)
+        one, other = (builder.read(builder.offset(start, lanes // 2, n), half) for start in (left, right))
+        return builder.joined(one, other)
 
-    zeros = [ir.Constant(vector, [0.0] * lanes)] * rows
-    sums = sum_products(builder, zeros, rows_of(builder, a, a_stride, rows), shared, count)
-    store(builder, sums, rows_of(builder, out, out_stride, rows))
+    zeros = [constant(ir.VectorType(FLOAT, lanes), 0.0)] * rows
+    sums = sum_products(builder, zeros, builder.rows_of(a, a_stride, rows), shared, count)
+    _store(builder, sums, builder.rows_of(out, out_stride, rows))
 
 
-def _write_blocked_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_blocked_tile(lanes: int, rows: int, builder: Builder, args: Any) -> None:
     a, a_stride, b, places, blocks, size, last, b_stride, out, out_stride = args
     vector = ir.VectorType(FLOAT, lanes)
-    out_rows = rows_of(builder, out, out_stride, rows)
-    sums = [load(builder, place, vector) for place in out_rows]
-    a_rows = rows_of(builder, a, a_stride, rows)
-    final = builder.sub(blocks, ir.Constant(INDEX, 1))
+    out_rows = builder.rows_of(out, out_stride, rows)
+    sums = [builder.read(place, vector) for place in out_rows]
+    a_rows = builder.rows_of(a, a_stride, rows)
+    final = builder.sub(blocks, constant(INDEX, 1))
 
     def add_block(k: Any, sums: list[Any]) -> list[Any]:
         block = builder.gep(b, [builder.load(builder.gep(places, [k]))])
         count = builder.select(builder.icmp_signed("==", k, final), last, size)
-        a_parts = [builder.gep(row, [builder.mul(k, size)]) for row in a_rows]
+        a_parts = [builder.offset(row, k, size) for row in a_rows]
 
         def shared(n: Any) -> Any:
-            return load(builder, _row_of(builder, block, b_stride, n), vector)
+            return builder.read(builder.offset(block, b_stride, n), vector)
 
         return sum_products(builder, sums, a_parts, shared, count)
 
-    store(builder, loop(builder, blocks, sums, add_block), out_rows)
+    _store(builder, builder.loop(blocks, sums, add_block), out_rows)
 
 
-def _row_of(builder: ir.IRBuilder, base: Any, stride: Any, row: Any) -> Any:
-    return builder.gep(base, [builder.mul(stride, row)])
-
-
-def rows_of(builder: ir.IRBuilder, base: Any, stride: Any, rows: int) -> list[Any]:
-    """The places where the first `rows` rows begin, `stride` elements apart."""
-    return [_row_of(builder, base, stride, ir.Constant(INDEX, row)) for row in range(rows)]
+def _store(builder: Builder, vectors: list[Any], places: list[Any]) -> None:
+    for vector, place in zip(vectors, places, strict=True):
+        builder.write(vector, place)
 
 
 def sum_products(
-    builder: ir.IRBuilder, sums: list[Any], a_rows: list[Any], load_shared: Callable[[Any], Any], count: Any
+    builder: Builder, sums: list[Any], a_rows: list[Any], load_shared: Callable[[Any], Any], count: Any
 ) -> list[Any]:
     """Add to each row's vector, for `n < count`, element n of its row of `a` times the vector `load_shared(n)`."""
 
     def add(n: Any, sums: list[Any]) -> list[Any]:
         shared = load_shared(n)
-        lanes = shared.type.count
-        factors = [to_all_lanes(builder, builder.load(builder.gep(row, [n])), lanes) for row in a_rows]
-        return [fma(builder, factor, shared, total) for factor, total in zip(factors, sums, strict=True)]
+        factors = [builder.to_all_lanes(builder.load(builder.gep(row, [n])), shared.type.count) for row in a_rows]
+        return [builder.fma(factor, shared, total) for factor, total in zip(factors, sums, strict=True)]
 
-    return loop(builder, count, sums, add)
-
-
-def write_prefetch(builder: ir.IRBuilder, place: Any) -> None:
-    """Prefetch the cache line at `place`."""
-    flags = (ir.Constant(INT, flag) for flag in (0, 3, 1))
-    call_llvm(builder, "llvm.prefetch.p0i8", ir.VoidType(), builder.bitcast(place, ir.IntType(8).as_pointer()), *flags)
+    return builder.loop(count, sums, add)
 
 
-def _write_prefetch_all(builder: ir.IRBuilder, args: Any) -> None:
+def _write_prefetch_all(builder: Builder, args: Any) -> None:
     x, count = args
-    line = ir.Constant(INDEX, 16)
 
     def touch(n: Any, values: list[Any]) -> list[Any]:
-        write_prefetch(builder, _row_of(builder, x, line, n))
+        builder.prefetch(builder.offset(x, 16, n))
         return values
 
-    loop(builder, builder.sdiv(count, line), [], touch)
+    builder.loop(builder.sdiv(count, constant(INDEX, 16)), [], touch)
 
 
 prefetch = vector_function("espalier_prefetch", _write_prefetch_all)
@@ -191,7 +198,7 @@ def _product_of(lanes: int, heights: tuple[int, ...] = HEIGHTS) -> Callable[...,
 _add_wide, _add_16, _add_1 = _product_of(NR), _product_of(16), _product_of(1, (4, 1))
 """Products of `lanes` outputs a row, added to what is there:
 
-    product(rows, a, a_start, a_stride, b, b_start, b_stride, out, out_start, out_stride, count)
+    product(rows, a: Strided, b: Strided, out: Strided, count)
 
 For `i < rows` and `l < lanes`, `out[i, l] += sum of a[i, n] * b[n, l] for n < count`, in order of `n`, each a fused
 multiply-add. `b` and `out` are read and written `lanes` elements at a time. Nothing is checked.
@@ -201,8 +208,7 @@ _multiply_prefetching = tile_product(
 )
 """As `_add_wide`, for a `b` without gaps, with a prefetch of the part of `b` that is read next:
 
-    multiply(rows, a, a_start, a_stride, b, b_start, terms, terms_start, terms_stride,
-             out, out_start, out_stride, count, distance, prefetched_a_row, step)
+    multiply(rows, a: Strided, b, b_start, terms: Strided, out: Strided, count, distance, prefetched_a_row, step)
 
 Sums begin with `terms`, rows of NR, and are written to `out`, which may be the same. A tile prefetches
 `prefetched_a_row` elements for each of its rows, `step` in each turn, the first `distance` behind `b_start`: many at
@@ -211,61 +217,61 @@ once would delay the loads of the current turn, which wait in the same queue.
 multiply_pair = tile_product("espalier_pair_tile", partial(_write_pair_tile, NR), {0: 1, 4: 5})
 """As `_add_wide`, for a `b` whose halves lie apart, each without gaps; writes `out` instead of adding to it:
 
-    multiply(rows, a, a_start, a_stride, b, left_start, b, right_start, out, out_start, out_stride, count)
+    multiply(rows, a: Strided, b, left_start, b, right_start, out: Strided, count)
 
 The same bits as a product of each half added to zeros.
 """
 _add_blocked = tile_product("espalier_blocked_tile", partial(_write_blocked_tile, NR), {0: 1, 8: 9})
 """As `_add_wide`, for a `b` whose rows lie in separate blocks; the sums stay in registers throughout:
 
-    multiply(rows, a, a_start, a_stride, b, b_start, places, first, blocks, size, last, b_stride,
-             out, out_start, out_stride)
+    multiply(rows, a: Strided, b, b_start, blocks: Blocks, b_stride, out: Strided)
 
-`places[first : first + blocks]`, int64, are where each block begins, counted from `b_start`. A block has `size` rows,
-the last one `last` rows.
+Places of blocks are counted from `b_start`.
 """
 
 
 @inner
-def multiply_add(
-    a: np.ndarray,
-    a_start: int,
-    a_stride: int,
-    b: np.ndarray,
-    b_start: int,
-    out: np.ndarray,
-    out_start: int,
-    out_stride: int,
-    rows: int,
-    inner: int,
-    columns: int,
-) -> None:
-    """Add `a @ b` to `out`; all three lie in flat float32 arrays.
+def multiply_add(a: Strided, b: np.ndarray, b_start: int, out: Strided, rows: int, inner: int, columns: int) -> None:
+    """Add `a @ b` to `out`.
 
-    `a` is [rows, inner] with `a_stride` elements between rows, `b` [inner, columns] without gaps, and `out` [rows,
-    columns] with `out_stride` between rows. Each output adds its products in order of the inner dimension.
+    `a` is [rows, inner], `b` [inner, columns] without gaps, and `out` [rows, columns]. Each output adds its products in
+    order of the inner dimension.
     """
     column = 0
     while columns - column >= NR:
-        w, z = b_start + column, out_start + column
-        _add_wide(rows, a, a_start, a_stride, b, w, columns, out, z, out_stride, inner)
+        to = Strided(out.array, out.start + column, out.stride)
+        _add_wide(rows, a, Strided(b, b_start + column, columns), to, inner)
         column += NR
     if columns - column >= 16:
-        w, z = b_start + column, out_start + column
-        _add_16(rows, a, a_start, a_stride, b, w, columns, out, z, out_stride, inner)
+        to = Strided(out.array, out.start + column, out.stride)
+        _add_16(rows, a, Strided(b, b_start + column, columns), to, inner)
         column += 16
     for rest in range(column, columns):
-        w, z = b_start + rest, out_start + rest
-        _add_1(rows, a, a_start, a_stride, b, w, columns, out, z, out_stride, inner)
+        to = Strided(out.array, out.start + rest, out.stride)
+        _add_1(rows, a, Strided(b, b_start + rest, columns), to, inner)
 
 
 @inner
-def fill_rows(
-    terms: np.ndarray, start: int, count: int, out: np.ndarray, out_start: int, out_stride: int, rows: int
+def multiply_add_blocked(
+    a: Strided, b: np.ndarray, b_start: int, blocks: Blocks, out: Strided, rows: int, columns: int
 ) -> None:
+    """As `multiply_add`, the rows of `b` in blocks: see `_add_blocked`."""
+    if columns % NR == 0:
+        for column in range(0, columns, NR):
+            to = Strided(out.array, out.start + column, out.stride)
+            _add_blocked(rows, a, b, b_start + column, blocks, columns, to)
+        return
+    for k in range(blocks.count):
+        part, at = Strided(a.array, a.start + k * blocks.size, a.stride), b_start + blocks.places[blocks.first + k]
+        multiply_add(part, b, at, out, rows, blocks.last if k == blocks.count - 1 else blocks.size, columns)
+
+
+@inner
+def fill_rows(terms: np.ndarray, start: int, count: int, out: Strided, rows: int) -> None:
     """Write `count` elements of `terms` to each of some rows of `out`, where a product only adds to what is there."""
     for r in range(rows):
-        given, row = terms[start : start + count], out[out_start + r * out_stride : out_start + r * out_stride + count]
+        at = out.start + r * out.stride
+        given, row = terms[start : start + count], out.array[at : at + count]
         for i in range(count):
             row[i] = given[i]
 
@@ -309,75 +315,19 @@ def scratch() -> np.ndarray:
 
 @inner
 def multiply_columns(
-    x: np.ndarray,
-    first: int,
-    rows: int,
-    inner: int,
-    column: int,
-    count: int,
-    panel: np.ndarray,
-    panel_at: int,
-    out: np.ndarray,
-    out_start: int,
-    out_stride: int,
-    _terms: np.ndarray,
+    left: LeftSide, column: int, count: int, panel: np.ndarray, panel_at: int, out: Strided, _scratch: np.ndarray
 ) -> None:
     """See `Microkernel`."""
-    multiply_add(x, first * inner + column, inner, panel, panel_at, out, out_start, out_stride, rows, count, NR)
+    a = Strided(left.stored, left.first * left.inner + column, left.inner)
+    multiply_add(a, panel, panel_at, out, left.rows, count, NR)
 
 
 @inner
 def multiply_panel(
-    x: np.ndarray,
-    first: int,
-    rows: int,
-    inner: int,
-    panels: np.ndarray,
-    panel_at: int,
-    prefetch_at: int,
-    terms: np.ndarray,
-    terms_start: int,
-    terms_stride: int,
-    out: np.ndarray,
-    out_start: int,
-    out_stride: int,
-    _scratch: np.ndarray,
+    left: LeftSide, panels: np.ndarray, at: int, prefetch_at: int, terms: Strided, out: Strided, _scratch: np.ndarray
 ) -> None:
     """See `Microkernel`."""
-    step = max(1, NR // ((rows + MR - 1) // MR))
-    distance = _NEAR if rows <= MR else prefetch_at - panel_at
-    _multiply_prefetching(
-        rows, x, first * inner, inner, panels, panel_at, terms, terms_start, terms_stride,
-        out, out_start, out_stride, inner, distance, inner * step // MR, step,
-    )  # fmt: skip
-
-
-@inner
-def multiply_add_blocked(
-    a: np.ndarray,
-    a_start: int,
-    a_stride: int,
-    b: np.ndarray,
-    b_start: int,
-    places: np.ndarray,
-    first: int,
-    blocks: int,
-    size: int,
-    last: int,
-    out: np.ndarray,
-    out_start: int,
-    out_stride: int,
-    rows: int,
-    columns: int,
-) -> None:
-    """As `multiply_add`, the rows of `b` in blocks of `size`, `last` in the last one: see `_add_blocked`."""
-    if columns % NR == 0:
-        for column in range(0, columns, NR):
-            z, w = out_start + column, b_start + column
-            _add_blocked(
-                rows, a, a_start, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride
-            )
-        return
-    for k in range(blocks):
-        at, w, count = a_start + k * size, b_start + places[first + k], last if k == blocks - 1 else size
-        multiply_add(a, at, a_stride, b, w, out, out_start, out_stride, rows, count, columns)
+    rows, inner = left.rows, left.inner
+    a, step = Strided(left.stored, left.first * inner, inner), max(1, NR // ((rows + MR - 1) // MR))
+    distance = _NEAR if rows <= MR else prefetch_at - at
+    _multiply_prefetching(rows, a, panels, at, terms, out, inner, distance, inner * step // MR, step)

@@ -12,7 +12,7 @@ import torch
 
 from espalier.engine.models import load_cache
 from espalier.engine.models.load_cache import LoadCache
-from espalier.kernels.kept import Kept
+from espalier.kernels.linear import Kept
 
 NAME = "0" * 32
 

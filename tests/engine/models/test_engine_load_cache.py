@@ -18,8 +18,7 @@ from espalier.engine.models.load_cache import LoadCache, open_cache
 from espalier.engine.models.model import Model, load_generator, load_trunk
 from espalier.engine.models.options import Quantization
 from espalier.kernels.cpu import HAS_VNNI
-from espalier.kernels.kept import Kept
-from espalier.kernels.linear import Linear
+from espalier.kernels.linear import Kept, Linear
 
 pytestmark = pytest.mark.skipif(not HAS_VNNI, reason="int8 is kept where bytes are multiplied")
 
