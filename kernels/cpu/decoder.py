@@ -13,7 +13,7 @@ import torch
 
 from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.compilation.ahead import Compilation, compilation
-from espalier.kernels.cpu import compiled
+from espalier.kernels.cpu import compiled, phases
 from espalier.kernels.cpu.attention.paged import (
     TOKENS_PER_ITEM,
     UNLIMITED,
@@ -25,20 +25,7 @@ from espalier.kernels.cpu.attention.paged import (
 )
 from espalier.kernels.cpu.attention.spans import FlatKV, Geometry, Spans, find_spans, geometry_of, no_spans
 from espalier.kernels.cpu.layer_weights import StackedLayers, StackedWeights
-from espalier.kernels.cpu.phases import (
-    ROWS_PER_ROTATION,
-    Outer,
-    StoredRows,
-    Tokens,
-    add_normed_rows,
-    add_rows,
-    copy_rows,
-    embed_rows,
-    gated_phase,
-    norm_and_store_rows,
-    norm_rows,
-    rotate_and_store,
-)
+from espalier.kernels.cpu.phases import Outer, StoredRows, Tokens
 from espalier.kernels.cpu.products.int8_linear import GROUP, int8_rows
 from espalier.kernels.cpu.products.linear import (
     FEW_ROWS,
@@ -194,7 +181,7 @@ def _forward(counters: int, step: _Step) -> None:
     stride = (width + PANEL - 1) // PANEL * PANEL
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
     few = (rows + FEW_ROWS - 1) // FEW_ROWS
-    some, packed = (rows + ROWS_PER_ROTATION - 1) // ROWS_PER_ROTATION, few if packs else 0
+    some, packed = (rows + phases.ROWS_PER_ROTATION - 1) // phases.ROWS_PER_ROTATION, few if packs else 0
     own_scratch = scratch_for(groups[0].spans)
     for group in range(1, len(groups)):
         other = scratch_for(groups[group].spans)
@@ -217,15 +204,15 @@ def _forward(counters: int, step: _Step) -> None:
 
         for item in phase_items(counters, phase, few):
             if layer == 0:
-                embed_rows(item, tokens, outer, stride, hidden, rotary)
+                phases.embed_rows(item, tokens, outer, stride, hidden, rotary)
             elif post_norms:
-                add_normed_rows(item, rows, branch, stride, norms[layer - 1, 3], eps, hidden)
+                phases.add_normed_rows(item, rows, branch, stride, norms[layer - 1, 3], eps, hidden)
             if taps[layer] >= 0:
                 begin = taps[layer] * rows * width
-                norm_rows(item, hidden, stride, outer.norm, eps, tapped[begin : begin + rows * width])
+                phases.norm_rows(item, hidden, stride, outer.norm, eps, tapped[begin : begin + rows * width])
             if layer == raw_tap:
-                copy_rows(item, hidden, stride, width, tapped[len(tapped) - rows * width :])
-            norm_and_store_rows(item, rows, hidden, stride, norms[layer, 0], eps, normed)
+                phases.copy_rows(item, hidden, stride, width, tapped[len(tapped) - rows * width :])
+            phases.norm_and_store_rows(item, rows, hidden, stride, norms[layer, 0], eps, normed)
         phase += 1
 
         weight = Weight(qkv_panels, layer * (qkv_count + refined) * PANEL * width, qkv_count, refined)
@@ -234,9 +221,9 @@ def _forward(counters: int, step: _Step) -> None:
         phase += 1
 
         for item in phase_items(counters, phase, some):
-            rotate_and_store(item, qkv, head_norms[layer], eps, rotary, pairs[layer], kv, spans.geometry, writes)
+            phases.rotate_and_store(item, qkv, head_norms[layer], eps, rotary, pairs[layer], kv, spans.geometry, writes)
             if not post_norms:  # nothing reads the residual stream until `out` adds to it
-                add_rows(item, stride, out_bias[layer], hidden)
+                phases.add_rows(item, stride, out_bias[layer], hidden)
         phase += 1
 
         terms = FlatTerms(scale, windows[layer], no_softcap, nothing)
@@ -255,13 +242,13 @@ def _forward(counters: int, step: _Step) -> None:
 
         for item in phase_items(counters, phase, few):
             if post_norms:
-                add_normed_rows(item, rows, branch, stride, norms[layer, 2], eps, hidden)
-            norm_and_store_rows(item, rows, hidden, stride, norms[layer, 1], eps, normed)
+                phases.add_normed_rows(item, rows, branch, stride, norms[layer, 2], eps, hidden)
+            phases.norm_and_store_rows(item, rows, hidden, stride, norms[layer, 1], eps, normed)
         phase += 1
 
         weight = Weight(gate_up_panels, layer * 2 * gated_count * PANEL * width, gated_count, none_refined)
         shares, left = Shares(counters, phase, gated_parts, threads), LeftSide(normed, 0, rows, width)
-        gated_phase(shares, left, weight, gelu, gated, sums, scratch)
+        phases.gated_phase(shares, left, weight, gelu, gated, sums, scratch)
         phase += 1
 
         weight = Weight(down_panels, layer * hidden_count * PANEL * inner, hidden_count, none_refined)
@@ -271,8 +258,8 @@ def _forward(counters: int, step: _Step) -> None:
 
     for item in phase_items(counters, phase, few):
         if post_norms:
-            add_normed_rows(item, rows, branch, stride, norms[len(norms) - 1, 3], eps, hidden)
-        norm_rows(item, hidden, stride, outer.norm, eps, output)
+            phases.add_normed_rows(item, rows, branch, stride, norms[len(norms) - 1, 3], eps, hidden)
+        phases.norm_rows(item, hidden, stride, outer.norm, eps, output)
     microkernel.release()
     restore_denormals(denormals)
 
@@ -437,15 +424,15 @@ class CpuLayers(Layers):
                 attend_compilation(geometry),
                 phase_compilation(buffers.normed, weights.qkv),
                 compilation(
-                    gated_phase, shares, left, weight, step.gelu, buffers.gated, (floats, floats, floats), floats
+                    phases.gated_phase, shares, left, weight, step.gelu, buffers.gated, (floats, floats, floats), floats
                 ),
                 compilation(
-                    rotate_and_store, 0, buffers.qkv, head_norms, step.eps, step.rotary, step.pairs[0],
+                    phases.rotate_and_store, 0, buffers.qkv, head_norms, step.eps, step.rotary, step.pairs[0],
                     FlatKV(flat, 0, 0), geometry, group.writes,
                 ),
-                compilation(embed_rows, 0, step.tokens, step.outer, 0, buffers.hidden, step.rotary),
-                compilation(add_normed_rows, 0, 0, buffers.branch, 0, bias, step.eps, buffers.hidden),
-                compilation(norm_and_store_rows, 0, 0, buffers.hidden, 0, bias, step.eps, buffers.normed),
+                compilation(phases.embed_rows, 0, step.tokens, step.outer, 0, buffers.hidden, step.rotary),
+                compilation(phases.add_normed_rows, 0, 0, buffers.branch, 0, bias, step.eps, buffers.hidden),
+                compilation(phases.norm_and_store_rows, 0, 0, buffers.hidden, 0, bias, step.eps, buffers.normed),
             ],
         )  # fmt: skip
 

@@ -48,8 +48,7 @@ def expand(
     if kind in _FOUR_BITS:
         zero, five = _FOUR_BITS[kind], kind in (_Kind.Q5_0, _Kind.Q5_1)
         least = np.zeros(len(blocks), np.float32) if zero else numbers(2)
-        high_at = 2 if zero else 4
-        parallel_run(_four_bits, 1, blocks, numbers(0), least, zero, five, high_at, out, seconds=seconds)
+        parallel_run(_four_bits, 1, blocks, numbers(0), least, zero, five, out, seconds=seconds)
     elif kind in (_Kind.Q4_K, _Kind.Q5_K):
         parallel_run(_k_blocks, 1, blocks, numbers(0), numbers(2), kind is _Kind.Q5_K, out, seconds=seconds)
     elif kind is _Kind.Q8_0:
@@ -66,16 +65,13 @@ def expand(
 
 @compiled(nogil=True)
 def _four_bits(
-    counters: int,
-    blocks: np.ndarray,
-    scales: np.ndarray,
-    least: np.ndarray,
-    zero: int,
-    five: bool,
-    high_at: int,
-    out: np.ndarray,
+    counters: int, blocks: np.ndarray, scales: np.ndarray, least: np.ndarray, zero: int, five: bool, out: np.ndarray
 ) -> None:
-    """Expand blocks of 32 values: [scale, least value, fifth bits where there are `five`, four bits of each]."""
+    """Expand blocks of 32 values: [scale, least value, fifth bits where there are `five`, four bits of each].
+
+    There is no least value where something stands for `zero`.
+    """
+    high_at = 2 if zero else 4
     for item in phase_items(counters, 0, (len(blocks) + _BLOCKS - 1) // _BLOCKS):
         for i in range(item * _BLOCKS, min(len(blocks), (item + 1) * _BLOCKS)):
             values, low, fifth = out[i], blocks[i, high_at + 4 * five :], np.uint32(0)

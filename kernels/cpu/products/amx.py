@@ -282,13 +282,13 @@ def release(builder: Builder, _: list[Any]) -> None:
 
 
 def x_size(rows: int, inner: int) -> int:
-    """See `Microkernel`."""
+    """See `tiles`."""
     return -(-rows // TILE_ROWS) * -(-inner // TILE_INNER) * X_TILE
 
 
 @inner
 def pack_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: np.ndarray, r: int) -> None:
-    """See `Microkernel`: `first` is a multiple of TILE_INNER, and `count` too but at the end of the row."""
+    """See `tiles`: `first` is a multiple of TILE_INNER, and `count` too but at the end of the row."""
     steps, whole = (inner + TILE_INNER - 1) // TILE_INNER, count // TILE_INNER
     at = (r // TILE_ROWS * steps + first // TILE_INNER) * X_TILE + r % TILE_ROWS * TILE_INNER // 2
     _row_terms(row, start, x, at, whole)
@@ -309,7 +309,7 @@ def scratch() -> np.ndarray:
 def multiply_columns(
     left: LeftSide, column: int, count: int, panel: np.ndarray, panel_at: int, out: Strided, terms: np.ndarray
 ) -> None:
-    """See `Microkernel`: `left.first` is a multiple of TILE_ROWS, `column` of TILE_INNER; `count` is at most CHUNK."""
+    """See `tiles`: `left.first` is a multiple of TILE_ROWS, `column` of TILE_INNER; `count` is at most CHUNK."""
     (x, first, rows, inner), steps = left, (count + TILE_INNER - 1) // TILE_INNER
     stride = (inner + TILE_INNER - 1) // TILE_INNER * X_TILE
     begin = first // TILE_ROWS * stride + column // TILE_INNER * X_TILE
@@ -337,7 +337,7 @@ def multiply_columns(
 def multiply_panel(
     left: LeftSide, panels: np.ndarray, at: int, _prefetch_at: int, terms: Strided, out: Strided, scratch: np.ndarray
 ) -> None:
-    """See `Microkernel`; the elements behind the panel, which are read next, are prefetched with it."""
+    """See `tiles`; the elements behind the panel, which are read next, are prefetched with it."""
     if terms.stride == 0:  # tiles add to what is in `out`
         fill_rows(terms.array, terms.start, 2 * LANES, out, left.rows)
     for column in range(0, left.inner, CHUNK):

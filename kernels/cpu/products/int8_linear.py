@@ -26,6 +26,7 @@ from numba.extending import overload
 
 from espalier.kernels.cpu.products.linear import (
     PANEL,
+    Weight,
     is_tuple_of,
     multiply_cpu,
     multiply_panel,
@@ -120,8 +121,8 @@ class Int8Weight(PackedWeight):
         filled = F.pad(x, (0, inner - given)) if inner > given else x
         stored = int8_rows(rows, inner)
         seconds = max(rows / _SPEED, 1 / _RATE) * len(self.values) * PANEL * inner
-        num_panels = len(self.values) - self.refined
-        return multiply_cpu(filled, stored, self.panels, num_panels, self.shape[0], bias, seconds, self.refined)
+        weight = Weight(self.panels, 0, len(self.values) - self.refined, self.refined)
+        return multiply_cpu(filled, stored, weight, self.shape[0], bias, seconds)
 
 
 def pack_int8(values: torch.Tensor, scales: torch.Tensor, rest: Rest | None = None) -> torch.Tensor:

@@ -8,8 +8,7 @@ four. A request's tokens would then depend on the other requests of its batch.
 import math
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,38 +23,6 @@ from espalier.kernels.cpu.products.tiles import LeftSide
 from espalier.kernels.cpu.simd import Strided, flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import num_threads, parallel_run, phase_items
 from espalier.kernels.linear import Linear
-
-
-class Microkernel(Protocol):
-    """A module of functions for compiled code that multiplies rows with panels of a weight; it checks nothing.
-
-    Attributes:
-        TILE_ROWS: rows that the products write at a time, perhaps beyond the last.
-        configure: prepares this thread's unit.
-        release: lets go of it.
-        scratch: `scratch()` makes scratch memory for products, one for each thread.
-        pack_row: `pack_row(row, start, inner, first, count, x, r)` stores `count` elements of a flat array, from
-            `start` on, as row `r` of `x`, rows of `inner` elements, from column `first` on.
-        multiply_columns: `multiply_columns(left: LeftSide, column, count, panel, panel_at, out: Strided, scratch)` adds
-            the product of `count` columns of the left side, from `column` on, and a panel of a weight, flat float32
-            `[count, PANEL]` from `panel_at` on, to `out`.
-        multiply_panel: `multiply_panel(left: LeftSide, panels, at, prefetch_at, terms: Strided, out: Strided, scratch)`
-            writes the product of all columns with the panel that begins at `at`. Sums begin with `terms`, rows of
-            PANEL: either what is in `out`, or one row, with a stride of 0. The panel that is read next begins at
-            `prefetch_at`.
-    """
-
-    TILE_ROWS: int
-    configure: Callable[..., Any]
-    release: Callable[..., Any]
-    scratch: Callable[..., np.ndarray]
-    pack_row: Callable[..., Any]
-    multiply_columns: Callable[..., Any]
-    multiply_panel: Callable[..., Any]
-
-    def x_size(self, rows: int, inner: int) -> int:
-        """Float32 elements that `pack_row` needs for `rows` rows of `inner` elements."""
-        ...
 
 
 class Shares(NamedTuple):
@@ -90,7 +57,7 @@ class Weight(NamedTuple):
     refined: int
 
 
-microkernel: Microkernel = amx if HAS_AMX else tiles
+microkernel: Any = amx if HAS_AMX else tiles
 """The module that multiplies in float32."""
 PANEL = 32 if HAS_AMX else tiles.NR
 """Columns of a product whose weights lie side by side; the width of one tile."""
@@ -135,12 +102,12 @@ def parts_of(rows: int, panels: int) -> int:
 
 
 def multiply_panel(*args: Any) -> None:
-    """`Microkernel.multiply_panel` in compiled code, for rows and panels of the kinds that it is given."""
+    """`tiles.multiply_panel`, or another unit's, in compiled code, for rows and panels of the kinds that are given."""
     raise NotImplementedError("compiled code alone can call this")
 
 
 def pack_row(*args: Any) -> None:
-    """`Microkernel.pack_row` in compiled code, for rows of the kind that it is given."""
+    """`tiles.pack_row`, or another unit's, in compiled code, for rows of the kind that is given."""
     raise NotImplementedError("compiled code alone can call this")
 
 
@@ -287,37 +254,28 @@ def output_buffer(rows: int, columns: int) -> np.ndarray:
 
 
 def multiply_cpu(
-    x: torch.Tensor,
-    stored: Any,
-    panels: Any,
-    num_panels: int,
-    out_features: int,
-    bias: torch.Tensor | None,
-    seconds: float,
-    refined: int = 0,
+    x: torch.Tensor, stored: Any, weight: Weight, out_features: int, bias: torch.Tensor | None, seconds: float
 ) -> torch.Tensor:
     """`x @ weight.T + bias` for a weight of one kind, on as many threads as `seconds` of one thread are worth.
 
     Args:
         x: float32 `[rows, in]`.
         stored: memory for it as `pack_row` stores rows; None if that is as they are given.
-        panels: the weight's, flat.
-        num_panels: how many.
+        weight: see `Weight`.
         out_features: columns of the product, at most those of the panels.
         bias: float32 `[out_features]`, the first term of each sum, or None.
         seconds: what the product takes one thread, within a factor of two or so.
-        refined: see `multiply_phase`.
 
     Returns:
         float32 `[rows, out_features]`.
     """
-    (rows, inner), columns, given = x.shape, num_panels * PANEL, x.contiguous().view(-1).numpy()
+    (rows, inner), columns, given = x.shape, weight.count * PANEL, x.contiguous().view(-1).numpy()
     terms = np.zeros(columns, np.float32)
     if bias is not None:
         terms[:out_features] = bias
     out = output_buffer(rows, columns)
-    shares, packs = (parts_of(rows, num_panels), num_threads()), stored is not None
-    left, weight = LeftSide(stored if packs else given, 0, rows, inner), Weight(panels, 0, num_panels, refined)
+    shares, packs = (parts_of(rows, weight.count), num_threads()), stored is not None
+    left = LeftSide(stored if packs else given, 0, rows, inner)
     parallel_run(multiply, 2, given, left, packs, weight, terms, shares, out, seconds=seconds)
     return torch.from_numpy(out).view(-1, columns)[:rows, :out_features]
 
@@ -341,4 +299,5 @@ class CpuLinear(Linear):
         (rows, inner), panels = x.shape, self._panels
         stored = stored_rows(rows, inner) if PACKS else None
         seconds = rows * len(panels) / _SPEED
-        return multiply_cpu(x, stored, panels, len(self._weight), self.out_features, self.bias, seconds)
+        weight = Weight(panels, 0, len(self._weight), 0)
+        return multiply_cpu(x, stored, weight, self.out_features, self.bias, seconds)

@@ -21,6 +21,7 @@ from espalier.kernels.cpu.products import tiles
 from espalier.kernels.cpu.products.linear import (
     PACKS,
     PANEL,
+    Weight,
     is_tuple_of,
     microkernel,
     multiply_cpu,
@@ -110,7 +111,7 @@ class QuantizedWeight(PackedWeight):
         panels = QuantizedPanels(values, scales, zeros, self.scales.shape[1])
         stored = stored_rows(rows, inner) if PACKS else None
         seconds = max(rows / _SPEED, 1 / _RATE) * num_panels * PANEL * inner
-        return multiply_cpu(x, stored, panels, num_panels, self.shape[0], bias, seconds)
+        return multiply_cpu(x, stored, Weight(panels, 0, num_panels, 0), self.shape[0], bias, seconds)
 
 
 def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> torch.Tensor:

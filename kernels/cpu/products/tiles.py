@@ -1,6 +1,9 @@
 """Small matrix products with a fixed order of summation.
 
 An output depends on its own row of `a` alone: it has the same bits in a tile of one row and in one of eight.
+
+The functions from `configure` on are those of any unit that multiplies rows with panels of a weight: another one has
+the same, as `amx`. Compiled code calls them, and they check nothing.
 """
 
 from collections.abc import Callable
@@ -21,7 +24,7 @@ _NEAR = 2048 // 4
 """Elements by which a panel is prefetched before its use, where it is read once."""
 
 TILE_ROWS: int = 1
-"""Rows that `multiply_columns` writes at a time."""
+"""Rows that products write at a time, perhaps beyond the last."""
 
 HEIGHTS = (8, 4, 2, 1) if LARGE_REGISTERS else (4, 2, 1)
 """Rows of a tile, the most first."""
@@ -278,12 +281,12 @@ def fill_rows(terms: np.ndarray, start: int, count: int, out: Strided, rows: int
 
 @inner
 def configure() -> None:
-    """Do nothing: vector units need no preparation."""
+    """Prepare this thread's unit: vector units need nothing."""
 
 
 @inner
 def release() -> None:
-    """Do nothing."""
+    """Let go of this thread's unit: nothing to do."""
 
 
 @register_jitable
@@ -295,13 +298,16 @@ def aligned(size: int) -> np.ndarray:
 
 
 def x_size(rows: int, inner: int) -> int:
-    """See `Microkernel`."""
+    """Float32 elements that `pack_row` needs for `rows` rows of `inner` elements."""
     return rows * inner
 
 
 @inner
 def pack_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: np.ndarray, r: int) -> None:
-    """See `Microkernel`."""
+    """Store `count` elements of a flat array, from `start` on, as row `r` of `x`, from column `first` on.
+
+    `x` has rows of `inner` elements.
+    """
     given, written = row[start : start + count], x[r * inner + first : r * inner + first + count]
     for i in range(count):
         written[i] = given[i]
@@ -309,7 +315,7 @@ def pack_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x:
 
 @inner
 def scratch() -> np.ndarray:
-    """Scratch memory for `multiply_columns`: none."""
+    """Scratch memory for products, one for each thread: none here."""
     return np.empty(0, np.float32)
 
 
@@ -317,7 +323,11 @@ def scratch() -> np.ndarray:
 def multiply_columns(
     left: LeftSide, column: int, count: int, panel: np.ndarray, panel_at: int, out: Strided, _scratch: np.ndarray
 ) -> None:
-    """See `Microkernel`."""
+    """Add the product of `count` columns of the left side, from `column` on, and a panel of a weight to `out`.
+
+    The panel is flat float32 `[count, PANEL]`, from `panel_at` on. Rows may be written beyond the last, up to a
+    multiple of `TILE_ROWS`.
+    """
     a = Strided(left.stored, left.first * left.inner + column, left.inner)
     multiply_add(a, panel, panel_at, out, left.rows, count, NR)
 
@@ -326,7 +336,11 @@ def multiply_columns(
 def multiply_panel(
     left: LeftSide, panels: np.ndarray, at: int, prefetch_at: int, terms: Strided, out: Strided, _scratch: np.ndarray
 ) -> None:
-    """See `Microkernel`."""
+    """Write the product of all columns with the panel that begins at `at`.
+
+    Sums begin with `terms`, rows of PANEL: either what is in `out`, or one row, with a stride of 0. The panel that is
+    read next begins at `prefetch_at`.
+    """
     rows, inner = left.rows, left.inner
     a, step = Strided(left.stored, left.first * inner, inner), max(1, NR // ((rows + MR - 1) // MR))
     distance = _NEAR if rows <= MR else prefetch_at - at
