@@ -1,4 +1,4 @@
-"""What a family takes from a checkpoint: its head, tokens that must be there, and settings.
+"""Parts that a family takes from a checkpoint: its head, tokens that must be there, and settings.
 
 A head maps hidden states to scores: linear layers, or some rows of a language model's head. Probabilities are computed
 in float32 for any dtype of the weights.

@@ -56,6 +56,8 @@ def describe(kernel: Callable[..., Any], grid: tuple[int, ...], args: Any, kwarg
         elif constant:
             assert isinstance(value, int | float | bool | str | tl.dtype), f"{name}: {argument} is {value!r}"
             variant.append((argument, value))
+        elif value is None:  # constant for the compiler
+            variant.append((argument, None))
         elif isinstance(value, float):
             variant.append((argument, "float"))
         else:

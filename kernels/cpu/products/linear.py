@@ -26,7 +26,7 @@ from espalier.kernels.linear import Linear
 
 
 class Shares(NamedTuple):
-    """How threads share a phase.
+    """The sharing of a phase among threads.
 
     Attributes:
         counters: of `parallel_run`.
