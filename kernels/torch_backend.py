@@ -6,7 +6,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from espalier.kernels.attention import Call, GatheredAttention, PrepareStep, TorchStepCalls, write_kv
+from espalier.kernels.attention import (
+    Call,
+    GatheredAttention,
+    PrepareAttention,
+    PrepareStep,
+    TorchStepCalls,
+    write_kv,
+)
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
 from espalier.kernels.layout import KVLayout, copy_blocks
 from espalier.kernels.linear import GroupedLinear, Kept, Linear, QuantizedPacker
@@ -38,7 +45,7 @@ class TorchBackend:
     layout: type[KVLayout] = KVLayout
     rows_are_independent = False
     keeps_int8 = False
-    prepare_attention = staticmethod(GatheredAttention)
+    prepare_attention: PrepareAttention = GatheredAttention
     write_kv = staticmethod(write_kv)
     causal_convolution = staticmethod(causal_convolution)
     gated_recurrence = staticmethod(gated_recurrence)

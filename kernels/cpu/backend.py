@@ -34,7 +34,7 @@ class CpuBackend(TorchBackend):
 
     rows_are_independent = True
     keeps_int8 = HAS_VNNI
-    prepare_attention = staticmethod(CpuAttention)
+    prepare_attention = CpuAttention
     copy_blocks = staticmethod(copy_blocks_cpu)
     penalize_tokens = staticmethod(penalize_tokens_cpu)
     mask_tokens = staticmethod(mask_tokens_cpu)

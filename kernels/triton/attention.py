@@ -6,7 +6,7 @@ queries of all rows of the item and of all query heads that share the kv head. A
 results of rows with several items, in a fixed order.
 """
 
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 # (within kernels, numbers and tensors have Triton's types, which are not those of Python)
 
 from dataclasses import dataclass

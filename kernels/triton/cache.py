@@ -1,6 +1,6 @@
 """Norms, rotation and writes between the product of q, k and v and attention, in one pass; copies of whole blocks."""
 
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false
 # (within kernels, numbers and tensors have Triton's types, which are not those of Python)
 
 from typing import ClassVar

@@ -1,6 +1,6 @@
 """Products whose rows have the same bits in any batch: every output is summed in one fixed order."""
 
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false
 # (within kernels, numbers and tensors have Triton's types, which are not those of Python)
 
 from collections.abc import Sequence

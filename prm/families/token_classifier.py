@@ -38,17 +38,19 @@ class Layout:
     score: Literal["p1"] = "p1"
 
 
+def _detected(checkpoint: Checkpoint) -> str:
+    """Detected by its architecture; an optional `prm` object in config.json defines the layout."""
+    if "prm" in checkpoint.config:
+        return "its architecture and the prm object of its config.json"
+    return "its architecture, in TRL's layout (--verifier-family pure strips spaces from the ends of steps)"
+
+
 class TokenClassifier(PrmFamily):
     """The token-classifier family; see the module."""
 
     info = FamilyInfo("token-classifier", ("*ForTokenClassification",), score="softmax, label 1")
 
-    @staticmethod
-    def detect(checkpoint: Checkpoint) -> str:
-        """Detected by its architecture; an optional `prm` object in config.json defines the layout."""
-        if "prm" in checkpoint.config:
-            return "its architecture and the prm object of its config.json"
-        return "its architecture, in TRL's layout (--verifier-family pure strips spaces from the ends of steps)"
+    detect = staticmethod(_detected)
 
     @staticmethod
     def layout_of(checkpoint: Checkpoint) -> Layout:
