@@ -128,7 +128,7 @@ class Builder(ir.IRBuilder):
         lanes = 2 * left.type.count
         return self.shuffle_vector(left, right, ir.Constant(ir.VectorType(INT, lanes), [*range(lanes)]))
 
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
+    def fma(self, a: Any, b: Any, c: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """`a * b + c` of vectors, rounded once."""
         return call_llvm(self, f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
 
