@@ -45,8 +45,8 @@ class Builder(ir.IRBuilder):
 
     def offset(self, place: Any, *factors: Any) -> Any:
         """The place so many elements behind `place` as the product of one or two factors, numbers or values."""
-        values = [constant(INDEX, factor) if isinstance(factor, int) else factor for factor in factors]
-        return self.gep(place, [values[0] if len(values) == 1 else self.mul(*values)])
+        first, *others = (constant(INDEX, factor) if isinstance(factor, int) else factor for factor in factors)
+        return self.gep(place, [self.mul(first, others[0]) if others else first])
 
     def rows_of(self, base: Any, stride: Any, rows: int) -> list[Any]:
         """The places where the first `rows` rows begin, `stride` elements apart."""

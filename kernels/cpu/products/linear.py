@@ -47,13 +47,13 @@ class Weight(NamedTuple):
     Attributes:
         panels: flat; those of the weight begin `at` elements into them.
         at: see `panels`.
-        count: its panels.
+        num_panels: how many it has.
         refined: how many of the last have another to add, which follow all of them.
     """
 
     panels: Any
     at: int
-    count: int
+    num_panels: int
     refined: int
 
 
@@ -149,7 +149,7 @@ def multiply_phase(
         shares: see `Shares`.
         left: all rows of the product.
         weight: see `Weight`.
-        bias: float32 `[weight.count * PANEL]`; empty to add to `out`.
+        bias: float32 `[weight.num_panels * PANEL]`; empty to add to `out`.
         out: flat float32, from `output_buffer`.
         scratch: this thread's own, from `microkernel.scratch`.
     """
@@ -269,12 +269,12 @@ def multiply_cpu(
     Returns:
         float32 `[rows, out_features]`.
     """
-    (rows, inner), columns, given = x.shape, weight.count * PANEL, x.contiguous().view(-1).numpy()
+    (rows, inner), columns, given = x.shape, weight.num_panels * PANEL, x.contiguous().view(-1).numpy()
     terms = np.zeros(columns, np.float32)
     if bias is not None:
         terms[:out_features] = bias
     out = output_buffer(rows, columns)
-    shares, packs = (parts_of(rows, weight.count), num_threads()), stored is not None
+    shares, packs = (parts_of(rows, weight.num_panels), num_threads()), stored is not None
     left = LeftSide(stored if packs else given, 0, rows, inner)
     parallel_run(multiply, 2, given, left, packs, weight, terms, shares, out, seconds=seconds)
     return torch.from_numpy(out).view(-1, columns)[:rows, :out_features]

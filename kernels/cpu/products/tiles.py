@@ -52,14 +52,14 @@ class Blocks(NamedTuple):
     Attributes:
         places: int64, where blocks begin; those of the product from `first` on.
         first: see `places`.
-        count: how many they are.
+        num_blocks: how many they are.
         size: rows of a block.
         last: rows of the last one.
     """
 
     places: np.ndarray
     first: int
-    count: int
+    num_blocks: int
     size: int
     last: int
 
@@ -264,9 +264,9 @@ def multiply_add_blocked(
             to = Strided(out.array, out.start + column, out.stride)
             _add_blocked(rows, a, b, b_start + column, blocks, columns, to)
         return
-    for k in range(blocks.count):
+    for k in range(blocks.num_blocks):
         part, at = Strided(a.array, a.start + k * blocks.size, a.stride), b_start + blocks.places[blocks.first + k]
-        multiply_add(part, b, at, out, rows, blocks.last if k == blocks.count - 1 else blocks.size, columns)
+        multiply_add(part, b, at, out, rows, blocks.last if k == blocks.num_blocks - 1 else blocks.size, columns)
 
 
 @inner
