@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from paged_batch import paged_problem
 
-from espalier.kernels import cache as torch_cache
+from espalier.kernels import attention as torch_attention
+from espalier.kernels import layout as torch_layout
 from espalier.kernels.layers import Activation, rms_norm
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import GroupedLinear, Linear
@@ -99,7 +100,7 @@ def test_queries_are_rotated_and_keys_and_values_written(
     query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
     if norms:
         query, key = (F.rms_norm(x, (head_dim,), w, 1e-6) for x, w in zip((query, key), norms, strict=True))
-    torch_cache.write_kv(expected_kv, apply_rotary(key, cos, sin), value, batch)
+    torch_attention.write_kv(expected_kv, apply_rotary(key, cos, sin), value, batch)
 
     places = torch.from_numpy(places_of(batch, problem.layer_kv, 9))
     found = norm_rotate_write(qkv, cos, sin, norms, 1e-6, places, problem.layer_kv)
@@ -118,7 +119,7 @@ def test_whole_blocks_are_copied_and_nothing_else_is_touched(kind: type[KVLayout
         0, 255, (4 * layout.slab_bytes,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
     )
     expected = pool.clone()
-    torch_cache.copy_blocks(layout, expected, [0, 7, 11], [10, 2, 1])
+    torch_layout.copy_blocks(layout, expected, [0, 7, 11], [10, 2, 1])
     copy_blocks(layout, pool, [0, 7, 11], [10, 2, 1])
     assert torch.equal(pool, expected)
     copy_blocks(layout, pool, [], [])
@@ -178,7 +179,7 @@ def test_written_keys_and_values_equal_torchs(head_dim: int, value_dim: int):
     key, value = rand(3, 11, head_dim).transpose(0, 1), rand(3, 11, value_dim, seed=1).transpose(0, 1)  # two fill up
     before = [states.clone() for states in (problem.layer_kv.keys, problem.layer_kv.values)]
     expected = dataclasses.replace(problem.layer_kv, keys=before[0], values=before[1])
-    torch_cache.write_kv(expected, key[:9], value[:9], batch)
+    torch_attention.write_kv(expected, key[:9], value[:9], batch)
     write_heads(key, value, torch.from_numpy(places_of(batch, problem.layer_kv, 9)), problem.layer_kv)
     for found, wanted in ((problem.layer_kv.keys, expected.keys), (problem.layer_kv.values, expected.values)):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
