@@ -43,8 +43,6 @@ class Decoder:
         backend: the operations of its device, from which heads, copies and draws come too.
         layers: its layers, ready to run, with most of its weights.
         embedding: `[vocabulary, hidden]`, which a head may be tied to.
-        device: that holds the weights.
-        dtype: of the weights and of the KV cache.
         weight_bytes: bytes of all of its weights.
     """
 
@@ -53,8 +51,17 @@ class Decoder:
         self.backend = backend
         self.layers = layers
         self.embedding = layers.outer.embedding
-        self.device, self.dtype = self.embedding.device, self.embedding.dtype
         self.weight_bytes = weight_bytes
+
+    @property
+    def device(self) -> torch.device:
+        """The device that holds the weights."""
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of the weights and of the KV cache."""
+        return self.embedding.dtype
 
     @property
     def taps(self) -> tuple[int, ...]:
