@@ -107,20 +107,13 @@ class Sampling:
     command: dict[str, Any]
     shown: Shown
 
-    def record_paths(
-        self, request: SearchRequest, seconds: Callable[[], Any]
-    ) -> tuple[list[RecordedTree], Costs, CutPaths]:
-        """Sample the paths that the folder `out`/samples lacks, and read all of them.
-
-        Args:
-            request: of `sampling_request`.
-            seconds: returns the seconds of the engine's steps so far, by role; empty where they are not known.
-        """
+    def record_paths(self, request: SearchRequest) -> tuple[list[RecordedTree], Costs, CutPaths]:
+        """Sample the paths of a request of `sampling_request` that the folder `out`/samples lacks, and read all."""
         evaluation, folder = self.evaluation, self._folder(SAMPLES, request)
-        before, started, stepped = {s.key for s in self._samples(folder)}, time.perf_counter(), seconds()
+        before, started, stepped = {s.key for s in self._samples(folder)}, time.perf_counter(), self._step_seconds()
         self._run(request, folder)
         wall = time.perf_counter() - started
-        stepped = {role: value - stepped.get(role, 0.0) for role, value in seconds().items()}
+        stepped = {role: value - stepped.get(role, 0.0) for role, value in self._step_seconds().items()}
         samples = [sample for sample in self._samples(folder) if sample.epoch == 0]
         nodes = trees_in(folder.folder, {sample.unique_id for sample in samples})
         samples = [sample for sample in samples if sample.key in nodes]
@@ -170,6 +163,14 @@ class Sampling:
         if step_by_step and found[step_by_step]:
             forecaster.correct(step_by_step, found[step_by_step])
         return {request: samples for request, samples in found.items() if samples}
+
+    def _step_seconds(self) -> dict[str, float]:
+        """Seconds of the engine's steps so far, by role; empty where workers run them."""
+        from espalier.search.run.orchestrator import Orchestrator
+
+        if not isinstance(executor := self.evaluation.executor, Orchestrator):
+            return {}
+        return {role: stats.step_seconds.sum for role, stats in executor.engine.stats().items()}
 
     def _folder(self, name: str, request: SearchRequest) -> RunFolder:
         return RunFolder(self.out / name, self.evaluation.configuration(request), self.command)

@@ -1,15 +1,18 @@
-"""Options of commands that call a server: login and TLS."""
+"""Options of commands that call a server: its address, login and TLS."""
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+import typer
+
 from espalier.experiments.cli.options import OptionError
-from espalier.search.schema import Option
+from espalier.search.run.settings import RuntimeSettings
+from espalier.search.schema import Option, declared
 
 if TYPE_CHECKING:
     from espalier.search.client import RetryPolicy, SearchClient
@@ -56,14 +59,9 @@ class ConnectionOptions:
         from espalier.search.client import RetryPolicy, SearchClient, Tls
 
         tls = Tls(self.tls_ca, self.client_certificate, self.client_key, self.tls_server_name)
-        wanted = self.tls or tls != Tls()
-        return SearchClient(
-            endpoint,
-            token=self._token(),
-            tls=tls if wanted else False,
-            insecure_token=self.insecure_token,
-            retry=retry or RetryPolicy(),
-        )
+        secured = tls if self.tls or tls != Tls() else False
+        retry = retry or RetryPolicy()
+        return SearchClient(endpoint, token=self._token(), tls=secured, insecure_token=self.insecure_token, retry=retry)
 
     def _token(self) -> str | None:
         if self.token_file is None:
@@ -75,6 +73,47 @@ class ConnectionOptions:
         if not token:
             raise OptionError(f"--token-file: {str(self.token_file)!r} is empty")
         return token
+
+
+def check_endpoint(text: str | None) -> str | None:
+    """Callback of an option that names a server: fails unless it is HOST:PORT."""
+    if text is not None:
+        from espalier.search.client.connection import host_of
+
+        if host_of(text) is None:
+            raise OptionError(f"--endpoint must be HOST:PORT, is {text!r}")
+    return text
+
+
+Endpoint = Annotated[
+    str | None,
+    typer.Option(callback=check_endpoint, help="HOST:PORT of an `espalier serve`; default: search in this process."),
+]
+
+
+def check_place(context: typer.Context, endpoint: str | None, what: str, of_both: Collection[str] = ()) -> None:
+    """Refuse options that have no effect on searches or other work (`what`) of a server, or of this process.
+
+    Those `of_both` have one in both places. Values from the environment may be meant for other commands.
+
+    Raises:
+        OptionError: names every such option on the command line, and says why.
+    """
+    if endpoint:
+        idle = {field.name for field in declared(RuntimeSettings)} | {"trace", "profile"}
+        why = f"only for {what} in this process; leave out --endpoint"
+    else:
+        idle = {field.name for field in declared(ConnectionOptions)} | {"timeout", "priority"}
+        why = f"only for a server's {what}; give --endpoint"
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in idle.difference(of_both)
+        and (source := context.get_parameter_source(parameter.name))
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise OptionError(f"{', '.join(given)}: {why}")
 
 
 @contextmanager

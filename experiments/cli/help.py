@@ -25,7 +25,23 @@ _MAX_CHOICES = 40
 """Characters of a list of choices that stands beside the option's name; a longer one stands in its help."""
 
 
-class HelpCommand(TyperCommand):
+class _PlainHelp:
+    """Writes the options of a command in the groups of their panels."""
+
+    def format_options(self: Any, ctx: Any, formatter: Any) -> None:
+        """Write the options."""
+        groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                panel = _ARGUMENTS if parameter.param_type_name == "argument" else _OPTIONS
+                groups[getattr(parameter, "rich_help_panel", None) or panel].append(record)
+        for panel, records in groups.items():
+            with formatter.section(panel):
+                for names, text in records:
+                    _write_option(formatter, names, text)
+
+
+class HelpCommand(_PlainHelp, TyperCommand):
     """A command whose help has the options in the groups of their panels."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -48,17 +64,13 @@ class HelpCommand(TyperCommand):
                 error.message = error.message.removesuffix(".") + hint
             raise
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options."""
-        _write_options(self, ctx, formatter)
 
-
-class HelpGroup(TyperGroup):
+class HelpGroup(_PlainHelp, TyperGroup):
     """A group of commands, whose help has the whole first paragraph of each."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options and the commands."""
-        _write_options(self, ctx, formatter)
+        super().format_options(ctx, formatter)
         with formatter.section("Commands"):
             for name in self.list_commands(ctx):
                 _write_row(formatter, name, self.summary(ctx, name), _COMMAND_COLUMN)
@@ -79,18 +91,6 @@ class CommandLine(Typer):
     def command(self, *given: Any, **options: Any) -> Any:
         """Register a command; see `Typer.command`."""
         return super().command(*given, **{"cls": HelpCommand, **options})
-
-
-def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for parameter in command.get_params(ctx):
-        if record := parameter.get_help_record(ctx):
-            panel = _ARGUMENTS if parameter.param_type_name == "argument" else _OPTIONS
-            groups[getattr(parameter, "rich_help_panel", None) or panel].append(record)
-    for panel, records in groups.items():
-        with formatter.section(panel):
-            for names, text in records:
-                _write_option(formatter, names, text)
 
 
 def _write_option(formatter: Any, names: str, text: str) -> None:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from espalier.experiments.cli.progress import lines
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings, check_executor
 from espalier.search.run.load import load_orchestrator
-from espalier.search.run.settings import RuntimeSettings, check_settings
+from espalier.search.run.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from espalier.search.run.executor import Executor
@@ -52,7 +52,6 @@ def load_executor(settings: RuntimeSettings, where: ExecutorSettings, longest_fi
     if where.executor is ExecutorName.PROCESSES:
         from espalier.experiments.executors.process_transport import ProcessTransport
 
-        check_settings(settings)
         transport = ProcessTransport(settings, where.workers)
     else:
         from espalier.experiments.executors.ray_transport import RayTransport
@@ -67,27 +66,17 @@ def bytes_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
 
     Shows nothing on a terminal if there is little to load; for what is no terminal see `lines`.
     """
-    columns = (
-        TextColumn("loading weights"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    progress = Progress(*columns, console=console, transient=True)
+    bar = BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()
+    progress = Progress(TextColumn("loading weights"), *bar, console=console, transient=True)
     task = progress.add_task("", total=None)
 
-    loaded = 0, 0
-
     def on_bytes(done: int, total: int) -> None:
-        nonlocal loaded
-        loaded = done, total
+        progress.update(task, completed=done, total=total)
         if total >= _SHOWN_FROM and console.is_terminal:
             progress.start()  # no effect once started
-            progress.update(task, completed=done, total=total)
 
     def line() -> str:
-        done, total = (size / 2**30 for size in loaded)
+        done, total = progress.tasks[0].completed / 2**30, (progress.tasks[0].total or 0) / 2**30
         return f"loading: {done:.1f} of {total:.1f} GiB of weights" if total else "loading"
 
     try:

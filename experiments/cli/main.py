@@ -5,51 +5,45 @@ import json
 import logging
 import os
 import sys
+import webbrowser
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
+from typer import Argument, Option
 
+from espalier import __version__
 from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError, NumericalError
 from espalier.engine.interrupts import lasting_interrupts
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.commands.advise import advise_command
-from espalier.experiments.cli.commands.doctor import doctor
-from espalier.experiments.cli.commands.eval_prm import eval_prm_command
-from espalier.experiments.cli.commands.evaluate import evaluate_command
-from espalier.experiments.cli.commands.learn_verifier import learn_verifier_command
-from espalier.experiments.cli.commands.models import app as models_app
-from espalier.experiments.cli.commands.plan import plan_command
-from espalier.experiments.cli.commands.report import report_command
-from espalier.experiments.cli.commands.rollouts import rollouts_command
-from espalier.experiments.cli.commands.sweep import sweep_command
-from espalier.experiments.cli.commands.view import view_command
-from espalier.experiments.cli.connection import ConnectionOptions, retries_shown
+from espalier.experiments.cli import runs
+from espalier.experiments.cli.commands import eval_prm, evaluate, planning, report, rollouts
+from espalier.experiments.cli.connection import ConnectionOptions, Endpoint, check_place, retries_shown
 from espalier.experiments.cli.help import CommandLine
-from espalier.experiments.cli.operating.health import health
-from espalier.experiments.cli.operating.token import token
-from espalier.experiments.cli.runs import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
-    EXIT_USAGE,
-    searches_for,
-    verifier_for,
-)
+from espalier.experiments.cli.loading import load_executor, load_with_progress
+from espalier.experiments.cli.operating import doctor, health, token
+from espalier.experiments.cli.operating.json_log import stderr_as_json
+from espalier.experiments.cli.render import show_result
 from espalier.experiments.cli.schema_options import flag_of, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
+from espalier.experiments.runs.benchmarks import load_benchmark
+from espalier.experiments.runs.files import write_whole
 from espalier.search.algorithms import unscored_default
 from espalier.search.request import SearchRequest, SubmitOptions
+from espalier.search.result import SearchResult
 from espalier.search.run.load import on_gpu
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.schema import CodeName, declared
+from espalier.search.schema import CodeName
+from espalier.search.service.errors import SearchFailedError
 from espalier.search.service.settings import LogFormat, ServerSettings, default_searches
+from espalier.search.trace import read_trace, replay, write_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from espalier.search.run.executor import Executor
 
 log = logging.getLogger("espalier.cli")
@@ -62,8 +56,9 @@ app = CommandLine(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-app.add_typer(models_app, name="models")
+app.add_typer(planning.app, name="models")
 
+_MAX_TRACES = 2
 _SHOWCASE = 4
 """Index in the demo benchmark of the default problem of `espalier solve`.
 
@@ -73,8 +68,6 @@ Beam search solves it; greedy decoding and a majority of 16 do not.
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from espalier import __version__
-
         print(f"espalier {__version__}")
         raise typer.Exit
 
@@ -82,7 +75,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -93,45 +86,29 @@ def _options(
 def solve(
     context: typer.Context,
     problem: Annotated[
-        str | None, typer.Argument(help="The problem; '-' reads standard input; default: one of the demo benchmark.")
+        str | None, Argument(help="The problem; '-' reads standard input; default: one of the demo benchmark.")
     ] = None,
-    endpoint: opt.Endpoint = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+    endpoint: Endpoint = None,
+    as_json: Annotated[bool, Option("--json", help="Print the whole result as JSON.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            callback=opt.output_file(opt.PLOT_SUFFIXES), help="Draw the search tree to this .svg, .png or .pdf."
-        ),
+        Option(callback=opt.output_file(opt.PLOT_SUFFIXES), help="Draw the search tree to this .svg, .png or .pdf."),
     ] = None,
     trace: opt.Trace = None,
     profile: opt.Profile = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="With --endpoint: seconds to wait in all; default: 600.")
+        float | None, Option(min=0.001, help="With --endpoint: seconds to wait in all; default: 600.")
     ] = None,
-    priority: Annotated[
-        int, typer.Option(help="With --endpoint: searches of a higher priority go first; -100 to 100.")
-    ] = 0,
+    priority: Annotated[int, Option(help="With --endpoint: searches of a higher priority go first; -100 to 100.")] = 0,
     *,
     request: SearchRequest,
     runtime: RuntimeSettings,
     connection: ConnectionOptions,
 ) -> None:
     """Search for the answer to one problem and show the tree."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from espalier.experiments.cli.render import show_result
-
-    if endpoint:
-        local = {field.name for field in declared(RuntimeSettings)} | {"trace", "profile"}
-        opt.refuse(context, local, "only for searches in this process; leave out --endpoint")
-        if isinstance(request.algorithm, CodeName):
-            raise opt.OptionError(
-                f"--algorithm {request.algorithm}: a server runs its own searches; leave out --endpoint"
-            )
-    else:
-        remote = {field.name for field in declared(ConnectionOptions)} | {"timeout", "priority"}
-        opt.refuse(context, remote, "only for a server's searches; give --endpoint")
+    check_place(context, endpoint, "searches")
+    if endpoint and isinstance(request.algorithm, CodeName):
+        raise opt.OptionError(f"--algorithm {request.algorithm}: a server runs its own searches; leave out --endpoint")
     text, gold = _problem_text(problem)
     request = replace(request, problem=text)
     console = Console()
@@ -143,12 +120,10 @@ def solve(
         with retries_shown(), connection.connect(endpoint) as client:
             result = client.solve(request, timeout or TIMEOUT, include_nodes=True, priority=priority)
     else:
-        from espalier.experiments.cli.loading import load_with_progress
         from espalier.experiments.runs.chrome_trace import profiled
-        from espalier.search.result import SearchResult
 
-        (request,) = searches_for([request], runtime)
-        orchestrator = load_with_progress(replace(runtime, verifier=verifier_for([request], runtime)))
+        (request,) = runs.searches_for([request], runtime)
+        orchestrator = load_with_progress(replace(runtime, verifier=runs.verifier_for([request], runtime)))
         try:
             orchestrator.submit(request, options=SubmitOptions(report_nodes=trace is not None))
             with profiled(orchestrator, profile):
@@ -171,39 +146,53 @@ def solve(
 
         plot_tree(result, text, plot)
     if trace:
-        from espalier.search.trace import write_trace
-
         write_trace(result, trace)
 
 
 @app.command("replay")
 def replay_command(
-    file: Annotated[Path, typer.Argument(help="A trace written by `espalier solve --trace`.")],
+    file: Annotated[Path, Argument(help="A trace written by `espalier solve --trace`.")],
     algorithm: Annotated[
-        str,
-        typer.Option("--algorithm", "-a", help="Load the trace's search from MODULE:CLASS of yours.", metavar="NAME"),
+        str, Option("--algorithm", "-a", help="Load the trace's search from MODULE:CLASS of yours.", metavar="NAME")
     ] = "",
 ) -> None:
     """Check that a recorded search makes the same decisions when replayed; needs no model."""
-    from espalier.search.trace import read_trace, replay
-
     trace = read_trace(file)
     rounds = replay(trace, algorithm)
-    print(
-        f"{trace['configuration']['algorithm']}: the same decisions in all {rounds} rounds, {len(trace['nodes'])} nodes"
-    )
+    name, nodes = trace["configuration"]["algorithm"], trace["nodes"]
+    print(f"{name}: the same decisions in all {rounds} rounds, {len(nodes)} nodes")
+
+
+@app.command("view")
+def view_command(
+    traces: Annotated[
+        list[Path],
+        Argument(metavar="TRACE...", help="One trace of `espalier solve --trace`, or two to see side by side."),
+    ],
+    html: Annotated[
+        Path | None,
+        Option(callback=opt.output_file([".html"]), help="The page; default: the first trace's name with .html."),
+    ] = None,
+    show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Write one HTML page that shows a recorded search tree, round by round."""
+    from espalier.search.service.page.files import standalone_page
+
+    if len(traces) > _MAX_TRACES:
+        raise opt.OptionError(f"TRACE: the page shows {_MAX_TRACES} searches at most, {len(traces)} are given")
+    html = html or traces[0].with_suffix(".html")
+    if html.resolve() in [file.resolve() for file in traces]:
+        raise opt.OptionError(f"--html: {str(html)!r} is a trace; name another file")
+    write_whole(html, standalone_page([read_trace(file) for file in traces]))
+    typer.echo(f"page  {html}")
+    if show and not webbrowser.open(html.resolve().as_uri()):
+        typer.echo("warning: no browser was found to open it", err=True)
 
 
 @app.command()
 @with_schema
-def serve(
-    *,
-    settings: ServerSettings,
-    runtime: RuntimeSettings,
-    where: ExecutorSettings,
-) -> None:
+def serve(*, settings: ServerSettings, runtime: RuntimeSettings, where: ExecutorSettings) -> None:
     """Serve searches over gRPC (espalier.v1.SearchService), with --http-port also over HTTP as OpenAI's chats."""
-    from espalier.experiments.cli.loading import load_executor
     from espalier.search.service.model_names import short_name
     from espalier.search.service.server import Addresses
     from espalier.search.service.server import serve as run_server
@@ -216,10 +205,8 @@ def serve(
         return load_executor(replace(runtime, max_running=-(-most // where.workers)), where)
 
     if runtime.verify_incremental:
-        raise typer.BadParameter(
-            "a server would stop at the first difference; use solve or eval",
-            param_hint="--verify-incremental",
-        )
+        why = "a server would stop at the first difference; use solve or eval"
+        raise typer.BadParameter(why, param_hint="--verify-incremental")
     settings = replace(settings, model_name=settings.model_name or short_name(runtime.generator))
 
     def report(addresses: Addresses) -> None:
@@ -240,14 +227,12 @@ def serve(
 
 
 @contextmanager
-def _log_of(form: LogFormat) -> "Iterator[Callable[[], None]]":
+def _log_of(form: LogFormat) -> Iterator[Callable[[], None]]:
     """Log to standard error in this form, errors of the command too; yields what ends it before a hard exit."""
     if form is LogFormat.TEXT:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         yield lambda: None
         return
-    from espalier.experiments.cli.operating.json_log import stderr_as_json
-
     with stderr_as_json() as end:
         try:
             yield end
@@ -255,31 +240,25 @@ def _log_of(form: LogFormat) -> "Iterator[Callable[[], None]]":
             raise typer.Exit(_say(error)) from error
 
 
-app.command("eval")(evaluate_command)
-app.command("eval-prm")(eval_prm_command)
-app.command("sweep")(sweep_command)
-app.command("report")(report_command)
-app.command("view")(view_command)
-app.command("rollouts")(rollouts_command)
-app.command("learn-verifier")(learn_verifier_command)
-app.command("advise")(advise_command)
-app.command("plan")(plan_command)
-app.command()(doctor)
-app.command()(health)
-app.command()(token)
+for name, command in {
+    "eval": evaluate.evaluate_command,
+    "eval-prm": eval_prm.eval_prm_command,
+    "sweep": evaluate.sweep_command,
+    "report": report.report_command,
+    "rollouts": rollouts.rollouts_command,
+    "learn-verifier": rollouts.learn_verifier_command,
+    "advise": evaluate.advise_command,
+    "plan": planning.plan_command,
+    "doctor": doctor.doctor,
+    "health": health.health,
+    "token": token.token,
+}.items():
+    app.command(name)(command)
 
 
 def main() -> None:
     """Entry point: run a command; errors become one line and an exit code."""
     run_app(app)
-
-
-class SearchFailedError(EspalierError):
-    """A search ended without a result; the message says why."""
-
-
-_FAILURES = (SearchFailedError, FatalError, NumericalError)
-"""Errors that are not of the command's use."""
 
 
 def run_app(commands: typer.Typer) -> None:
@@ -291,8 +270,8 @@ def run_app(commands: typer.Typer) -> None:
             try:
                 commands()
             except SystemExit as end:
-                if end.code == EXIT_INTERRUPTED and terminated():
-                    sys.exit(EXIT_TERMINATED)
+                if end.code == runs.EXIT_INTERRUPTED and terminated():
+                    sys.exit(runs.EXIT_TERMINATED)
                 raise
     except (EspalierError, OSError) as error:
         sys.exit(_say(error))
@@ -306,16 +285,15 @@ def _say(error: EspalierError | OSError) -> int:
     if isinstance(error, InvalidRequestError):
         rules = (f"{flag_of(violation.field)}: {violation.description}" for violation in error.violations)
         print(f"error: {'; '.join(rules)}", file=sys.stderr)
-        return EXIT_USAGE
+        return runs.EXIT_USAGE
     print(f"error: {error}", file=sys.stderr)
-    return EXIT_FAILED if isinstance(error, (*_FAILURES, OSError)) else EXIT_USAGE
+    is_no_misuse = isinstance(error, (SearchFailedError, FatalError, NumericalError, OSError))
+    return runs.EXIT_FAILED if is_no_misuse else runs.EXIT_USAGE
 
 
 def _problem_text(problem: str | None) -> tuple[str, str | None]:
     """The problem to solve; and its gold answer if it is from the benchmark."""
     if problem is None:
-        from espalier.experiments.runs.benchmarks import load_benchmark
-
         shown = load_benchmark("demo")[_SHOWCASE]
         return shown.problem, shown.answer
     return (sys.stdin.read().strip() if problem == "-" else problem), None

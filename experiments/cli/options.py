@@ -1,17 +1,18 @@
 """Options shared by several commands that no dataclass declares, and parsers of option values."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 from annotated_types import Interval
 
 from espalier.engine.errors import EspalierError, nearest_of_each
 from espalier.experiments.runs.benchmark_files import BenchmarkError
-from espalier.experiments.runs.benchmarks import FIELDS, Problem
+from espalier.experiments.runs.benchmarks import FIELDS, Problem, load_benchmark
 from espalier.search.schema import Option
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
@@ -51,29 +52,34 @@ def parse_list(text: str | None, option: str) -> list[str]:
     return words
 
 
-def parse_field_map(text: str | None) -> dict[str, str]:
-    """Parse the value of `--field-map`, such as `problem=Question,answer=Answer`.
-
-    Raises:
-        typer.BadParameter: the text has another format.
-    """
-    pairs = [part.partition("=") for part in (text or "").split(",")] if text is not None else []
-    known = {what.strip(): name.strip() for what, _, name in pairs if what.strip() in FIELDS and name.strip()}
-    if len(known) != len(pairs):
-        raise typer.BadParameter(
-            f"{text!r} is not a list of {', '.join(f'{what}=NAME' for what in FIELDS)}; write problem=Q,answer=A, or "
-            "problem=A+B for two fields together",
-            param_hint="--field-map",
-        )
-    return known
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A choice of a benchmark's problems; what is None chooses all."""
+    """A benchmark, how its answers are graded, and a choice of its problems; what is None chooses all."""
 
     help_panel: ClassVar = "Problems"
 
+    benchmark: Annotated[
+        str,
+        Option(
+            "demo; a file of problems with their answers: .jsonl, .json, .csv, .tsv or .parquet; a folder of such "
+            "files or of save_to_disk; or a Hugging Face id like openai/gsm8k. Behind a folder or id, :SPLIT or "
+            ":CONFIGURATION/SPLIT, as in openai/gsm8k:main/test."
+        ),
+    ] = "demo"
+    field_map: Annotated[
+        str | None,
+        Option(
+            "Names of the file's fields if not recognized, like problem=Question,answer=Answer; also id, level and "
+            "subject. A dot leads into a field, as in answer=reward_model.ground_truth."
+        ),
+    ] = None
+    grader: Annotated[
+        str,
+        Option(
+            "How answers are graded: math-verify, exact, choice (a letter), numeric or numeric:TOLERANCE, expression "
+            "(the gold answer is a Python expression of `answer`), or MODULE:FUNCTION of yours."
+        ),
+    ] = "math-verify"
     limit: Annotated[
         int | None,
         Interval(ge=1),
@@ -85,6 +91,29 @@ class Selection:
     shuffle: Annotated[bool, Option("Take them in random order; with --limit, a random part.")] = False
     shuffle_seed: Annotated[int, Option("Seed of --shuffle.")] = 0
 
+    @property
+    def fields(self) -> dict[str, str]:
+        """The value of `--field-map` by the fields of a problem.
+
+        Raises:
+            typer.BadParameter: the text has another format.
+        """
+        pairs = [part.partition("=") for part in self.field_map.split(",")] if self.field_map is not None else []
+        known = {what.strip(): name.strip() for what, _, name in pairs if what.strip() in FIELDS and name.strip()}
+        if len(known) != len(pairs):
+            raise typer.BadParameter(
+                f"{self.field_map!r} is not a list of {', '.join(f'{what}=NAME' for what in FIELDS)}; write "
+                "problem=Q,answer=A, or problem=A+B for two fields together",
+                param_hint="--field-map",
+            )
+        return known
+
+    def load(self, offline: bool) -> list[Problem]:
+        """All problems of the benchmark; see `load_benchmark`."""
+        return load_benchmark(
+            self.benchmark, None, self.fields, offline, lambda what: print(f"notice: {what}", file=sys.stderr)
+        )
+
     def of(self, problems: Sequence[Problem]) -> list[Problem]:
         """The chosen problems; subjects are compared ignoring case.
 
@@ -92,32 +121,26 @@ class Selection:
             typer.BadParameter: an option has another format.
             BenchmarkError: the benchmark has no problem of an id, level or subject, or none that fits all.
         """
-        ids = parse_list(self.sample_ids, "--sample-ids")
         levels = parse_int_list(self.levels, "--levels") if self.levels is not None else []
         subjects = [subject.lower() for subject in parse_list(self.subjects, "--subjects")]
-        _require("--sample-ids", ids, (p.unique_id for p in problems))
-        _require("--levels", levels, (p.level for p in problems if p.level is not None))
-        _require("--subjects", subjects, (p.subject.lower() for p in problems if p.subject))
-        chosen = [
-            p
-            for p in problems
-            if (not ids or p.unique_id in ids)
-            and (not levels or p.level in levels)
-            and (not subjects or (p.subject or "").lower() in subjects)
+        choices: list[tuple[str, list[Any], Callable[[Problem], Any]]] = [
+            ("--sample-ids", parse_list(self.sample_ids, "--sample-ids"), lambda problem: problem.unique_id),
+            ("--levels", levels, lambda problem: problem.level),
+            ("--subjects", subjects, lambda problem: (problem.subject or "").lower()),
         ]
+        chosen = list(problems)
+        for flag, wanted, value_of in choices:
+            there = list(dict.fromkeys(filter(None, map(value_of, problems)))) if wanted else []
+            if unknown := [str(one) for one in wanted if one not in there]:
+                shown = ", ".join(map(str, there[:8])) + (", …" if len(there) > 8 else "")
+                near = nearest_of_each(unknown, list(map(str, there)))
+                raise BenchmarkError(f"{flag}: the benchmark has no {near}; it has {shown or 'none'}")
+            chosen = [problem for problem in chosen if not wanted or value_of(problem) in wanted]
         if not chosen:
             raise BenchmarkError("no problem has one of the --sample-ids, --levels and --subjects at the same time")
         if self.shuffle:
             random.Random(self.shuffle_seed).shuffle(chosen)
         return chosen[: self.limit]
-
-
-def _require(flag: str, wanted: Sequence[object], there: Iterable[object]) -> None:
-    found = list(dict.fromkeys(there)) if wanted else []
-    if unknown := [str(one) for one in wanted if one not in found]:
-        shown = ", ".join(map(str, found[:8])) + (", …" if len(found) > 8 else "")
-        near = nearest_of_each(unknown, list(map(str, found)))
-        raise BenchmarkError(f"{flag}: the benchmark has no {near}; it has {shown or 'none'}")
 
 
 FileCallback = Callable[[typer.Context, typer.CallbackParam, Path | None], Path | None]
@@ -132,69 +155,30 @@ def output_file(suffixes: Sequence[str] = (), makes_folder: bool = False) -> Fil
     """
 
     def check(context: typer.Context, parameter: typer.CallbackParam, path: Path | None) -> Path | None:
-        if path is not None and not context.resilient_parsing:
-            if suffixes and path.suffix.lower() not in suffixes:
-                known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}" if suffixes[1:] else suffixes[0]
-                raise OptionError(f"{parameter.opts[0]}: {str(path)!r} must end in {known}")
-            try:
-                _try_to_write(path, makes_folder)
-            except OSError as error:
-                missing = isinstance(error, FileNotFoundError) and not path.parent.is_dir()
-                why = f"there is no folder {str(path.parent)!r}" if missing else error.strerror
-                raise OptionError(f"{parameter.opts[0]}: cannot write {str(path)!r}: {why}") from None
+        if path is None or context.resilient_parsing:
+            return path
+        if suffixes and path.suffix.lower() not in suffixes:
+            known = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
+            raise OptionError(f"{parameter.opts[0]}: {str(path)!r} must end in {known}")
+        try:  # as only opening it shows whether it is writable; it stays unchanged
+            if makes_folder:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = not path.exists()
+            if fresh or path.is_file() or path.is_dir():  # not a pipe, whose reader would see the end of the file
+                path.open("ab").close()
+            if fresh:
+                path.resolve().unlink()  # the target of a dangling link, not the link
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError) and not path.parent.is_dir()
+            why = f"there is no folder {str(path.parent)!r}" if missing else error.strerror
+            raise OptionError(f"{parameter.opts[0]}: cannot write {str(path)!r}: {why}") from None
         return path
 
     return check
 
 
-def _try_to_write(path: Path, makes_folder: bool) -> None:
-    """Open `path` for writing and leave it unchanged, as only that shows whether it is writable."""
-    if makes_folder:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not path.exists()
-    if fresh or path.is_file() or path.is_dir():  # not a pipe, whose reader would see the end of the file
-        with path.open("ab"):
-            pass
-    if fresh:
-        path.resolve().unlink()  # the target of a dangling link, not the link
-
-
-def refuse(context: typer.Context, names: set[str], why: str) -> None:
-    """Refuse options that have no effect.
-
-    Values from the environment may be meant for other commands and are ignored.
-
-    Raises:
-        OptionError: names every such option on the command line, and says why.
-    """
-    given = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name in names
-        and (source := context.get_parameter_source(parameter.name))
-        and source.name == "COMMANDLINE"
-    ]
-    if given:
-        raise OptionError(f"{', '.join(given)}: {why}")
-
-
-def check_endpoint(text: str | None) -> str | None:
-    """Callback of an option that names a server: fails unless it is HOST:PORT."""
-    if text is not None:
-        from espalier.search.client.connection import host_of
-
-        if host_of(text) is None:
-            raise OptionError(f"--endpoint must be HOST:PORT, is {text!r}")
-    return text
-
-
 InFlight = Annotated[
-    int,
-    typer.Option(envvar="ESPALIER_IN_FLIGHT", min=1, help="Problems searched at once.", rich_help_panel="Models"),
-]
-Endpoint = Annotated[
-    str | None,
-    typer.Option(callback=check_endpoint, help="HOST:PORT of an `espalier serve`; default: search in this process."),
+    int, typer.Option(envvar="ESPALIER_IN_FLIGHT", min=1, help="Problems searched at once.", rich_help_panel="Models")
 ]
 Trace = Annotated[
     Path | None,
@@ -208,31 +192,7 @@ Profile = Annotated[
     ),
 ]
 
-Benchmark = Annotated[
-    str,
-    typer.Option(
-        help="demo; a file of problems with their answers: .jsonl, .json, .csv, .tsv or .parquet; a folder of such "
-        "files or of save_to_disk; or a Hugging Face id like openai/gsm8k. Behind a folder or id, :SPLIT or "
-        ":CONFIGURATION/SPLIT, as in openai/gsm8k:main/test.",
-    ),
-]
-GraderName = Annotated[
-    str,
-    typer.Option(
-        help="How answers are graded: math-verify, exact, choice (a letter), numeric or numeric:TOLERANCE, expression "
-        "(the gold answer is a Python expression of `answer`), or MODULE:FUNCTION of yours.",
-    ),
-]
 Epochs = Annotated[
-    int,
-    typer.Option(min=1, help="Searches of each problem; epoch e has --seed plus e. More may be asked for later."),
+    int, typer.Option(min=1, help="Searches of each problem; epoch e has --seed plus e. More may be asked for later.")
 ]
 Trees = Annotated[bool, typer.Option("--trees", help="Keep each search's tree in trees.jsonl of its run folder.")]
-FieldMap = Annotated[
-    str | None,
-    typer.Option(
-        help="Names of the file's fields if not recognized, like problem=Question,answer=Answer; also id, level and "
-        "subject. A dot leads into a field, as in answer=reward_model.ground_truth.",
-        show_default=False,
-    ),
-]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 _EVERY_SECONDS = 20.0
 """Between two lines where there is no terminal."""
@@ -39,15 +38,15 @@ def count_progress(what: str, total: int, done: int = 0, at_once: int = 1) -> It
     console = Console(stderr=True)
     count, said, start = done, "", time.monotonic()
 
-    def left() -> str:
+    def told(*parts: str) -> str:
         seconds = seconds_left(time.monotonic() - start, count - done, total - count, at_once)
-        return "" if seconds is None else f"about {_clock(seconds)} left"
+        left = "" if seconds is None else f"about {_clock(seconds)} left"
+        return ", ".join(filter(None, (*parts, left)))
 
     def line() -> str:
-        passed = f"{_clock(time.monotonic() - start)} passed"
-        return ", ".join(part for part in (f"{count} of {total} {what}", said, passed, left()) if part)
+        return told(f"{count} of {total} {what}", said, f"{_clock(time.monotonic() - start)} passed")
 
-    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), _Left(left)
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with (
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
         lines(line, console),
@@ -57,20 +56,9 @@ def count_progress(what: str, total: int, done: int = 0, at_once: int = 1) -> It
         def advance(text: str = "") -> None:
             nonlocal count, said
             count, said = count + 1, text
-            progress.update(task, advance=1, description=text)
+            progress.update(task, advance=1, description=told(text))
 
         yield advance
-
-
-class _Left(ProgressColumn):
-    """The time that is left, asked for anew at each drawing."""
-
-    def __init__(self, left: Callable[[], str]) -> None:
-        super().__init__()
-        self._left = left
-
-    def render(self, task: Task) -> Text:
-        return Text(self._left(), style="progress.remaining")
 
 
 def seconds_left(passed: float, finished: int, waiting: int, at_once: int) -> float | None:

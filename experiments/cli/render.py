@@ -15,12 +15,12 @@ from rich.tree import Tree
 from espalier.experiments.report.trees import Line, tree_lines
 from espalier.experiments.runs.grid import settings_text
 from espalier.experiments.runs.record import Unanswered, unanswered_in, unanswered_text, why_unanswered
+from espalier.experiments.runs.summary import Summary
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.usage import USAGE_COUNTERS
 
 if TYPE_CHECKING:  # which need what a client alone has not installed
     from espalier.experiments.planning.sweep_cost import Estimate
-    from espalier.experiments.runs.summary import Summary
     from espalier.experiments.runs.sweep import Cell
 
 _MAX_STEP_SHOWN = 100
@@ -30,6 +30,8 @@ _STOPPED = {
     StopReason.DEADLINE: "cut short by --time-limit",
     StopReason.CANCELLED: "cancelled",
 }
+_LOST = {"refused": "could not be searched", "ungraded": "could not be graded"}
+"""Figures of a summary that count problems without a verdict, and what happened to these."""
 
 
 def show_result(console: Console, result: SearchResult, gold: str | None) -> None:
@@ -41,15 +43,12 @@ def show_result(console: Console, result: SearchResult, gold: str | None) -> Non
         probed = f"   (probed: no path has ended; {result.probed.share:.0%} of the probes)" if result.probed else ""
         console.print(Text.assemble(("\nanswer  ", "bold"), (result.answer, "bold green"), probed, verdict))
     else:
-        console.print(Text.assemble(("\nno answer", "bold red"), f": {_why_unanswered(result)}{verdict}"))
+        reason = why_unanswered(result, None) or Unanswered.UNKNOWN
+        why = "; ".join(filter(None, (reason.text, reason.advice)))
+        if reason is Unanswered.UNKNOWN:
+            why = "no path was completed with an answer"
+        console.print(Text.assemble(("\nno answer", "bold red"), f": {why}{verdict}"))
     console.print(_costs(result))
-
-
-def _why_unanswered(result: SearchResult) -> str:
-    why = why_unanswered(result, None)
-    if why is None or why is Unanswered.UNKNOWN:
-        return "no path was completed with an answer"
-    return f"{why.text}; {why.advice}" if why.advice else why.text
 
 
 def search_tree(result: SearchResult) -> Tree:
@@ -72,23 +71,24 @@ def _label(line: Line) -> Text:
 
 
 def _costs(result: SearchResult) -> Group:
-    a = result.usage
+    a, told = result.usage, asdict(result.usage)
+    notes = [each.note.format_map(told) for name, each in USAGE_COUNTERS.items() if each.note and told[name]]
     rows = [
+        _STOPPED.get(result.stop_reason),
         f"{a.nodes} steps sampled, {a.pruned} pruned, {a.duplicates} merged with an equal sibling",
-        f"{a.generated_tokens} tokens generated; computed {a.generator_tokens}, verifier {a.verifier_tokens}; "
-        f"sharing saved {a.generator_saved_tokens} and {a.verifier_saved_tokens}",
+        "; ".join([
+            f"{a.generated_tokens} tokens generated",
+            f"computed {a.generator_tokens}, verifier {a.verifier_tokens}",
+            f"sharing saved {a.generator_saved_tokens} and {a.verifier_saved_tokens}",
+            *notes,
+        ]),
+        a.stopped_paths
+        and f"decided early: {a.stopped_paths} paths cut short, about {a.stopped_tokens} tokens saved",
         f"{a.physical_blocks} KV blocks held, {a.logical_blocks} without sharing "
         f"({a.peak_kv_bytes / 2**20:.1f} MiB at the peak)",
         f"{a.seconds:.2f} s",
-    ]
-    told = asdict(a)
-    notes = [each.note.format_map(told) for name, each in USAGE_COUNTERS.items() if each.note and told[name]]
-    rows[1] = "; ".join([rows[1], *notes])
-    if a.stopped_paths:
-        rows.insert(2, f"decided early: {a.stopped_paths} paths cut short, about {a.stopped_tokens} tokens saved")
-    if result.stop_reason in _STOPPED:
-        rows.insert(0, _STOPPED[result.stop_reason])
-    return Group(*(Text(row, style="dim") for row in rows))
+    ]  # fmt: skip
+    return Group(*(Text(row, style="dim") for row in rows if row))
 
 
 def show_summary(console: Console, summary: Summary, asked: int | None = None, folder: Path | None = None) -> None:
@@ -101,29 +101,26 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
         folder: folder of the run; None if nothing was stored.
     """
     unit, units = ("search", "searches") if summary.epochs > 1 else ("problem", "problems")
-    more = summary.problems - (summary.problems if asked is None else asked)
+    more = 0 if asked is None else summary.problems - asked
+    ratios = {"generator": summary.generator_redundancy, "verifier": summary.verifier_redundancy}
+    derived = f"{summary.derived} from larger searches, whose time and memory are not these"
+    time = (
+        f"{summary.seconds:.1f} s, {summary.problems_per_minute:.1f} {units}/min" if summary.problems_per_minute else ""
+    )
     rows = {
         "benchmark": f"{summary.benchmark}, {summary.problems} problems"
         + (f", {summary.epochs} times each" if summary.epochs > 1 else "")
         + (f", {more} of them from an earlier command in {folder}" if more > 0 else ""),
-        "refused": _with_reason(summary, "refused", "could not be searched", folder),
-        "ungraded": _with_reason(summary, "ungraded", "could not be graded", folder),
+        **{what: _with_reason(summary, what, meaning, folder) for what, meaning in _LOST.items()},
         "accuracy": summary.accuracy_text,
         "no answer": unanswered_text(summary.unanswered, summary.searches),
         "by level": _shares(summary, summary.accuracy_by_level),
         "by subject": _shares(summary, summary.accuracy_by_subject),
         f"tokens per {unit}": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
-        "computed ÷ tree": ", ".join(
-            f"{role} {ratio:.3f}"
-            for role, ratio in (("generator", summary.generator_redundancy), ("verifier", summary.verifier_redundancy))
-            if ratio is not None
-        ),
+        "computed ÷ tree": ", ".join(f"{role} {share:.3f}" for role, share in ratios.items() if share is not None),
         "blocks held ÷ logical": "" if summary.blocks_shared is None else f"{summary.blocks_shared:.2f} at the peak",
-        "derived": f"{summary.derived} from larger searches, whose time and memory are not these"
-        * (summary.derived > 0),
-        "time": f"{summary.seconds:.1f} s, {summary.problems_per_minute:.1f} {units}/min"
-        if summary.problems_per_minute
-        else "",
+        "derived": derived if summary.derived else "",
+        "time": time,
         "grader": summary.grader,
     }
     console.print(grid_of(rows.items(), (0, 2)))
@@ -139,10 +136,6 @@ def _with_reason(summary: Summary, what: str, meaning: str, folder: Path | None)
         return ""
     others = f"; all are in {folder / 'samples.jsonl'}" if folder and count > 1 else ""
     return f"{count} {meaning}, such as {summary.errors[what]}{others}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 def print_whole(console: Console, table: Table) -> None:
@@ -186,38 +179,33 @@ def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
         *names, "problems", "accuracy\n%", "95%\ninterval", "tokens\ngenerated", "verifier\ntokens", "problems\n/min",
     )  # fmt: skip
     narrow = len(names) > len(short)
-    rows = map(_cell_row, cells)
-    print_whole(console, table_of(columns, rows, columns, pad_edge=not narrow, padding=(0, 0 if narrow else 1)))
-    unanswered = unanswered_in(
-        [(settings_text(cell.settings), cell.summary.unanswered, cell.summary.searches) for cell in cells]
-    )
-    if unanswered:
-        console.print(unanswered, highlight=False, markup=False)
+    rows: list[list[str]] = []
     for cell in cells:
-        for what, meaning in (("refused", "could not be searched"), ("ungraded", "could not be graded")):
+        s, known = cell.summary, not cell.refused and cell.summary.is_graded
+        rows.append([
+            *("" if value is None else str(value) for value in cell.settings.values()),
+            f"{s.problems}" + (f", {s.refused} refused" if s.refused else ""),
+            f"{100 * s.accuracy:.1f}" if known else "",
+            f"[{100 * s.low:.1f}, {100 * s.high:.1f}]" if known else "refused" if cell.refused else "not graded",
+            f"{s.generated_tokens:.0f}",
+            f"{s.verifier_tokens:.0f}",
+            "" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",
+        ])  # fmt: skip
+    print_whole(console, table_of(columns, rows, columns, pad_edge=not narrow, padding=(0, 0 if narrow else 1)))
+    lines = [unanswered_in([(settings_text(c.settings), c.summary.unanswered, c.summary.searches) for c in cells])]
+    for cell in cells:
+        for what, meaning in _LOST.items():
             if why := _with_reason(cell.summary, what, meaning, folder / cell.name):
-                console.print(f"{settings_text(cell.settings)}: {why}", highlight=False, markup=False)
-
-
-def _cell_row(cell: Cell) -> list[str]:
-    s = cell.summary
-    return [
-        *("" if value is None else str(value) for value in cell.settings.values()),
-        f"{s.problems}" + (f", {s.refused} refused" if s.refused else ""),
-        "" if cell.refused or not s.is_graded else _percent(s.accuracy),
-        "refused" if cell.refused else f"[{_percent(s.low)}, {_percent(s.high)}]" if s.is_graded else "not graded",
-        f"{s.generated_tokens:.0f}",
-        f"{s.verifier_tokens:.0f}",
-        "" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",
-    ]
+                lines.append(f"{settings_text(cell.settings)}: {why}")
+    for line in filter(None, lines):
+        console.print(line, highlight=False, markup=False)
 
 
 def show_estimates(console: Console, estimates: list[Estimate]) -> None:
     """Print what the cells of a sweep are expected to cost."""
     from espalier.experiments.planning.sweep_cost import LONGEST
 
-    basis = "estimated from"
-    columns = "cell", "to\nsearch", "generated\ntokens", "verifier\ntokens", "min", "peak\nMiB", basis
+    columns = "cell", "to\nsearch", "generated\ntokens", "verifier\ntokens", "min", "peak\nMiB", "estimated from"
     rows = [
         (
             each.name, str(each.searches), _short(each.generated_tokens), _short(each.verifier_tokens),
@@ -225,13 +213,15 @@ def show_estimates(console: Console, estimates: list[Estimate]) -> None:
         )
         for each in estimates
     ]  # fmt: skip
-    print_whole(console, table_of(columns, rows, (basis,)))
+    print_whole(console, table_of(columns, rows, columns[-1:]))
     known = [each.minutes for each in estimates if each.minutes is not None]
     minutes = f"{sum(known):.1f} minutes" if len(known) == len(estimates) else "minutes unknown without samples"
+    searches, generated, verified = (
+        sum(getattr(each, name) for each in estimates) for name in ("searches", "generated_tokens", "verifier_tokens")
+    )
     console.print(
-        f"{len(estimates)} cells, {sum(each.searches for each in estimates):,} searches, "
-        f"{_short(sum(each.generated_tokens for each in estimates))} generated and "
-        f"{_short(sum(each.verifier_tokens for each in estimates))} verifier tokens, {minutes}",
+        f"{len(estimates)} cells, {searches:,} searches, {_short(generated)} generated and {_short(verified)} verifier "
+        f"tokens, {minutes}",
         highlight=False,
     )
     if any(each.basis == LONGEST for each in estimates):
@@ -244,3 +234,9 @@ def _short(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f}{unit}"
     return f"{count:.0f}"
+
+
+def size_of(count: float, digits: int = 1) -> str:
+    """Format bytes like 1.2 GiB."""
+    unit, power = ("GiB", 30) if count >= 2**30 else ("MiB", 20) if count >= 2**20 else ("KiB", 10)
+    return f"{count / 2**power:.{digits}f} {unit}"

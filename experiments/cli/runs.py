@@ -10,37 +10,28 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.experiments.cli.options import Selection, parse_field_map
+from espalier.experiments.cli.loading import load_executor
+from espalier.experiments.cli.options import Selection
 from espalier.experiments.cli.progress import share_progress
+from espalier.experiments.executors.settings import ExecutorSettings
+from espalier.experiments.runs import graders
+from espalier.experiments.runs.files import file_lock, folder_lock
+from espalier.experiments.runs.provenance import describe_command
+from espalier.experiments.runs.record import Sample
+from espalier.experiments.runs.summary import Summary
 from espalier.search.algorithms import named, needs_verifier, unscored_default, verifier_advice, what_needs_verifier
 from espalier.search.request import SearchRequest
+from espalier.search.run.settings import RuntimeSettings
 
 if TYPE_CHECKING:
-    from espalier.experiments.executors.settings import ExecutorSettings
-    from espalier.experiments.runs.benchmarks import Problem
     from espalier.experiments.runs.evaluate import Evaluation
-    from espalier.experiments.runs.record import Sample
-    from espalier.experiments.runs.summary import Summary
-    from espalier.search.run.settings import RuntimeSettings
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143
 """Exit codes besides 0: nothing was achieved, wrong use, part of it was, Ctrl-C, SIGTERM."""
 
 
-def load_problems(benchmark: str, field_map: str | None, offline: bool, limit: int | None = None) -> "list[Problem]":
-    """Load a command's benchmark; see `load_benchmark`."""
-    from espalier.experiments.runs.benchmarks import load_benchmark
-
-    def notify(what: str) -> None:
-        print(f"notice: {what}", file=sys.stderr)
-
-    return load_benchmark(benchmark, limit, parse_field_map(field_map), offline, notify)
-
-
 @contextmanager
-def searches_shown(
-    total: int, done: int, at_once: int, runtime: "RuntimeSettings"
-) -> Iterator[Callable[["Sample"], None]]:
+def searches_shown(total: int, done: int, at_once: int, runtime: RuntimeSettings) -> Iterator[Callable[[Sample], None]]:
     """Show progress towards `total` searches, of which `done` are done and `at_once` are under way together.
 
     In the end, prints a warning that most problems have, and how many searches `--verify-incremental` did not check,
@@ -49,7 +40,7 @@ def searches_shown(
     fresh: list[Sample] = []
     with share_progress(total, done, at_once) as advance:
 
-        def on_sample(sample: "Sample") -> None:
+        def on_sample(sample: Sample) -> None:
             fresh.append(sample)
             advance(sample.correct, 1)
 
@@ -69,7 +60,7 @@ def searches_shown(
         print(f"--verify-incremental verified {what}: {why}", file=sys.stderr)
 
 
-def exit_code(summaries: "Iterable[Summary]") -> int:
+def exit_code(summaries: Iterable[Summary]) -> int:
     """The exit code for what was evaluated: 0 if every problem was searched and graded."""
     lost = [(summary.refused + summary.ungraded, summary.searches) for summary in summaries]
     if not any(missing for missing, _ in lost):
@@ -79,14 +70,7 @@ def exit_code(summaries: "Iterable[Summary]") -> int:
 
 @contextmanager
 def evaluating(
-    benchmark: str,
-    field_map: str | None,
-    selection: Selection,
-    grader: str,
-    runtime: "RuntimeSettings",
-    where: "ExecutorSettings",
-    out: Path | None,
-    **options: Any,
+    selection: Selection, runtime: RuntimeSettings, where: ExecutorSettings, out: Path | None, **options: Any
 ) -> "Iterator[tuple[Evaluation, dict[str, Any]]]":
     """Load the chosen problems, the grader and the models, while nobody else writes to `out`.
 
@@ -94,16 +78,13 @@ def evaluating(
 
     Yields the evaluation, for whose `options` see `Evaluation`, and what describes the command; see `describe_command`.
     """
-    from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.runs.evaluate import Evaluation
-    from espalier.experiments.runs.graders import make_grader
-    from espalier.experiments.runs.provenance import describe_command
 
-    problems = load_problems(benchmark, field_map, runtime.offline)
-    asked, checker = selection.of(problems), make_grader(grader, runtime.grader_memory)
+    problems, name = selection.load(runtime.offline), selection.benchmark
+    asked, checker = selection.of(problems), graders.make_grader(selection.grader, runtime.grader_memory)
     with writing_to(out), closing(load_executor(runtime, where, longest_first=True)) as executor, checker:
-        command = describe_command(benchmark, runtime, executor, parse_field_map(field_map))
-        yield Evaluation(executor, problems, checker, benchmark, asked, **options), command
+        command = describe_command(name, runtime, executor, selection.fields)
+        yield Evaluation(executor, problems, checker, name, asked, **options), command
 
 
 @contextmanager
@@ -113,8 +94,6 @@ def writing_to(out: Path | None, is_file: bool = False) -> Iterator[None]:
     Raises:
         EspalierError: another process writes there; see `folder_lock`.
     """
-    from espalier.experiments.runs.files import file_lock, folder_lock
-
     lock = nullcontext() if out is None else file_lock(out) if is_file else folder_lock(out)
     try:
         with lock:
@@ -125,9 +104,7 @@ def writing_to(out: Path | None, is_file: bool = False) -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def searches_for(
-    requests: Sequence[SearchRequest], runtime: "RuntimeSettings", known_shape: bool = False
-) -> list[SearchRequest]:
+def searches_for(requests: Sequence[SearchRequest], runtime: RuntimeSettings) -> list[SearchRequest]:
     """The requests; where they name no search and there is no verifier, with the default search, of which a line tells.
 
     Raises:
@@ -136,16 +113,14 @@ def searches_for(
     if runtime.verifier or all(request.algorithm for request in requests):
         return list(requests)
     found = [named(request, "none") for request in requests]
-    _require_generator(runtime, known_shape)
-    verifier_for(found, runtime, known_shape)  # whose error is all that is told
+    _require_generator(runtime)
+    verifier_for(found, runtime)  # whose error is all that is told
     print(f"notice: {unscored_default()}", file=sys.stderr)
     return found
 
 
-def verifier_for(requests: Sequence[SearchRequest], runtime: "RuntimeSettings", known_shape: bool = False) -> str:
+def verifier_for(requests: Sequence[SearchRequest], runtime: RuntimeSettings) -> str:
     """The verifier to load: none where no search uses scores.
-
-    `known_shape` says that the generator is a shape known by name, not a checkpoint.
 
     Raises:
         InvalidRequestError: a search uses scores, and the settings name no verifier; before anything is loaded.
@@ -153,15 +128,16 @@ def verifier_for(requests: Sequence[SearchRequest], runtime: "RuntimeSettings", 
     """
     scored = [what_needs_verifier(request) for request in requests if needs_verifier(request)]
     if scored and not runtime.verifier:
-        _require_generator(runtime, known_shape)
+        _require_generator(runtime)
         what = f"{scored[0]} needs one, and there is none for --generator {runtime.generator}; {verifier_advice()}"
         raise InvalidRequestError([Violation("verifier", what)])
     return runtime.verifier if scored else ""
 
 
-def _require_generator(runtime: "RuntimeSettings", known_shape: bool) -> None:
+def _require_generator(runtime: RuntimeSettings) -> None:
     """Tell before anything else that there is no such generator, where nothing is to be downloaded."""
     from espalier.engine.models.hub import require_name
+    from espalier.experiments.planning.roofline import MODELS
 
-    if not known_shape:
+    if runtime.generator not in MODELS:  # which `espalier plan` takes without a checkpoint
         require_name(runtime.generator)

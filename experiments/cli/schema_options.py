@@ -2,13 +2,16 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import json
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from espalier.engine.errors import InvalidRequestError, nearest_of_each
 from espalier.experiments.cli.options import OptionError
@@ -22,84 +25,99 @@ _with_options: dict[type, None] = {}
 
 
 @dataclass(frozen=True)
-class Lists:
-    """Annotation of a parameter that receives lists of values for the fields of a search.
+class Fields:
+    """Annotation of a parameter of a declared dataclass: which of its fields have an option, and of what kind.
 
     Attributes:
-        defaults: of the command, to show in the help instead of the fields' own, by field.
+        only: the only fields with an option; None for all.
+        without: fields that have no effect in the command, and no option.
+        defaults: of the command, in place of the fields' own.
+        lists: whether options take lists of values for the fields of a search; the parameter receives the given ones.
         also: further flags, by field.
     """
 
-    defaults: Mapping[str, list[Any]]
+    only: Collection[str] | None = None
+    without: Collection[str] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    lists: bool = False
     also: Mapping[str, str] = field(default_factory=dict)
 
-
-class Without(tuple[str, ...]):
-    """Annotation of a parameter of a declared dataclass: fields that have no effect in the command, and no option."""
-
-    def __new__(cls, *fields: str) -> Self:
-        """Create it from the fields' names."""
-        return super().__new__(cls, fields)
+    def of(self, kind: type) -> list[Field]:
+        """The fields of a dataclass that have an option."""
+        chosen = [f for f in declared(kind) if f.option and f.name not in self.without]
+        return [f for f in chosen if self.only is None or f.name in self.only]
 
 
-class Only(Without):
-    """Annotation of a parameter of a declared dataclass: the only fields that have an option."""
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a command.
+
+    Attributes:
+        values: what it prints with `--json`.
+        show: prints it for readers.
+        code: exit code.
+        errors: what goes to standard error, a line each.
+    """
+
+    values: Any
+    show: Callable[[Console], None]
+    code: int = 0
+    errors: Sequence[str] = ()
 
 
-def _annotated(annotation: Any, kind: type[Any]) -> Any:
-    """The object of this kind in an annotation; None without it."""
-    return next((item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, kind)), None)
-
-
-def _has_option(annotation: Any, field: str) -> bool:
-    named = _annotated(annotation, Without) or Without()
-    return (field in named) == isinstance(named, Only)
-
-
-def with_schema(command: Callable[..., None]) -> Callable[..., None]:
+def with_schema(command: Callable[..., Outcome | None]) -> Callable[..., None]:
     """Replace a command's parameters that are declared dataclasses by one option for each of their fields.
 
     A dataclass is declared (see `search.schema`) if it has a `help_panel`; with an `env_prefix`, its fields can also be
     set by environment variables. A field with the same name as a parameter of the command gets no option: it keeps its
-    default, or `-` without one; so do those that an annotation `Without` names, or `Only` does not. A parameter
-    annotated with `Lists` gets options with lists of values instead, and receives the given ones by field. `--config`
-    reads options from a file; the command line and the environment override it.
+    default, or `-` without one; so do those that an annotation `Fields` leaves out. `--config` reads options from a
+    file; the command line and the environment override it. A command that returns an `Outcome` also has `--json`.
     """
     own = inspect.signature(command)
     annotations = {p.name: p.annotation for p in own.parameters.values()}
-    lists: dict[str, Lists] = {name: its for name, each in annotations.items() if (its := _annotated(each, Lists))}
+    its = {
+        name: next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Fields)), Fields())
+        for name, annotation in annotations.items()
+    }
     kinds: dict[str, Any] = {
-        name: getattr(each, "__origin__", each) for name, each in annotations.items() if hasattr(each, "help_panel")
-    } | dict.fromkeys(lists, SearchRequest)
+        name: SearchRequest if its[name].lists else getattr(annotation, "__origin__", annotation)
+        for name, annotation in annotations.items()
+        if its[name].lists or hasattr(annotation, "help_panel")
+    }
     _with_options.update(dict.fromkeys(kinds.values()))
     options = {
-        name: [
-            field
-            for field in declared(kind)
-            if field.option and field.name not in annotations and _has_option(annotations[name], field.name)
-        ]
-        for name, kind in kinds.items()
+        name: [field for field in its[name].of(kind) if field.name not in annotations] for name, kind in kinds.items()
     }
+
+    json_flag = [_AS_JSON] if own.return_annotation is Outcome else []
 
     @functools.wraps(command)
     def run(config: Path | None, **given: Any) -> None:
+        as_json = given.pop("as_json") if json_flag else False
         for name, kind in kinds.items():
-            if name in lists:
-                values = {field: given.pop(field.name) for field in options[name]}
-                given[name] = {field.name: value for field, value in values.items() if value is not None}
+            values = {field.name: given.pop(field.name) for field in options[name]}
+            if its[name].lists:
+                given[name] = {field: value for field, value in values.items() if value is not None}
                 continue
             empty = {field.name: "-" for field in declared(kind) if field.default is MISSING}
-            made = kind(**empty, **{field.name: given.pop(field.name) for field in options[name]})
+            given[name] = made = kind(**empty | values)
             if isinstance(made, RuntimeSettings):
                 check_settings(made)
             elif kind is not SearchRequest and (wrong := violations(made)):  # requests are validated when submitted
                 raise InvalidRequestError(wrong)
-            given[name] = made
-        command(**given)
+        if outcome := command(**given):
+            if as_json:
+                print(json.dumps(outcome.values, indent=2, default=str))
+            else:
+                outcome.show(Console(highlight=False, markup=False))
+            for error in outcome.errors:
+                print(f"error: {error}", file=sys.stderr)
+            if outcome.code:
+                raise typer.Exit(outcome.code)
 
     kept = [p for p in own.parameters.values() if p.name not in kinds]
-    added = [_parameter(field, kinds[name], lists.get(name)) for name, its in options.items() for field in its]
-    run.__signature__ = own.replace(parameters=[*kept, *added, _CONFIG])  # pyright: ignore[reportAttributeAccessIssue] - Typer reads it
+    added = [_parameter(field, kinds[name], its[name]) for name, chosen in options.items() for field in chosen]
+    run.__signature__ = own.replace(parameters=[*kept, *json_flag, *added, _CONFIG])  # pyright: ignore[reportAttributeAccessIssue] - Typer reads it
     return run
 
 
@@ -110,19 +128,20 @@ def flag_of(name: str) -> str:
     return flags.get(name, name)
 
 
-def _parameter(field: Field, kind: Any, lists: Lists | None) -> inspect.Parameter:
-    """The option of a field; with `lists`, it takes a list of values, and is None if it is not given."""
+def _parameter(field: Field, kind: Any, its: Fields) -> inspect.Parameter:
+    """The option of a field; one of lists is None if it is not given."""
     assert field.option is not None
-    annotation, default = field.kind | None if field.optional else field.kind, field.default
+    annotation = field.kind | None if field.optional else field.kind
+    default = its.defaults.get(field.name, field.default)
     flags, parse = [field.flag, field.option.short], field.option.parse
     text, panel, prefix = field.option.help, kind.help_panel, getattr(kind, "env_prefix", None)
     given: dict[str, Any] = {}
-    if field.range and (lists or not parse):
+    if field.range and (its.lists or not parse):
         text = f"{text} ({field.range})"
-    if lists:
-        shown = lists.defaults.get(field.name, [] if default in (None, MISSING) else [default])
+    if its.lists:
+        shown = default if isinstance(default, list) else [] if default in (None, MISSING) else [default]
         annotation, default, prefix = str | None, None, None
-        flags.append(lists.also.get(field.name, ""))
+        flags.append(its.also.get(field.name, ""))
         panel = f"{panel}: values, or lists of them like 1,2,4"
         given = {"parser": _parser(partial(read_values, field)), "metavar": "LIST"}
         given["show_default"] = ",".join(map(str, shown)) or False
@@ -144,9 +163,7 @@ def _parameter(field: Field, kind: Any, lists: Lists | None) -> inspect.Paramete
         rich_help_panel=panel,
         **given,
     )
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, option]
-    )
+    return _keyword(field.name, annotation, option, default)
 
 
 def _choice_or_code(kind: Any) -> dict[str, Any]:
@@ -218,18 +235,20 @@ def _section(option: Any) -> str:
     return (getattr(option, "rich_help_panel", None) or "").partition(":")[0].lower().replace(" ", "_")
 
 
-_CONFIG = inspect.Parameter(
+def _keyword(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+_AS_JSON = _keyword("as_json", bool, typer.Option("--json", help="Print it as JSON."), False)
+_CONFIG = _keyword(
     "config",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=None,
-    annotation=Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            is_eager=True,
-            callback=_read_config,
-            help=f"Read options from a file ({', '.join(CONFIG_SUFFIXES)}), by name or in tables named like the groups "
-            "of this help; flags and the environment override it.",
-        ),
-    ],
+    Path | None,
+    typer.Option(
+        "--config",
+        is_eager=True,
+        callback=_read_config,
+        help=f"Read options from a file ({', '.join(CONFIG_SUFFIXES)}), by name or in tables named like the groups "
+        "of this help; flags and the environment override it.",
+    ),
+    None,
 )

@@ -130,18 +130,14 @@ def blocks_by_round(
         raise InvalidRequestError([Violation("algorithm", what)])
     rounds = [0] if tree.is_independent else range(1, tree.rounds + 1)
     shares = window_shares or {None: 1.0}
-    sizes = [(_Rounding(block_size, lengths.varying, window), share) for window, share in shares.items()]
     found: list[HeldBlocks] = []
     for number in rounds:
-        held = [
-            (_round(tree, lengths, size, number) if number else _independent(tree, lengths, size), share)
-            for size, share in sizes
-        ]
-        found.append(
-            HeldBlocks(
-                sum(its.physical * share for its, share in held), sum(its.logical * share for its, share in held)
-            )
-        )
+        physical = logical = 0.0
+        for window, share in shares.items():
+            size = _Rounding(block_size, lengths.varying, window)
+            held = _round(tree, lengths, size, number) if number else _independent(tree, lengths, size)
+            physical, logical = physical + share * held.physical, logical + share * held.logical
+        found.append(HeldBlocks(physical, logical))
     return found
 
 
@@ -159,7 +155,7 @@ def _independent(tree: TreeShape, lengths: PathLengths, size: "_Rounding") -> He
     """The prompt's sequence, and whole paths after it."""
     prompt, end = lengths.prompt_tokens, lengths.at(tree.rounds) - lengths.pending_tokens
     root, whole = size.held(0, prompt, prompt), size.held(0, end, end)
-    own = whole - size.shared(0, prompt, end)
+    own = whole - size.held(0, prompt, end, whole=True)
     return HeldBlocks(root + tree.kept * own, root + tree.kept * whole)
 
 
@@ -172,9 +168,11 @@ def _round(tree: TreeShape, lengths: PathLengths, size: "_Rounding", number: int
     parents = 1.0 if number == 1 else tree.kept
     above, end = lengths.at(number - 1), lengths.at(number) - lengths.pending_tokens
     parent, child = size.held(0, above, above), size.held(0, end, end)
-    new = child - size.shared(0, above, end) if end > above else 0.0
+    new = child - size.held(0, above, end, whole=True) if end > above else 0.0
     ends = [0.0, *(lengths.at(depth) for depth in range(number))]
-    full = [size.shared(begin, stop, above) for begin, stop in pairwise(ends)]  # of the prompt, then of each step
+    full = [
+        size.held(begin, stop, above, whole=True) for begin, stop in pairwise(ends)
+    ]  # of the prompt, then of each step
     held = parent if number == 1 else full[0]
     if number > 1:
         held += sum(count * blocks for count, blocks in zip(tree.ancestors(number - 1), full[1:], strict=False))
@@ -190,27 +188,20 @@ class _Rounding:
     varying: bool
     window: int | None = None
 
-    def held(self, begin: float, end: float, computed: float) -> float:
-        """Blocks after the full ones of `begin` tokens, up to `end`, in the window of a path of `computed` tokens."""
-        return max(0.0, self.up(end) - max(self.down(begin), self._passed(computed)))
+    def held(self, begin: float, end: float, computed: float, whole: bool = False) -> float:
+        """Blocks after the full ones of `begin` tokens, up to `end`, in the window of a path of `computed` tokens.
 
-    def shared(self, begin: float, end: float, computed: float) -> float:
-        """The same without the last block if it is partial."""
-        return max(0.0, self.down(end) - max(self.down(begin), self._passed(computed)))
+        Only `whole` ones, or the last one too if it is partial.
+        """
+        gone = 0.0 if self.window is None else self.blocks(max(0.0, computed - self.window), whole=True)
+        return max(0.0, self.blocks(end, whole) - max(self.blocks(begin, whole=True), gone))
 
-    def _passed(self, computed: float) -> float:
-        """Blocks behind the window."""
-        return 0.0 if self.window is None else self.down(max(0.0, computed - self.window))
-
-    def up(self, tokens: float) -> float:
+    def blocks(self, tokens: float, whole: bool) -> float:
+        """Blocks of so many tokens: the `whole` ones, or all."""
         if self.varying:
-            return tokens / self.block_size + (self.block_size - 1) / (2 * self.block_size)
-        return float(math.ceil(tokens / self.block_size))
-
-    def down(self, tokens: float) -> float:
-        if self.varying:
-            return max(0.0, tokens / self.block_size - (self.block_size - 1) / (2 * self.block_size))
-        return float(tokens // self.block_size)
+            partial = (self.block_size - 1) / (2 * self.block_size)
+            return max(0.0, tokens / self.block_size + (-partial if whole else partial))
+        return float(tokens // self.block_size if whole else math.ceil(tokens / self.block_size))
 
 
 @lru_cache(maxsize=256)

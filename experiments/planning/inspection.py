@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from os.path import lexists
 from pathlib import Path
@@ -25,26 +25,13 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.weights import named_files, weight_lists
 from espalier.engine.models.zoo.description import TransformersConfig
 from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.prm import families
 from espalier.prm.base import PrmFamily, StepPath, special_tokens_in
-from espalier.prm.families import (
-    FamilyMatch,
-    families_of,
-    identify,
-    known_classes,
-    load_verifier,
-    verifier_of_generator,
-)
 from espalier.prm.families.eurus import PolicyPairDecoder
 from espalier.prm.scorers import names_checkpoint
 from espalier.prm.scorers.own_path import tokens_of_questions
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
-from espalier.search.run.generator import (
-    has_thinking_switch,
-    no_template,
-    not_applied,
-    render_prompt,
-    sampling_defaults,
-)
+from espalier.search.run import generator
 from espalier.search.run.load import asks_on_own_paths
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.thoughts.marks import find_marks
@@ -99,8 +86,7 @@ class Inspection:
     adapter: Path | None
     architecture: str
     role: str
-    match: FamilyMatch | None
-    note: str
+    match: families.FamilyMatch | None
     config: DecoderConfig
     dtype: torch.dtype
     quantization: Quantization
@@ -110,16 +96,17 @@ class Inspection:
     kv_bytes_per_token: int
     state_bytes: int
     prompt: str
-    readings: tuple[tuple[str, str], ...]
     ends: tuple[TurnEnd, ...]
     special_tokens: dict[str, int]
     special_source: str
     bos_token: str | None
-    answering: Mapping[str, float]
-    sampling: Mapping[str, float]
     warnings: tuple[str, ...]
     file_bytes: int
     file_kind: str
+    note: str = ""
+    readings: tuple[tuple[str, str], ...] = ()
+    answering: Mapping[str, float] = field(default_factory=dict)
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 def inspect_checkpoint(
@@ -152,59 +139,58 @@ def inspect_checkpoint(
     outline = _outline(name, hub, model_impl)
     _ = outline.decoder_config  # whose faults come before those of a family
     other = _outline(reference, hub, model_impl) if reference else None
-    if as_verifier:
-        match, note = identify(outline, family, other is not None), ""
-    else:
-        match, note = _choose(outline, family, other is not None)
-    sampling: dict[str, Any] = {}
+    decide = families.identify if as_verifier or family is not None or other else _choose
+    match = decide(outline, family, other is not None)
     if match is None:
-        configured = outline.files.optional_json("generation_config.json")
-        sampling = sampling_defaults(configured)
-        if warning := not_applied(configured):
+        configured, system = outline.files.optional_json("generation_config.json"), system_prompt_of(outline)
+        if warning := generator.not_applied(configured):
             outline.warn(warning)
         model = load_generator(outline, dtype, "meta")
-        prompt, readings = render_prompt(model.tokenizer, system_prompt_of(outline), PROBLEM), ()
+        tokenizer, marks = model.tokenizer, find_marks(model.tokenizer)
+        others, begin = families.families_of(outline.architecture), f"no chat template; {tokenizer.begin_source}"
+        warned = "" if marks else unknown_thoughts(tokenizer), generator.no_template(tokenizer)
+        of_role = {
+            "note": f"also a verifier if --verifier-family names one of {', '.join(others)}" if others else "",
+            "prompt": generator.render_prompt(tokenizer, system, PROBLEM),
+            "special_source": begin if tokenizer.chat_template is None else "the chat template",
+            "sampling": generator.sampling_defaults(configured),
+            "warnings": (*outline.warnings, *filter(None, warned)),
+        }
+        if marks and generator.has_thinking_switch(tokenizer, system):
+            of_role["answering"] = sampling_for(configured, thinks=False)
     else:
-        verifier = load_verifier(outline, dtype, "meta", family, other)
-        model = verifier.model
-        prompt, readings = model.tokenizer.show(verifier.prompt_ids(PROBLEM)), _readings(verifier, model.tokenizer)
-    c, tokenizer = model.config, model.tokenizer
+        verifier = families.load_verifier(outline, dtype, "meta", family, other)
+        model, tokenizer = verifier.model, verifier.model.tokenizer
+        of_role = {
+            "prompt": tokenizer.show(verifier.prompt_ids(PROBLEM)),
+            "special_source": f"the layout of {match.info.name}",
+            "readings": _readings(verifier, tokenizer),
+            "warnings": outline.warnings,
+        }
     if quantization is Quantization.AUTO:
-        quantization = chosen_quantization(c, dtype, device == "cpu")
-    source = f"no chat template; {tokenizer.begin_source}" if tokenizer.chat_template is None else "the chat template"
+        quantization = chosen_quantization(model.config, dtype, device == "cpu")
+    special, has_weights = special_tokens_in(of_role["prompt"], tokenizer), outline.load_format is not LoadFormat.DUMMY
     return Inspection(
         folder=outline.folder,
         adapter=outline.adapter and outline.adapter.folder,
         architecture=outline.architecture,
         role=GENERATOR if match is None else VERIFIER,
         match=match,
-        note=note,
-        config=c,
+        config=model.config,
         dtype=dtype,
         quantization=quantization,
         weight_bytes=_weight_bytes(model, quantization),
         stored=str(outline.files.stored or ""),
-        has_weights=outline.load_format is not LoadFormat.DUMMY,
-        kv_bytes_per_token=c.kv_bytes_per_token(dtype.itemsize),
-        state_bytes=c.state_bytes,
-        prompt=prompt,
-        readings=readings,
+        has_weights=has_weights,
+        kv_bytes_per_token=model.config.kv_bytes_per_token(dtype.itemsize),
+        state_bytes=model.config.state_bytes,
         ends=tuple(end for end in turn_ends(outline, tokenizer) if end.token_id in model.eos_token_ids),
-        special_tokens={token: tokenizer.token_id(token) or 0 for token in special_tokens_in(prompt, tokenizer)},
-        special_source=f"the layout of {match.info.name}" if match else source,
+        special_tokens={token: tokenizer.token_id(token) or 0 for token in special},
         bos_token=tokenizer.special_token("bos_token"),
-        answering=_answering(outline, tokenizer) if match is None else {},
-        sampling=sampling,
-        warnings=outline.warnings + (_of_generator(tokenizer) if match is None else ()),
-        file_bytes=outline.nbytes if outline.load_format is not LoadFormat.DUMMY else 0,
+        file_bytes=outline.nbytes if has_weights else 0,
         file_kind=_usual_kind(outline),
+        **of_role,
     )
-
-
-def _of_generator(tokenizer: TextTokenizer) -> tuple[str, ...]:
-    """Warnings of a generator, as when it is loaded."""
-    thoughts = unknown_thoughts(tokenizer) if find_marks(tokenizer) is None else ""
-    return tuple(filter(None, (thoughts, no_template(tokenizer))))
 
 
 def _usual_kind(outline: Outline) -> str:
@@ -213,12 +199,6 @@ def _usual_kind(outline: Outline) -> str:
     for info in outline.tensors.values():
         sizes[info.kind] += info.nbytes
     return max(sizes, key=lambda kind: sizes[kind], default="")
-
-
-def _answering(outline: Outline, tokenizer: TextTokenizer) -> Mapping[str, float]:
-    if not find_marks(tokenizer) or not has_thinking_switch(tokenizer, system_prompt_of(outline)):
-        return {}
-    return sampling_for(outline.files.optional_json("generation_config.json"), thinks=False)
 
 
 def verifier_checkpoint(verifier: str, hub: HubSettings | None = None) -> str:
@@ -238,34 +218,17 @@ def question_tokens(runtime: RuntimeSettings) -> int:
         CheckpointError: it is not found, or cannot be asked.
     """
     outline = _outline(runtime.generator, HubSettings(runtime.offline, runtime.cache_dir))
-    generator = load_generator(outline, torch.float32, "meta")
-    family = verifier_of_generator(outline, generator, runtime.verifier_family)
-    return tokens_of_questions(family.probes) if asks_on_own_paths(family, generator, outline, runtime) else 0
+    model = load_generator(outline, torch.float32, "meta")
+    family = families.verifier_of_generator(outline, model, runtime.verifier_family)
+    return tokens_of_questions(family.probes) if asks_on_own_paths(family, model, outline, runtime) else 0
 
 
-@dataclass(frozen=True, slots=True)
-class HeadInspection:
-    """A head on a generator's hidden states, as it would be loaded; it adds no token and no KV.
+def inspect_trunk_head(name: str, hub: HubSettings | None = None) -> dict[str, Any] | None:
+    """Inspect a head on a generator's hidden states, which adds no token and no KV; None if the checkpoint is a model.
 
-    Attributes:
-        folder: the head's folder.
-        architecture: the class in `config.json`.
-        trunk: name of the generator that it was learned for.
-        trunk_digest: digest of that generator.
-        layers: number of its linear layers.
-        weight_bytes: bytes of its weights.
-    """
-
-    folder: Path
-    architecture: str
-    trunk: str
-    trunk_digest: str
-    layers: int
-    weight_bytes: int
-
-
-def inspect_trunk_head(name: str, hub: HubSettings | None = None) -> HeadInspection | None:
-    """Inspect a head on a generator's hidden states; None if the checkpoint is a model.
+    Returns:
+        Values for JSON: besides its folder and role, the name and digest of the generator that it was learned for, and
+        the number and bytes of its linear layers.
 
     Raises:
         CheckpointError: it is not found, or does not say whose states it reads.
@@ -274,8 +237,16 @@ def inspect_trunk_head(name: str, hub: HubSettings | None = None) -> HeadInspect
     if not is_trunk_head(outline):
         return None
     trunk = trunk_of(outline)
-    layers = sum(tensor.endswith(".weight") for tensor in outline.tensors)
-    return HeadInspection(outline.folder, outline.architecture, trunk["name"], trunk["digest"], layers, outline.nbytes)
+    return {
+        "folder": outline.folder,
+        "architecture": outline.architecture,
+        "trunk": trunk["name"],
+        "trunk_digest": trunk["digest"],
+        "layers": sum(tensor.endswith(".weight") for tensor in outline.tensors),
+        "weight_bytes": outline.nbytes,
+        "role": VERIFIER,
+        "family": "trunk-head",
+    }
 
 
 def paths_that_fit(inspections: list[Inspection], memory_bytes: int, path_tokens: int) -> tuple[int, int]:
@@ -308,32 +279,24 @@ def _has_weights(folder: Path) -> bool:
     return any(lexists(shard) for found in lists if lexists(found) for shard in named_files(found))
 
 
-def _choose(outline: Outline, family: str | None, has_reference: bool) -> tuple[FamilyMatch | None, str]:
-    """The family, None for a generator; and a note on alternatives."""
-    name = outline.architecture
-    if family is not None or has_reference:
-        return identify(outline, family, has_reference), ""
+def _choose(outline: Outline, family: str | None, has_reference: bool) -> families.FamilyMatch | None:
+    """The family of a checkpoint that may be a generator; None for one that is."""
     if outline.has_language_head:
-        families = ", ".join(families_of(name))
-        return None, f"also a verifier if --verifier-family names one of {families}" if families else ""
+        return None
     try:
-        return identify(outline), ""
+        return families.identify(outline, family, has_reference)
     except CheckpointError as unknown:
         raise CheckpointError(
-            f"{outline.folder} is a {name or 'model without architecture'}; generators are "
-            f"{', '.join(GENERATOR_CLASSES)}; verifiers known by their class are {', '.join(known_classes())}, and any "
-            "other needs --verifier-family"
+            f"{outline.folder} is a {outline.architecture or 'model without architecture'}; generators are "
+            f"{', '.join(GENERATOR_CLASSES)}; verifiers known by their class are "
+            f"{', '.join(families.known_classes())}, and any other needs --verifier-family"
         ) from unknown
 
 
 def _readings(family: PrmFamily, tokenizer: TextTokenizer) -> tuple[tuple[str, str], ...]:
-    if family.info.whole_answers:
-        paths = [StepPath(PROBLEM, STEPS)]
-    else:
-        paths = [StepPath(PROBLEM, STEPS[:end]) for end in range(1, len(STEPS) + 1)]
     shown = []
-    for path in paths:
-        reading = family.full_path(path)
+    for end in range(len(STEPS) if family.info.whole_answers else 1, len(STEPS) + 1):
+        reading = family.full_path(StepPath(PROBLEM, STEPS[:end]))
         at = reading.score_positions[-1]
         before = reading.token_ids[max(0, at - _BEFORE_A_READ) : at]
         shown.append((tokenizer.show(list(before)), tokenizer.show([reading.token_ids[at]])))
@@ -347,8 +310,7 @@ def _weight_bytes(model: Model, quantization: Quantization) -> int:
     if isinstance(decoder.config, TransformersConfig):
         return decoder.config.weight_bytes(decoder.dtype, quantization)
     decoders = (decoder.first, decoder.second) if isinstance(decoder, PolicyPairDecoder) else (decoder,)
-    plain, kept = (
-        sum(part.config.num_layers * layer_bytes(part.config, decoder.dtype.itemsize, how) for part in decoders)
-        for how in (Quantization.NONE, quantization)
-    )
-    return model.weight_bytes - plain + kept
+    width, total = decoder.dtype.itemsize, model.weight_bytes
+    for c in (part.config for part in decoders):
+        total += c.num_layers * (layer_bytes(c, width, quantization) - layer_bytes(c, width, Quantization.NONE))
+    return total

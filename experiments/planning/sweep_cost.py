@@ -1,10 +1,10 @@
 """Estimates what the cells of a sweep cost, before anything runs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from espalier.engine.roles import GENERATOR
 from espalier.experiments.runs.benchmarks import Problem
@@ -89,7 +89,7 @@ def estimates(
     Raises:
         CheckpointError: a model is missing or unsupported.
     """
-    from espalier.experiments.planning.devices import planned_models  # slow to import: torch
+    from espalier.experiments.planning.plan import planned_models  # slow to import: torch
 
     requests = [named(request, "steps") for request in requests]
     models = planned_models(runtime, any(map(needs_verifier, requests)), resolve_dtype(runtime.dtype, runtime.device))
@@ -113,43 +113,34 @@ def estimates(
                 left -= its
         name = own.name if own else cell_name(filled, varied)
         done, count = len(wanted) - len(lacking), len(left)
-        cost = _Cost(0, 0, 0, 0, DERIVED) if lacking and not left else _cost(request, own, held, kv_bytes_per_token)
-        minutes = None if cost.seconds is None else count * cost.seconds / 60
-        tokens = count * cost.generated_tokens, count * cost.verifier_tokens
-        found.append(Estimate(name, done, count, *tokens, minutes, cost.peak_kv_bytes, cost.basis))
+        derived = Estimate("", 0, 1, 0, 0, 0, 0, DERIVED)
+        one = derived if lacking and not left else _one(request, own, held, kv_bytes_per_token)
+        tokens = {"generated_tokens": count * one.generated_tokens, "verifier_tokens": count * one.verifier_tokens}
+        minutes = None if one.minutes is None else count * one.minutes
+        found.append(replace(one, name=name, done=done, searches=count, minutes=minutes, **tokens))
     return found
 
 
-class _Cost(NamedTuple):
-    """Expected cost of one search; see `Estimate`."""
-
-    generated_tokens: float
-    verifier_tokens: float
-    seconds: float | None
-    peak_kv_bytes: float
-    basis: str
-
-
-def _cost(
+def _one(
     request: SearchRequest, own: _Measured | None, held: Sequence[_Measured], kv_bytes_per_token: Mapping[str, int]
-) -> _Cost:
+) -> Estimate:
+    """Expected cost of one search."""
+    wanted = _steps_in_parallel(request)
     alike = [each for each in held if each.searched and each.request.algorithm == request.algorithm]
-    nearest = min(alike, key=lambda each: _distance(each.request, request), default=None)
+    nearest = min(alike, key=lambda each: abs(math.log(_steps_in_parallel(each.request) / wanted)), default=None)
     source = own if own and own.searched else nearest
     if source is None:
         return _longest(request, kv_bytes_per_token)
-    scale = 1.0 if source is own else _steps_in_parallel(request) / _steps_in_parallel(source.request)
-    samples = source.searched
-    return _Cost(
-        scale * fmean(sample.usage["generated_tokens"] for sample in samples),
-        scale * fmean(sample.usage["verifier_tokens"] for sample in samples),
-        scale * fmean(sample.wall_seconds for sample in samples) or None,
-        max(1.0, scale) * max(sample.usage["peak_kv_bytes"] for sample in samples),
-        MEASURED if source is own else f"{SCALED} {source.name}",
-    )
+    scale = 1.0 if source is own else wanted / _steps_in_parallel(source.request)
+    usages = [sample.usage for sample in source.searched]
+    generated, verified = (scale * fmean(u[name] for u in usages) for name in ("generated_tokens", "verifier_tokens"))
+    minutes = scale * fmean(sample.wall_seconds for sample in source.searched) / 60 or None
+    peak = max(1.0, scale) * max(usage["peak_kv_bytes"] for usage in usages)
+    basis = MEASURED if source is own else f"{SCALED} {source.name}"
+    return Estimate("", 0, 1, generated, verified, minutes, peak, basis)
 
 
-def _longest(request: SearchRequest, kv_bytes_per_token: Mapping[str, int]) -> _Cost:
+def _longest(request: SearchRequest, kv_bytes_per_token: Mapping[str, int]) -> Estimate:
     """Cost if every path and step is as long as allowed and nothing is shared, without prompts."""
     full = with_defaults(request)
     path = full.path_limit
@@ -161,19 +152,13 @@ def _longest(request: SearchRequest, kv_bytes_per_token: Mapping[str, int]) -> _
     roles = kv_bytes_per_token if needs_verifier(full) else (GENERATOR,)
     at_peak = max(each.paths * path + each.steps * step for each in memory_estimate(full))
     peak = at_peak * sum(kv_bytes_per_token[role] for role in roles)
-    return _Cost(tokens, tokens if needs_verifier(full) else 0, None, peak, LONGEST)
+    return Estimate("", 0, 1, tokens, tokens if needs_verifier(full) else 0, None, peak, LONGEST)
 
 
 def _steps_in_parallel(request: SearchRequest) -> float:
     """Paths of the greatest length whose tokens a search samples at most, to scale costs by."""
     paths, steps = algorithm_of(request).sampled(request)
     return steps / (request.max_steps or DEFAULT_MAX_STEPS) or paths  # a path besides many steps hardly counts
-
-
-def _distance(one: SearchRequest, other: SearchRequest) -> float:
-    """Ratio of the candidates of two searches, at least 1."""
-    a, b = _steps_in_parallel(one), _steps_in_parallel(other)
-    return max(a / b, b / a)
 
 
 def _filled(request: SearchRequest, held: Sequence[_Measured]) -> SearchRequest:

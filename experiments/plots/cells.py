@@ -3,15 +3,16 @@
 import textwrap
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation
 
 from espalier.experiments.plots.figure import MARKERS, error_bars, make_logarithmic, panels, save
 from espalier.experiments.runs.grid import N_AND_M, settings_text
 from espalier.experiments.runs.sweep import Cell
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 _COLOURS = 10
 """Lines told apart by the usual palette; more take theirs from a continuous one and lie closer."""
@@ -27,37 +28,36 @@ def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
     If the cells differ in N and M only, there is a line per N; else a line through all N and M of each other setting.
     Cells with refused problems are listed below the plot; a cell with only refused problems is not drawn.
     """
-    from matplotlib import colormaps
-    from matplotlib.lines import Line2D
-
     drawn = [cell for cell in cells if not cell.refused]
     lines_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in drawn:
         lines_of[_line_of(cell)].append(cell)
-    palette = colormaps["tab10" if len(lines_of) <= _COLOURS else "turbo"]
-    colours = {line: palette(i if len(lines_of) <= _COLOURS else i / len(lines_of)) for i, line in enumerate(lines_of)}
-    markers = {m: MARKERS[i % len(MARKERS)] for i, m in enumerate(sorted({_expansion(cell) for cell in drawn}))}
-    apart = min(1.0, _COLOURS / max(1, len(lines_of)))
+    many = len(lines_of) > _COLOURS
+    colours = [colormaps["turbo"](i / len(lines_of)) if many else colormaps["tab10"](i) for i in range(len(lines_of))]
+    markers = dict(zip(sorted({_expansion(cell) for cell in drawn}), MARKERS * len(drawn), strict=False))
+    apart = _APART * min(1.0, _COLOURS / max(1, len(lines_of)))
     with panels(8, 4.5) as (figure, (axes,)):
         if tokens := [cell.summary.generated_tokens for cell in drawn if cell.summary.generated_tokens]:
             make_logarithmic(axes, max(tokens) / min(tokens))
             axes.set_xlim(min(tokens) / _MARGIN, max(tokens) * _MARGIN)  # autoscaling ignores offset lines
-        for place, (line, row) in enumerate(lines_of.items()):
-            _draw_line(axes, row, markers, colours[line], apart * ((len(lines_of) - 1) / 2 - place))
-        axes.set_xlabel("generated tokens per problem (lines are slightly offset)")
-        axes.set_ylabel("accuracy, %")
-        axes.set_ylim(-3, 103)  # markers at 0 and 100% are fully visible
-        problems = {cell.summary.problems for cell in cells}
-        many = "–".join(str(count) for count in sorted({min(problems), max(problems)}))
-        axes.set_title(f"Accuracy on {benchmark}, {many} problems, 95% intervals")
+        for place, (row, colour) in enumerate(zip(lines_of.values(), colours, strict=True)):
+            aside = apart / 72 * ((len(lines_of) - 1) / 2 - place)
+            _draw_line(axes, row, markers, colour, axes.transData + ScaledTranslation(aside, 0, figure.dpi_scale_trans))
+        problems = [cell.summary.problems for cell in cells]
+        counts = "–".join(map(str, sorted({min(problems), max(problems)})))
+        axes.set(
+            xlabel="generated tokens per problem (lines are slightly offset)",
+            ylabel="accuracy, %",
+            ylim=(-3, 103),  # markers at 0 and 100% are fully visible
+            title=f"Accuracy on {benchmark}, {counts} problems, 95% intervals",
+        )
         axes.grid(alpha=0.3)
-        lines = [Line2D([], [], color=colour, label=line) for line, colour in colours.items()]
-        shapes = [
-            Line2D([], [], color="dimgrey", ls="", marker=marker, label=f"M = {m}" if m else "M not used")
-            for m, marker in markers.items()
-        ]
+        handles = [Line2D([], [], color=colour, label=line) for line, colour in zip(lines_of, colours, strict=True)]
+        for m, marker in markers.items():
+            label = f"M = {m}" if m else "M not used"
+            handles.append(Line2D([], [], color="dimgrey", ls="", marker=marker, label=label))
         if drawn:
-            figure.legend(handles=[*lines, *shapes], loc="outside right center")
+            figure.legend(handles=handles, loc="outside right center")
         if refused := [_refusal(cell) for cell in cells if cell.summary.refused]:
             figure.supxlabel(textwrap.fill(f"refused: {', '.join(refused)}", 100), fontsize=9)
         save(figure, path)
@@ -81,17 +81,14 @@ def _line_of(cell: Cell) -> str:
     return ", ".join(str(v) if name == "algorithm" else f"{name.replace('_', ' ')} {v}" for name, v in others.items())
 
 
-def _draw_line(axes: "Axes", cells: list[Cell], markers: dict[int, str], colour: Any, aside: float) -> None:
-    """Draw the cells of one line, offset horizontally by `aside` times `_APART`."""
-    from matplotlib.transforms import ScaledTranslation
-
-    figure = axes.get_figure()
-    assert figure is not None
-    where = axes.transData + ScaledTranslation(aside * _APART / 72, 0, figure.dpi_scale_trans)
+def _draw_line(axes: Axes, cells: list[Cell], markers: dict[int, str], colour: Any, where: Any) -> None:
+    """Draw the cells of one line, in the transformed coordinates `where`."""
     cells = sorted(cells, key=lambda cell: cell.summary.generated_tokens)
-    tokens = [cell.summary.generated_tokens for cell in cells]
-    accuracy = [100 * cell.summary.accuracy for cell in cells]
-    bars = error_bars(*([getattr(cell.summary, name) for cell in cells] for name in ("accuracy", "low", "high")))
+    tokens, shares, low, high = (
+        [getattr(cell.summary, name) for cell in cells] for name in ("generated_tokens", "accuracy", "low", "high")
+    )
+    accuracy = [100 * share for share in shares]
+    bars = error_bars(shares, low, high)
     axes.errorbar(tokens, accuracy, yerr=bars, color=colour, capsize=3, elinewidth=1, transform=where)
     for cell, x, y in zip(cells, tokens, accuracy, strict=True):
         axes.plot([x], [y], marker=markers[_expansion(cell)], color=colour, transform=where)

@@ -5,12 +5,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 INK = "#1b1e24"
 """Color of text and axes; on a page, the page's own text color takes its place."""
@@ -30,6 +32,8 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "text.parse_math": False,
 }
+_UNDATED = {"Date": None, "Creator": None}
+"""Metadata of an SVG."""
 _PAPER = '<rect width="100%" height="100%" fill="#ffffff"/>'
 """Background of an SVG in a file of its own."""
 _FEW_DECADES = 200
@@ -39,28 +43,20 @@ _FEW_DECADES = 200
 @contextmanager
 def panels(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
-) -> "Iterator[tuple[Figure, list[Axes]]]":
-    """Yield a figure of `width` by `height` inches and its axes, row by row; it is closed in the end.
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Yield a figure of `width` by `height` inches and its axes, row by row, to be drawn and saved in the block.
 
-    `options` are those of `matplotlib.pyplot.subplots`.
+    `options` are those of `matplotlib.figure.Figure.subplots`.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with mpl.rc_context(_STYLE):
-        size = {"figsize": (width, height), "layout": "constrained", "squeeze": False}
-        figure, grid = plt.subplots(rows, columns, **size, **options)
-        try:
-            yield figure, list(grid.flat)
-        finally:
-            plt.close(figure)
+    with rc_context(_STYLE):
+        figure = Figure((width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 
-def save(figure: "Figure", path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a figure on white paper, whole or not at all; the suffix of `path` says its format."""
-    metadata = {"Date": None, "Creator": None} if path.suffix.lower() == ".svg" else None
+    metadata = _UNDATED if path.suffix.lower() == ".svg" else None
     try:
         figure.savefig(path, dpi=150, facecolor="white", metadata=metadata)
     except OSError as error:
@@ -68,12 +64,12 @@ def save(figure: "Figure", path: Path) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def save_for_page(figure: "Figure", path: Path) -> str:
+def save_for_page(figure: Figure, path: Path) -> str:
     """Write a figure as `.svg` and `.png`; returns SVG for an HTML page, in the page's text color."""
     save(figure, path.with_suffix(".png"))
     figure.set_layout_engine("none")  # what was laid out stays, which saves time
     text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    figure.savefig(text, format="svg", transparent=True, metadata=_UNDATED)
     svg = text.getvalue()
     path.with_suffix(".svg").write_text(re.sub(r"<svg[^>]*>", rf"\g<0>{_PAPER}", svg, count=1), encoding="utf-8")
     svg = svg[svg.index("<svg") :]
@@ -84,18 +80,14 @@ def save_for_page(figure: "Figure", path: Path) -> str:
     return svg.replace(INK, "currentColor")
 
 
-def count_whole(axis: "Axis") -> None:
+def count_whole(axis: Axis) -> None:
     """Put no fractions on an axis that counts."""
-    from matplotlib.ticker import MaxNLocator
-
     # With two ticks at least, one number gets fractions beside it.
     axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
 
-def make_logarithmic(axes: "Axes", ratio: float = 1.0, name: str = "x") -> None:
+def make_logarithmic(axes: Axes, ratio: float = 1.0, name: str = "x") -> None:
     """Make an axis logarithmic, with plain numbers; `ratio` is that of its largest to its smallest value."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
     axes.set(**{f"{name}scale": "log"})
     axis: Axis = getattr(axes, f"{name}axis")
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ratio < _FEW_DECADES else (1,)))
@@ -111,13 +103,12 @@ def error_bars(shares: Sequence[float], low: Sequence[float], high: Sequence[flo
     ]
 
 
-def draw_calibration(axes: "Axes", bins: Sequence[dict[str, float]], color: str, label: str) -> None:
+def draw_calibration(axes: Axes, bins: Sequence[dict[str, float]], color: str, label: str) -> None:
     """Draw the share of right ones against the mean score of each bin, with 95% intervals; see `calibration`."""
-    right, low, high = ([each[name] for each in bins] for name in ("right", "low", "high"))
-    scores, bars = [each["mean_score"] for each in bins], error_bars(right, low, high)
+    scores, right, low, high = ([each[name] for each in bins] for name in ("mean_score", "right", "low", "high"))
     axes.plot([0, 1], [0, 100], ls=":", color="grey", lw=1)
     style = {"lw": 1.2, "marker": "o", "ms": 4, "elinewidth": 0.8}
-    axes.errorbar(scores, [100 * share for share in right], yerr=bars, color=color, label=label, **style)
-    axes.set_ylabel("right, %")
-    axes.set_ylim(-4, 104)
+    shares = [100 * share for share in right]
+    axes.errorbar(scores, shares, yerr=error_bars(right, low, high), color=color, label=label, **style)
+    axes.set(ylabel="right, %", ylim=(-4, 104))
     axes.grid(alpha=0.25)

@@ -3,13 +3,12 @@
 import textwrap
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
 
 from espalier.experiments.plots.figure import panels, save
 from espalier.search.result import NodeRecord, SearchResult
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _MAX_LABEL = 22
 _POINTS = 72
@@ -42,30 +41,18 @@ def plot_tree(result: SearchResult, title: str, path: Path) -> None:
         save(figure, path)
 
 
-def _draw_box(axes: "Axes", node: NodeRecord, row: float, selected: bool) -> None:
-    from matplotlib import colormaps
-
+def _draw_box(axes: Axes, node: NodeRecord, row: float, selected: bool) -> None:
     pruned = node.termination == "pruned"
     red, green, blue, _ = (1.0, 1.0, 1.0, 1.0) if node.score is None else colormaps["RdYlGn"](node.score)
     fade = 0.3 if pruned else 0.45  # blend with white to keep text readable
-    axes.text(
-        node.depth,
-        row,
-        _label(node),
-        ha="center",
-        va="center",
-        fontsize=7,
-        family="monospace",
-        color="black",
-        fontweight="bold" if selected else "normal",
-        bbox={
-            "boxstyle": "round,pad=0.3",
-            "facecolor": tuple(1 - fade * (1 - channel) for channel in (red, green, blue)),
-            "edgecolor": "black" if selected else "darkgrey",
-            "linestyle": ":" if pruned else "-",
-        },
-        zorder=2,
-    )
+    box = {
+        "boxstyle": "round,pad=0.3",
+        "facecolor": tuple(1 - fade * (1 - channel) for channel in (red, green, blue)),
+        "edgecolor": "black" if selected else "darkgrey",
+        "linestyle": ":" if pruned else "-",
+    }
+    text = {"fontsize": 7, "family": "monospace", "color": "black", "fontweight": "bold" if selected else "normal"}
+    axes.text(node.depth, row, _label(node), text, ha="center", va="center", bbox=box, zorder=2)
 
 
 def _rows(children: dict[int | None, list[NodeRecord]]) -> dict[int, float]:
@@ -75,13 +62,9 @@ def _rows(children: dict[int | None, list[NodeRecord]]) -> dict[int, float]:
 
     def place(node: NodeRecord) -> float:
         nonlocal leaves
-        below = sorted(children[node.node_id], key=lambda n: n.score or 0.0)
-        if below:
-            places = [place(child) for child in below]
-            rows[node.node_id] = (places[0] + places[-1]) / 2
-        else:
-            rows[node.node_id] = float(leaves)
-            leaves += 1
+        below = [place(child) for child in sorted(children[node.node_id], key=lambda n: n.score or 0.0)]
+        rows[node.node_id] = (below[0] + below[-1]) / 2 if below else float(leaves)
+        leaves += not below
         return rows[node.node_id]
 
     place(children[None][0])

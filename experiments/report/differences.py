@@ -6,13 +6,7 @@ from itertools import combinations
 from statistics import fmean
 
 from espalier.experiments.report.runs import Run
-from espalier.experiments.runs.record import Sample
-from espalier.experiments.runs.statistics import (
-    adjusted_p,
-    mcnemar_p,
-    paired_bootstrap_interval,
-    paired_interval,
-)
+from espalier.experiments.runs.statistics import adjusted_p, mcnemar_p, paired_bootstrap_interval, paired_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +65,12 @@ def differences(runs: Sequence[Run], resamples: int = 10_000, seed: int = 0) -> 
     return [d if d.p is None else replace(d, adjusted=next(adjusted)) for d in found]
 
 
-def _share(found: Sequence[Sample]) -> float:
-    return fmean(sample.correct for sample in found)
-
-
 def _compare(first: Run, second: Run, resamples: int, seed: int) -> Difference | None:
     ours, theirs = first.by_problem, second.by_problem
     both = sorted(name for name in ours.keys() & theirs.keys() if ours[name][0].asked == theirs[name][0].asked)
     if not both:
         return None
-    pairs = [(_share(ours[name]), _share(theirs[name])) for name in both]
+    pairs = [(fmean(s.correct for s in ours[name]), fmean(s.correct for s in theirs[name])) for name in both]
     only_first = tuple(name for name, (a, b) in zip(both, pairs, strict=True) if a > b)
     only_second = tuple(name for name, (a, b) in zip(both, pairs, strict=True) if b > a)
     if once := first.summary.epochs == second.summary.epochs == 1:

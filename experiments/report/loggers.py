@@ -1,16 +1,15 @@
 """Sends the runs of a report to an experiment tracker: configuration and figures of each."""
 
-from collections.abc import Callable
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.report.tables import figures
 
 if TYPE_CHECKING:
-    from espalier.experiments.report.contents import Report
+    from espalier.experiments.report.write import Report
 
 
 class Tracker(StrEnum):
@@ -42,27 +41,27 @@ def log_report(tracker: Tracker, report: "Report", folder: Path) -> None:
         EspalierError: the tracker's library is not installed, or it fails.
     """
     check_installed(tracker)
+    send = {Tracker.TENSORBOARD: _to_tensorboard, Tracker.MLFLOW: _to_mlflow, Tracker.WANDB: _to_wandb}[tracker]
+    files = sorted(file for file in folder.iterdir() if file.suffix in (".html", ".md", ".csv", ".png", ".svg"))
     try:
-        _SENDERS[tracker](report, folder)
+        send(report, folder, files)
     except Exception as error:  # each library has its own errors, for example of its server
         raise EspalierError(
             f"--log {tracker} failed: {type(error).__name__}: {error}; the report itself is in {folder}"
         ) from error
 
 
-def _to_tensorboard(report: "Report", folder: Path) -> None:
+def _to_tensorboard(report: "Report", folder: Path, _: list[Path]) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     for run in report.runs:
-        plain = {
-            name: value if isinstance(value, int | float | str | bool) else str(value)
-            for name, value in run.configuration.items()
-        }
+        values = run.configuration.items()
+        plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in values}
         with SummaryWriter(log_dir=str(folder / "tensorboard" / run.name)) as writer:
             writer.add_hparams(plain, figures(run), run_name=".")
 
 
-def _to_mlflow(report: "Report", folder: Path) -> None:
+def _to_mlflow(report: "Report", _: Path, files: list[Path]) -> None:
     import mlflow  # pyright: ignore[reportMissingImports]
 
     with mlflow.start_run(run_name=report.title):
@@ -70,11 +69,11 @@ def _to_mlflow(report: "Report", folder: Path) -> None:
             with mlflow.start_run(run_name=run.name, nested=True):
                 mlflow.log_params(run.configuration)
                 mlflow.log_metrics(figures(run))
-        for file in _files(folder):
+        for file in files:
             mlflow.log_artifact(str(file))
 
 
-def _to_wandb(report: "Report", folder: Path) -> None:
+def _to_wandb(report: "Report", _: Path, files: list[Path]) -> None:
     import wandb  # pyright: ignore[reportMissingImports]
 
     for run in report.runs:
@@ -82,18 +81,6 @@ def _to_wandb(report: "Report", folder: Path) -> None:
             sent.log(figures(run))
     with wandb.init(name="report", group=report.title, job_type="report") as sent:
         artifact = wandb.Artifact("report", type="report")
-        for file in _files(folder):
+        for file in files:
             artifact.add_file(str(file))
         sent.log_artifact(artifact)
-
-
-_SENDERS: dict[Tracker, Callable[["Report", Path], Any]] = {
-    Tracker.TENSORBOARD: _to_tensorboard,
-    Tracker.MLFLOW: _to_mlflow,
-    Tracker.WANDB: _to_wandb,
-}
-
-
-def _files(folder: Path) -> list[Path]:
-    """The report's files."""
-    return sorted(file for file in folder.iterdir() if file.suffix in (".html", ".md", ".csv", ".png", ".svg"))

@@ -13,7 +13,7 @@ from statistics import fmean, quantiles
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.report.runs import Run
-from espalier.experiments.report.trees import COMPLETE, load_trees
+from espalier.experiments.report.trees import COMPLETE, trees_in
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import paired_interval
 from espalier.experiments.runs.table import Table
@@ -26,15 +26,6 @@ from espalier.search.tree import Probe, path_to
 from espalier.search.voting.vote import select
 
 _AGREE, _CERTAINTY = (2, 3, 4), (0.0, 0.8, 0.95)
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """A search's outcome under a rule: whether its answer is right, the tokens it samples, and paths ended early."""
-
-    right: bool
-    tokens: int
-    ended: int
 
 
 def holds_probes(run: Run) -> bool:
@@ -58,6 +49,7 @@ class ReplayedRule:
         tokens: mean of generated tokens a search, those of probes too.
         saved: share of the tokens that no rule needs; negative where probes cost more than the rule saves.
         ended: number of paths that the rule ends.
+        chosen: whether it was chosen on other problems.
     """
 
     run: str
@@ -69,6 +61,7 @@ class ReplayedRule:
     tokens: float
     saved: float
     ended: int
+    chosen: bool = False
 
 
 def replay_rules(runs: Sequence[Run], rules: Sequence[StopRule] = ()) -> list[ReplayedRule]:
@@ -85,49 +78,42 @@ def replay_rules(runs: Sequence[Run], rules: Sequence[StopRule] = ()) -> list[Re
 
 
 def choose_rule(rows: Sequence[ReplayedRule], max_loss: float) -> StopRule | None:
-    """Return the rule that saves most tokens and loses at most `max_loss` of the accuracy; None if none saves any."""
+    """The rule that saves most tokens and loses at most `max_loss` of the accuracy; None if none saves any."""
     allowed = [row for row in rows if row.rule and row.saved > 0 and row.difference >= -max_loss]
     return max(allowed, key=lambda row: row.saved).rule if allowed else None
 
 
-def stopping_table(rows: Sequence[ReplayedRule], chosen: StopRule | None = None) -> Table:
-    """A row for each rule and run; the one that was `chosen` is marked."""
-    columns = ["run", "rule", "accuracy %", "difference", "95% interval", "tokens", "saved %", "paths ended"]
-    table: list[list[str]] = []
-    for row in rows:
-        compared = f"{100 * row.difference:+.1f}", f"{100 * row.low:+.1f} to {100 * row.high:+.1f}"
-        saved, ended = f"{100 * row.saved:.1f}", str(row.ended)
-        table.append([
-            row.run,
-            f"{row.rule or 'none'}{' (chosen)' if row.rule and row.rule == chosen else ''}",
-            f"{100 * row.accuracy:.1f}",
-            *(compared if row.rule else ("", "")),
-            f"{row.tokens:.0f}",
-            *((saved, ended) if row.rule else ("", "")),
-        ])  # fmt: skip
-    return Table(columns, table)
+def stopping_table(rows: Sequence[ReplayedRule]) -> Table:
+    """A row for each rule and run; the one that was chosen is marked."""
+    return Table.of({
+        "run": [row.run for row in rows],
+        "rule": [f"{row.rule or 'none'}{' (chosen)' * row.chosen}" for row in rows],
+        "accuracy %": [f"{100 * row.accuracy:.1f}" for row in rows],
+        "difference": [f"{100 * row.difference:+.1f}" if row.rule else "" for row in rows],
+        "95% interval": [f"{100 * row.low:+.1f} to {100 * row.high:+.1f}" if row.rule else "" for row in rows],
+        "tokens": [f"{row.tokens:.0f}" for row in rows],
+        "saved %": [f"{100 * row.saved:.1f}" if row.rule else "" for row in rows],
+        "paths ended": [str(row.ended) if row.rule else "" for row in rows],
+    })  # fmt: skip
 
 
 def _replay_run(run: Run, rules: Sequence[StopRule]) -> list[ReplayedRule]:
-    trees = load_trees(run, run.by_problem.keys())
+    trees = trees_in(run.folder, run.by_problem.keys())
     searches = [(sample, _paths(trees[sample.key])) for sample in run.samples if sample.key in trees]
     if not searches:
         raise EspalierError(f"{run.name} kept no trees, which hold the probes; give --trees to eval")
-    whole = [_replay(sample, paths, None) for sample, paths in searches]
-    before = fmean(o.tokens for o in whole)
+    was_right, before = (), 1.0
     rows: list[ReplayedRule] = []
     for rule in (None, *(rules or _some_rules([path for _, paths in searches for path in paths]))):
-        found = [_replay(sample, paths, rule) for sample, paths in searches] if rule else whole
-        lost = sum(w.right and not f.right for w, f in zip(whole, found, strict=True))
-        won = sum(f.right and not w.right for w, f in zip(whole, found, strict=True))
-        low, high = paired_interval(lost, won, len(found))
-        accuracy, tokens = fmean(o.right for o in found), fmean(o.tokens for o in found)
-        ended = sum(o.ended for o in found)
-        rows.append(
-            ReplayedRule(
-                run.name, rule, accuracy, (won - lost) / len(found), low, high, tokens, 1 - tokens / before, ended
-            )
+        right, tokens, ended = zip(*(_replay(sample, paths, rule) for sample, paths in searches), strict=True)
+        if rule is None:
+            was_right, before = right, fmean(tokens)
+        lost, won = (
+            sum(a and not b for a, b in zip(*pair, strict=True)) for pair in ((was_right, right), (right, was_right))
         )
+        interval = (won - lost) / len(right), *paired_interval(lost, won, len(right))
+        spent, saved = fmean(tokens), 1 - fmean(tokens) / before
+        rows.append(ReplayedRule(run.name, rule, fmean(right), *interval, spent, saved, sum(ended)))
     return rows
 
 
@@ -138,7 +124,8 @@ def _some_rules(paths: Iterable[Sequence[NodeRecord]]) -> list[StopRule]:
     return [StopRule(agree, floor, sure) for floor in floors for agree in _AGREE for sure in _CERTAINTY]
 
 
-def _replay(sample: Sample, paths: Sequence[Sequence[NodeRecord]], rule: StopRule | None) -> _Outcome:
+def _replay(sample: Sample, paths: Sequence[Sequence[NodeRecord]], rule: StopRule | None) -> tuple[bool, int, int]:
+    """Replay a rule: if the answer of a search is right, the tokens that it samples, and its paths that end early."""
     seen: dict[int, NodeRecord] = {}
     candidates: list[Candidate] = []
     answering = ended = 0
@@ -147,20 +134,22 @@ def _replay(sample: Sample, paths: Sequence[Sequence[NodeRecord]], rule: StopRul
         end = _end(path, rule) if rule else len(path)
         seen |= {node.node_id: node for node in path[:end]}
         if end < len(path):
-            answer = path[end - 1].probe
-            assert answer is not None, "a path is ended at a probe"
+            probe = path[end - 1].probe
+            assert probe is not None, "a path is ended at a probe"
             answering += leaf.multiplicity * sum(node.tokens for node in path if len(node.text) > node.thought_chars)
             ended += leaf.multiplicity
-            candidates.append(Candidate(leaf.node_id, answer.answer, None, leaf.multiplicity, ()))
+            answer = probe.answer
         elif leaf.termination in COMPLETE:
-            text = "".join(node.text[node.thought_chars :] for node in path)
-            candidates.append(Candidate(leaf.node_id, extract_answer(text), None, leaf.multiplicity, ()))
+            answer = extract_answer("".join(node.text[node.thought_chars :] for node in path))
+        else:
+            continue
+        candidates.append(Candidate(leaf.node_id, answer, None, leaf.multiplicity, ()))
     tokens = answering + sum(node.multiplicity * node.tokens for node in seen.values())
     if rule:
         tokens += sum(node.probe.tokens for node in seen.values() if node.probe)
     best = select(candidates, Vote.MAJORITY).best
     golds = set(map(exact_match_key, sample.gold.split(" or ")))
-    return _Outcome(best is not None and exact_match_key(best.answer) in golds, tokens, ended)
+    return best is not None and exact_match_key(best.answer) in golds, tokens, ended
 
 
 def _end(path: Sequence[NodeRecord], rule: StopRule) -> int:

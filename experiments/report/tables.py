@@ -72,7 +72,7 @@ def figures(run: Run) -> dict[str, float]:
     """The figures of a run by name, nothing rounded; those without a value are left out."""
     values = {name: getattr(run.summary, name) for name in FIGURES}
     if not run.summary.is_graded:
-        values |= dict.fromkeys(_OF_GRADES)
+        values |= dict.fromkeys(("accuracy", "low", "high", "standard_error"))
     values["unanswered"] = sum(run.summary.unanswered.values())
     values |= {f"pass_at_{k}": value for k, value in run.summary.pass_at.items()}
     return {name: value for name, value in values.items() if value is not None}
@@ -93,36 +93,28 @@ def data_table(runs: Sequence[Run]) -> Table:
     })  # fmt: skip
 
 
-_OF_GRADES = ("accuracy", "low", "high", "standard_error")
-"""Figures that are not known where no answer could be graded."""
-
-DIFFERENCE_COLUMNS = (
-    "first", "second", "problems", "first_accuracy", "second_accuracy", "difference", "low", "high", "only_first",
-    "only_second", "mcnemar_p", "adjusted_p",
-)  # fmt: skip
-"""Columns of `differences.csv`; the problems follow as lists of ids."""
-
-
 def difference_data(found: Sequence[Difference]) -> Table:
     """One row per pair, for programs; the last two columns list the problems, separated by spaces."""
-    rows = [
-        [
-            *(d.first.name, d.second.name, d.problems),
-            *(d.first_accuracy, d.second_accuracy, d.difference, d.low, d.high),
-            *(len(d.only_first), len(d.only_second), d.p, d.adjusted),
-            *(" ".join(d.only_first), " ".join(d.only_second)),
-        ]
-        for d in found
-    ]
-    return Table([*DIFFERENCE_COLUMNS, "only_first_problems", "only_second_problems"], rows)
+    figures = ("problems", "first_accuracy", "second_accuracy", "difference", "low", "high")
+    return Table.of({
+        "first": [d.first.name for d in found],
+        "second": [d.second.name for d in found],
+        **{name: [getattr(d, name) for d in found] for name in figures},
+        "only_first": [len(d.only_first) for d in found],
+        "only_second": [len(d.only_second) for d in found],
+        "mcnemar_p": [d.p for d in found],
+        "adjusted_p": [d.adjusted for d in found],
+        "only_first_problems": [" ".join(d.only_first) for d in found],
+        "only_second_problems": [" ".join(d.only_second) for d in found],
+    })  # fmt: skip
 
 
 def difference_table(found: Sequence[Difference]) -> Table:
     """One row per pair, for readers."""
-    columns = [
-        *("first", "second", "problems", "second − first, points", "95% interval", "only first solves"),
-        *("only second solves", "McNemar p", "adjusted p"),
-    ]
+    columns = (
+        "first", "second", "problems", "second − first, points", "95% interval", "only first solves",
+        "only second solves", "McNemar p", "adjusted p",
+    )  # fmt: skip
     return Table(columns, [[d.first.name, d.second.name, str(d.problems), *difference_cells(d)] for d in found])
 
 

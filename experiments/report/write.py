@@ -1,24 +1,61 @@
 """Writes a report: tables, plots, Markdown and one HTML page."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.report import tables
-from espalier.experiments.report.contents import Report
-from espalier.experiments.report.differences import differences
-from espalier.experiments.report.plots import draw_plots
-from espalier.experiments.report.problems import problem_rows
+from espalier.experiments.report.differences import Difference, differences
+from espalier.experiments.report.plots import Plot, draw_plots
 from espalier.experiments.report.runs import Run
 from espalier.experiments.report.stopping import ReplayedRule, stopping_table
+from espalier.experiments.report.trees import ProblemRow, problem_rows
 from espalier.experiments.runs.benchmark_files import SUFFIXES
 from espalier.experiments.runs.files import write_whole
-from espalier.search.thoughts.stop_rule import StopRule
+from espalier.experiments.runs.record import listed, unanswered_in
+from espalier.experiments.runs.table import Table
 
 PAGE, MARKDOWN, TABLE, DIFFERENCES = "report.html", "report.md", "table.csv", "differences.csv"
 STOPPING = "stopping.csv"
+_MIXED = (
+    "the runs did not search the same problems, so their accuracies and costs are not of the same problems; the "
+    "differences are, as each is over the problems that both runs searched"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that a report says.
+
+    `problem_count` counts all problems; `problems` holds those that the page shows. `not_begun` names runs of a sweep
+    that was interrupted before it came to them. `stopping` has rules for ending thoughts, replayed on runs that
+    hold probes.
+    """
+
+    title: str
+    runs: Sequence[Run]
+    differences: list[Difference]
+    problems: list[ProblemRow]
+    problem_count: int
+    plots: list[Plot]
+    not_begun: Sequence[str] = ()
+    stopping: Table | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings for who compares the runs: other problems, unfinished runs, searches without an answer."""
+        same = len({frozenset(run.by_problem) for run in self.runs}) == 1
+        unfinished = [f"{run.name} has {run.unfinished}" for run in self.runs if run.unfinished]
+        found = [
+            "" if same else _MIXED,
+            unfinished and f"{listed(unfinished)}: interrupted, or still running",
+            self.not_begun and f"not begun yet, or interrupted before: {listed(self.not_begun)}",
+            unanswered_in([(run.name, run.summary.unanswered, run.summary.searches) for run in self.runs]),
+        ]
+        return [str(warning) for warning in found if warning]
 
 
 def write_report(
@@ -30,7 +67,6 @@ def write_report(
     resamples: int = 10_000,
     seed: int = 0,
     replayed: Sequence[ReplayedRule] = (),
-    chosen: StopRule | None = None,
 ) -> Report:
     """Compare `runs` and write the report to the folder `out`.
 
@@ -42,7 +78,6 @@ def write_report(
         resamples: bootstrap resamples.
         seed: seed of the bootstrap.
         replayed: rules for ending thoughts, replayed on runs.
-        chosen: the one of them that is marked.
 
     Raises:
         EspalierError: a file cannot be written, a file of trees is damaged, or scipy is not installed.
@@ -51,43 +86,36 @@ def write_report(
     rows, count = problem_rows(runs, most_problems)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        plots = draw_plots(runs, out, replayed, chosen)
+        plots = draw_plots(runs, out, replayed)
     except OSError as error:
         raise EspalierError(f"cannot write the report to {out}: {error.strerror}; name another --out") from error
-    stopping = stopping_table(replayed, chosen) if replayed else None
+    stopping = stopping_table(replayed) if replayed else None
     report = Report(_title(runs), runs, compared, rows, count, plots, not_begun, stopping)
     write_whole(out / TABLE, tables.data_table(runs).csv())
     write_whole(out / DIFFERENCES, tables.difference_data(compared).csv())
     if stopping:
         write_whole(out / STOPPING, stopping.csv())
-    write_whole(out / MARKDOWN, _render("page.md.jinja", report))
-    write_whole(out / PAGE, _render("page.html", report))
-    return report
-
-
-def _render(template: str, report: Report) -> str:
-    """Render a template of this folder; in HTML, texts of problems and models are escaped."""
     environment = Environment(
         loader=PackageLoader("espalier.experiments.report", "."),
-        autoescape=select_autoescape(["html"]),
+        autoescape=select_autoescape(["html"]),  # texts of problems and models
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    numbers = {id(run): number for number, run in enumerate(report.runs, start=1)}
-    return environment.get_template(template).render(
-        report=report,
-        main=tables.main_table(report.runs),
-        breakdowns=tables.breakdown_tables(report.runs),
-        differences=tables.difference_table(report.differences),
-        differences_file=DIFFERENCES,
-        pairs=[
-            (found, numbers[id(found.first)], numbers[id(found.second)], tables.difference_cells(found))
-            for found in report.differences
-        ],
-        places={row.sample.unique_id: place for place, row in enumerate(report.problems)},
-    )
+    numbers = {id(run): number for number, run in enumerate(runs, start=1)}
+    values = {
+        "report": report,
+        "main": tables.main_table(runs),
+        "breakdowns": tables.breakdown_tables(runs),
+        "differences": tables.difference_table(compared),
+        "differences_file": DIFFERENCES,
+        "pairs": [(d, numbers[id(d.first)], numbers[id(d.second)], tables.difference_cells(d)) for d in compared],
+        "places": {row.sample.unique_id: place for place, row in enumerate(rows)},
+    }
+    for file, template in ((MARKDOWN, "page.md.jinja"), (PAGE, "page.html")):
+        write_whole(out / file, environment.get_template(template).render(values))
+    return report
 
 
 def _title(runs: Sequence[Run]) -> str:

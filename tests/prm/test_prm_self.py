@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError
 from espalier.engine.work import Generate, Generated, Sampling, StopCause
-from espalier.experiments.planning.devices import planned_models, planned_question
+from espalier.experiments.planning.plan import planned_models, planned_question
 from espalier.prm.base import Sampled
 from espalier.prm.scorer import ScoredSearch, ScoreStatus, StepNode
 from espalier.prm.scorers.own_path import OwnPathSession, OwnPathVerifier, tokens_in_common, tokens_of_questions

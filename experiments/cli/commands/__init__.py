@@ -1,1 +1,1 @@
-"""One file for each command that is more than a few lines."""
+"""Commands that are more than a few lines."""

@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from typer import Option
 
 from espalier.experiments.cli import options as opt
+from espalier.experiments.cli.loading import bytes_progress
+from espalier.experiments.cli.progress import count_progress
 from espalier.experiments.cli.runs import EXIT_PARTIAL, writing_to
-from espalier.experiments.cli.schema_options import Only, Without, with_schema
-from espalier.experiments.prm_evaluation.solutions import Format
+from espalier.experiments.cli.schema_options import Fields, Outcome, with_schema
+from espalier.experiments.demo import planted_errors_path
+from espalier.experiments.prm_evaluation.solutions import Format, choose, read_solutions
+from espalier.experiments.runs.provenance import describe_models
 from espalier.search.run.settings import RuntimeSettings
 
 _UNUSED = (
-    "system_prompt",
-    "answer_equivalence",
-    "grader_memory",
-    "reserved_share",
-    "expected_tokens",
-    "draft",
-    "draft_tokens",
-    "draft_quantization",
-)
+    "system_prompt", "answer_equivalence", "grader_memory", "reserved_share", "expected_tokens", "draft",
+    "draft_tokens", "draft_quantization",
+)  # fmt: skip
 """Settings of what samples steps, votes or admits searches."""
 
 
@@ -31,48 +31,35 @@ _UNUSED = (
 def eval_prm_command(
     benchmark: Annotated[
         str,
-        typer.Option(
+        Option(
             help="demo (solutions with planted errors), or a file or folder of subsets (.json, .jsonl) in the format "
             "of ProcessBench, PRMBench, TRL's stepwise supervision, Math-Shepherd or PRM800K."
         ),
     ] = "demo",
     form: Annotated[
-        Format | None, typer.Option("--format", help="Format of the records; default: recognized by their fields.")
+        Format | None, Option("--format", help="Format of the records; default: recognized by their fields.")
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Steps that score below it are flagged; default: the highest F1 on --tune-on, 0.5 for PRMBench.",
+        Option(
+            min=0, max=1, help="Steps below it are flagged; default: the highest F1 on --tune-on, 0.5 for PRMBench."
         ),
     ] = None,
     tune_on: Annotated[
-        str | None,
-        typer.Option(help="Subset on which the threshold is chosen; default: gsm8k, demo-tuning for demo."),
+        str | None, Option(help="Subset on which the threshold is chosen; default: gsm8k, demo-tuning for demo.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for scores.jsonl, summary.json and reliability.svg; running the command again resumes."
-        ),
+        Option(help="Folder for scores.jsonl, summary.json and reliability.svg; running the command again resumes."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     in_flight: opt.InFlight = 32,
     *,
-    selection: Annotated[opt.Selection, Only("limit", "shuffle", "shuffle_seed")],
-    runtime: Annotated[RuntimeSettings, Without(*_UNUSED)],
-) -> None:
+    selection: Annotated[opt.Selection, Fields(only=("limit", "shuffle", "shuffle_seed"))],
+    runtime: Annotated[RuntimeSettings, Fields(without=_UNUSED)],
+) -> Outcome:
     """Measure how well a verifier finds the wrong steps of solutions; loads no generator."""
-    from rich.console import Console
-
-    from espalier.experiments.cli.loading import bytes_progress
-    from espalier.experiments.cli.progress import count_progress
-    from espalier.experiments.demo import planted_errors_path
     from espalier.experiments.prm_evaluation.report import make_records, plot_reliability, show_summary, summarize
     from espalier.experiments.prm_evaluation.scoring import Scored, ScoreFolder, load_scoring
-    from espalier.experiments.prm_evaluation.solutions import choose, read_solutions
-    from espalier.experiments.runs.provenance import describe_models
 
     path = Path(benchmark)
     if benchmark == "demo":
@@ -110,9 +97,4 @@ def eval_prm_command(
         if folder and out:
             folder.finish(make_records(asked, scored, summary["threshold"]), summary)
             plot_reliability(summary, out / "reliability.svg")
-    if as_json:
-        print(json.dumps(summary, indent=2))
-    else:
-        show_summary(Console(), summary)
-    if summary["refused"]:
-        raise typer.Exit(EXIT_PARTIAL)
+    return Outcome(summary, lambda console: show_summary(console, summary), EXIT_PARTIAL if summary["refused"] else 0)

@@ -1,17 +1,16 @@
 """`espalier health`: whether a server accepts searches, and what it says of itself."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from rich.console import Console
+from typer import Option
 
-from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.connection import ConnectionOptions
+from espalier.experiments.cli.connection import ConnectionOptions, check_endpoint
 from espalier.experiments.cli.runs import EXIT_FAILED
-from espalier.experiments.cli.schema_options import with_schema
+from espalier.experiments.cli.schema_options import Outcome, with_schema
 from espalier.search.schema import size_text
 from espalier.search.service.settings import ServerSettings
 
@@ -26,17 +25,13 @@ _DIGEST_DIGITS = 12
 def health(
     endpoint: Annotated[
         str | None,
-        typer.Option(
-            callback=opt.check_endpoint,
-            help="HOST:PORT of the server; default: this machine's, on ESPALIER_PORT or 50051.",
-        ),
+        Option(callback=check_endpoint, help="HOST:PORT; default: this machine's, on ESPALIER_PORT or 50051."),
     ] = None,
-    info: Annotated[bool, typer.Option("--info", help="Also show what the server serves and holds.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for an answer.")] = 5.0,
+    info: Annotated[bool, Option("--info", help="Also show what the server serves and holds.")] = False,
+    timeout: Annotated[float, Option(min=0.001, help="Seconds to wait for an answer.")] = 5.0,
     *,
     connection: ConnectionOptions,
-) -> None:
+) -> Outcome:
     """Ask a server whether it accepts searches.
 
     Exits with 0 if it does, and with 1 if it does not, cannot be reached, or does not answer in time.
@@ -56,18 +51,17 @@ def health(
                 found = client.server_info(timeout)
             except ServiceError as error:  # it asks for a login, which health does not
                 missing = str(error)
-    if as_json:
-        values = {"endpoint": endpoint, "serving": serving} | ({} if serving else {"problem": problem})
-        values |= {"info": asdict(found)} if found else {"info_problem": missing} if missing else {}
-        print(json.dumps(values, indent=2))
-    else:
+    values: dict[str, Any] = {"endpoint": endpoint, "serving": serving} | ({} if serving else {"problem": problem})
+    values |= {"info": asdict(found)} if found else {"info_problem": missing} if missing else {}
+
+    def show(_: Console) -> None:
         print(f"{endpoint}: " + ("serving" if serving else f"not serving: {problem}"))
         if found:
             print(*(f"{name:<26}{value}" for name, value in _lines(found)), sep="\n")
         elif missing:
             print(f"it does not say more: {missing}")
-    if not serving:
-        raise typer.Exit(EXIT_FAILED)
+
+    return Outcome(values, show, 0 if serving else EXIT_FAILED)
 
 
 def _lines(info: "ServerInfo") -> Iterator[tuple[str, object]]:

@@ -4,24 +4,21 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from espalier.experiments.cli.schema_options import Only, with_schema
+from espalier.experiments.cli.schema_options import Fields, with_schema
 from espalier.search.service.access.callers import CallerEntry
 
 
 @with_schema
 def token(
-    name: Annotated[str, typer.Argument(help="The caller's name, as logs and metrics show it.")],
+    name: Annotated[str, Argument(help="The caller's name, as logs and metrics show it.")],
     callers: Annotated[
-        Path,
-        typer.Option(envvar="ESPALIER_CALLERS", help="The callers file of `espalier serve`; created if it is missing."),
+        Path, Option(envvar="ESPALIER_CALLERS", help="The callers file of `espalier serve`; created if it is missing.")
     ],
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Give an existing caller a new token and these limits.")
-    ] = False,
+    replace: Annotated[bool, Option("--replace", help="Give an existing caller a new token and these limits.")] = False,
     *,
-    limits: Annotated[CallerEntry, Only("max_searches", "tokens_per_minute", "max_priority", "may_reload")],
+    limits: Annotated[CallerEntry, Fields(without=["token_sha256"])],
 ) -> None:
     """Add a caller to the callers file, and print a new token for it.
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import load_problems, verifier_for, writing_to
-from espalier.experiments.cli.schema_options import Lists, Only, Without, with_schema
+from espalier.experiments.cli.runs import verifier_for, writing_to
+from espalier.experiments.cli.schema_options import Fields, with_schema
 from espalier.experiments.runs.grid import FIELDS, requests_of
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import with_quantizations
@@ -22,16 +22,15 @@ _USUAL: dict[str, list[Any]] = {"algorithm": ["beam"], "beam_width": [1, 2, 4, 8
 
 @with_schema
 def command(
-    benchmark: opt.Benchmark = "demo",
-    field_map: opt.FieldMap = None,
     limit: Annotated[int, typer.Option(min=1, help="Only the first problems.")] = 24,
     out: Annotated[
         Path, typer.Option(help="Folder for cells, tables, figures and a page; running the command again resumes.")
     ] = Path("runs/memory-and-time"),
     in_flight: opt.InFlight = 32,
     *,
-    values: Annotated[dict[str, list[Any]], Lists(_USUAL), Only(*_USUAL)],
-    request: Annotated[SearchRequest, Without(*_USUAL)],
+    selection: Annotated[opt.Selection, Fields(only=("benchmark", "field_map"))],
+    values: Annotated[dict[str, list[Any]], Fields(only=_USUAL, lists=True, defaults=_USUAL)],
+    request: Annotated[SearchRequest, Fields(without=_USUAL)],
     runtime: RuntimeSettings,
 ) -> None:
     """Measure memory and time against N and M, each beside its closed form: figures, tables and a page.
@@ -48,7 +47,7 @@ def command(
     cells = requests_of({name: [getattr(request, name)] for name in FIELDS} | _USUAL | values)
     if any(isinstance(cell.algorithm, CodeName) for cell in cells):
         raise typer.BadParameter("a study measures the algorithms that Espalier has", param_hint="-a")
-    loaded = load_problems(benchmark, field_map, runtime.offline, limit)
+    loaded = selection.load(runtime.offline)[:limit]
     if any(problem.history for problem in loaded):
         raise typer.BadParameter("a study reads no messages before a problem", param_hint="--benchmark")
     problems = [problem.problem for problem in loaded]
@@ -57,7 +56,7 @@ def command(
         effective = orchestrator.defaults.fill(replace(cells[0], problem="-"))
         left_out = ("problem", "history", "algorithm", "beam_width", "expansion")
         configuration = {
-            "benchmark": benchmark,
+            "benchmark": selection.benchmark,
             "problems": len(problems),
             **{name: value for name, value in effective.to_dict().items() if name not in left_out},
             **orchestrator.describe_models(),

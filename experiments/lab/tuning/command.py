@@ -12,19 +12,18 @@ from torch import nn
 
 from espalier.engine.models.options import Quantization
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.commands.learn_verifier import (
+from espalier.experiments.cli.commands.learning import (
     Learning,
-    TestRun,
-    TrunkQuantization,
+    RolloutFile,
     open_trunk,
     read_by_trunk,
     read_shown,
     recorded_trees,
 )
-from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, RolloutFile
+from espalier.experiments.cli.commands.rollouts import Runtime, Selection, TestRun, TrunkQuantization
 from espalier.experiments.cli.progress import count_progress
-from espalier.experiments.cli.runs import load_problems, writing_to
-from espalier.experiments.cli.schema_options import Without, with_schema
+from espalier.experiments.cli.runs import writing_to
+from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.lab.tuning.entering import KeptStates
 from espalier.experiments.lab.tuning.reader import EnteringReader, heads_for
 from espalier.experiments.lab.tuning.tuning import LastLayers, Tuner, identity_of
@@ -63,31 +62,26 @@ def command(
             "tokens that enter these layers are kept in OUT/readings.",
         ),
     ] = 4,
-    benchmark: opt.Benchmark = "demo-training",
-    field_map: opt.FieldMap = None,
-    grader: opt.GraderName = "math-verify",
     in_flight: opt.InFlight = 32,
     trunk_quantization: TrunkQuantization = Quantization.AUTO,
     test: TestRun = None,
     *,
-    selection: opt.Selection,
+    selection: Selection,
     rollouts: RolloutSettings,
-    runtime: Annotated[RuntimeSettings, Without(*OF_VERIFIERS)],
+    runtime: Runtime,
 ) -> None:
     """Learn a verifier on a trunk whose last layers are tuned to rank solutions."""
-    problems = selection.of(load_problems(benchmark, field_map, runtime.offline))
+    problems = selection.of(selection.load(runtime.offline))
     tests = recorded_trees(test, runtime.offline) if test else []
     of_trunk = replace(runtime, generator=trunk, generator_quantization=trunk_quantization, system_prompt=None)
     LastLayers(open_generator(of_trunk), tune)  # whose faults are found before hours of sampling
     started = time.perf_counter()
     with writing_to(out):
-        file = RolloutFile(problems, rollouts, out / "rollouts.jsonl", benchmark, grader)
-        engine, _, trees = file.sample(replace(runtime, max_running=in_flight))
+        file = RolloutFile(problems, rollouts, out / "rollouts.jsonl", selection)
+        engine, _, learning = TunedLearning.sampled(file, tests, replace(runtime, max_running=in_flight))
         engine.close()
         del engine, _  # whose weights would stay in memory beside the trunk's
-        seconds = {"rollouts": round(time.perf_counter() - started, 1)}
-        record = {"benchmark": benchmark, "problems": len(trees), "labels": str(rollouts.labels), "seconds": seconds}
-        TunedLearning(trees, tests, out, record, rollouts).tune(replace(of_trunk, max_running=in_flight), tune)
+        learning.tune(replace(of_trunk, max_running=in_flight), tune)
     typer.echo(f"{time.perf_counter() - started:.0f} s in all")
 
 
@@ -101,7 +95,7 @@ class TunedLearning(Learning):
         layers, seed, adapter = LastLayers(open_generator(runtime), count), self.rollouts.seed, self.out / "adapter"
         readings, trunk, files = self._read_entering(runtime, layers.first)
         typer.echo("the trunk as it is:")
-        self._learned(readings, "untuned", trunk)
+        self.learn(readings, "untuned", trunk)
         teach, choose = split_for_tuning(readings, seed)
         identity = identity_of(trunk["digest"], layers.first, files)
         kept, parts = KeptStates(files, readings), (teach.tolist(), choose.tolist())
@@ -123,7 +117,7 @@ class TunedLearning(Learning):
         of_adapted = replace(runtime, generator=str(adapter))
         tuned, adapted = read_by_trunk(self.trees, self.out / "readings", of_adapted)
         typer.echo("the tuned trunk:")
-        self._test(self._learned(tuned, "verifier", adapted, calibrated(head, tuned, seed)), of_adapted)
+        self.test(self.learn(tuned, "verifier", adapted, calibrated(head, tuned, seed)), of_adapted)
         typer.echo(f"verifier  --verifier {adapter} --verifier-family {self.out / 'verifier'}")
         typer.echo(f"untuned   --verifier {runtime.generator} --verifier-family {self.out / 'untuned'}")
 

@@ -30,7 +30,7 @@ from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.zoo.description import NEWEST, OLDEST
 from espalier.engine.models.zoo.trial import random_model
 from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
-from espalier.experiments.cli.commands.doctor import examine
+from espalier.experiments.cli.operating.doctor import examine
 from espalier.experiments.planning.inspection import inspect_checkpoint
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.layout import KVShape

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hybrids import write_hybrid_verifier
 
-from espalier.experiments.cli.commands import doctor
-from espalier.experiments.cli.operating.finding import Finding
+from espalier.experiments.cli.operating import doctor
+from espalier.experiments.cli.operating.doctor import Finding
 from espalier.search.run.settings import RuntimeSettings
 
 

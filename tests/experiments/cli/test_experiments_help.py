@@ -9,7 +9,7 @@ from typer.main import get_command
 from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS
 from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.main import app
-from espalier.experiments.cli.schema_options import Without, with_schema
+from espalier.experiments.cli.schema_options import Fields, with_schema
 from espalier.search.run.settings import RuntimeSettings
 
 ROOT = get_command(app)
@@ -76,7 +76,7 @@ def test_a_field_that_a_command_leaves_out_keeps_its_default(monkeypatch):
 
     @line.command()
     @with_schema
-    def command(*, runtime: Annotated[RuntimeSettings, Without("system_prompt")]) -> None:
+    def command(*, runtime: Annotated[RuntimeSettings, Fields(without=["system_prompt"])]) -> None:
         seen.append(runtime)
 
     monkeypatch.setenv("ESPALIER_SYSTEM_PROMPT", "for another command")

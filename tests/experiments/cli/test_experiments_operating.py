@@ -15,7 +15,7 @@ import trustme
 from scripted_orchestrator import NAMES, ScriptedOrchestrator
 from server_thread import ServerThread
 
-from espalier.experiments.cli.operating.server_findings import server_findings
+from espalier.experiments.cli.operating.doctor import server_findings
 from espalier.search.request import SearchRequest
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.service import errors

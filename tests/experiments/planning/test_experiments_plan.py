@@ -10,8 +10,8 @@ from zoo_models import write_checkpoint
 
 from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.main import app
-from espalier.experiments.planning.devices import planned_models
 from espalier.experiments.planning.inspection import inspect_checkpoint
+from espalier.experiments.planning.plan import planned_models
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.search.run.settings import RuntimeSettings
 

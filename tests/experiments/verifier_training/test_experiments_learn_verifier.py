@@ -15,7 +15,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
-from espalier.experiments.cli.commands.learn_verifier import _judge
+from espalier.experiments.cli.commands.learning import judge
 from espalier.experiments.prm_evaluation.metrics import auc_of_problems
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.record import CutPaths, Unanswered
@@ -203,7 +203,7 @@ def test_solutions_that_were_cut_are_counted_and_are_no_ground_for_a_verdict(esp
 def test_a_verifier_is_judged_only_where_enough_was_sampled(capsys, aucs: list[float], cut: int, said: str):
     found = auc_of_problems([(value, 1.0) for value in aucs])
     measured = {"problems": 41, "ranks": found and asdict(found)}
-    _judge(measured, CutPaths({Unanswered.MAX_TOKENS: cut} if cut else {}, 48))
+    judge(measured, CutPaths({Unanswered.MAX_TOKENS: cut} if cut else {}, 48))
     judged = capsys.readouterr().err
     assert said in judged
     assert bool(judged) == bool(said)

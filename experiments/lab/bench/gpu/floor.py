@@ -7,8 +7,15 @@ import typer
 
 from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report
-from espalier.experiments.planning.known_models import MODELS, PAIRS, ModelShape
-from espalier.experiments.planning.roofline import CARDS, Card, decode_seconds, scoring_seconds
+from espalier.experiments.planning.roofline import (
+    CARDS,
+    MODELS,
+    PAIRS,
+    Card,
+    ModelShape,
+    decode_seconds,
+    scoring_seconds,
+)
 
 
 def step_rows(

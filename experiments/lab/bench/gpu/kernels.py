@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 
 from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report
-from espalier.experiments.planning.known_models import MODELS, ModelShape
+from espalier.experiments.planning.roofline import MODELS, ModelShape
 from espalier.kernels.triton import attention, cache, filters, linear, pointwise, recurrent, sampling
 
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90}

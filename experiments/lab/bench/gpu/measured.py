@@ -28,8 +28,7 @@ from espalier.engine.models.options import LoadFormat
 from espalier.experiments.demo import generator_path, verifier_path
 from espalier.experiments.lab.bench.baselines.transformers_models import TransformersModels
 from espalier.experiments.lab.bench.report import Show, nothing_shown
-from espalier.experiments.planning.known_models import MODELS, PAIRS, known_model
-from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
+from espalier.experiments.planning.roofline import MODELS, PAIRS, Card, decode_seconds, known_model, scoring_seconds
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights

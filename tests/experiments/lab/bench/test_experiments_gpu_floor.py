@@ -5,9 +5,15 @@ from typer.testing import CliRunner
 
 from espalier.experiments.lab.__main__ import app
 from espalier.experiments.lab.bench.gpu.floor import search_rows, step_rows
-from espalier.experiments.planning.drafts import pass_seconds, tokens_of_a_pass
-from espalier.experiments.planning.known_models import MODELS
-from espalier.experiments.planning.roofline import CARDS, Card, decode_seconds, scoring_seconds
+from espalier.experiments.planning.roofline import (
+    CARDS,
+    MODELS,
+    Card,
+    decode_seconds,
+    pass_seconds,
+    scoring_seconds,
+    tokens_of_a_pass,
+)
 
 QWEN, PRM = MODELS["Qwen2.5-1.5B"], MODELS["Qwen2.5-Math-PRM-7B"]
 FREE_LAUNCHES = Card(bandwidth=1e12, matrix_rate=1e15, kernel_seconds=0.0)
