@@ -16,7 +16,6 @@ from espalier.experiments.cli.progress import share_progress
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.runs import graders
 from espalier.experiments.runs.files import file_lock, folder_lock
-from espalier.experiments.runs.provenance import describe_command
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.summary import Summary
 from espalier.search.algorithms import named, needs_verifier, unscored_default, verifier_advice, what_needs_verifier
@@ -79,6 +78,7 @@ def evaluating(
     Yields the evaluation, for whose `options` see `Evaluation`, and what describes the command; see `describe_command`.
     """
     from espalier.experiments.runs.evaluate import Evaluation
+    from espalier.experiments.runs.provenance import describe_command
 
     problems, name = selection.load(runtime.offline), selection.benchmark
     asked, checker = selection.of(problems), graders.make_grader(selection.grader, runtime.grader_memory)

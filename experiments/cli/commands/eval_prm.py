@@ -17,7 +17,6 @@ from espalier.experiments.cli.runs import EXIT_PARTIAL, writing_to
 from espalier.experiments.cli.schema_options import Fields, Outcome, with_schema
 from espalier.experiments.demo import planted_errors_path
 from espalier.experiments.prm_evaluation.solutions import Format, choose, read_solutions
-from espalier.experiments.runs.provenance import describe_models
 from espalier.search.run.settings import RuntimeSettings
 
 _UNUSED = (
@@ -60,6 +59,7 @@ def eval_prm_command(
     """Measure how well a verifier finds the wrong steps of solutions; loads no generator."""
     from espalier.experiments.prm_evaluation.report import make_records, plot_reliability, show_summary, summarize
     from espalier.experiments.prm_evaluation.scoring import Scored, ScoreFolder, load_scoring
+    from espalier.experiments.runs.provenance import describe_models
 
     path = Path(benchmark)
     if benchmark == "demo":

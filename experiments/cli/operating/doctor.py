@@ -17,7 +17,6 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.cli.runs import EXIT_FAILED
 from espalier.experiments.cli.schema_options import Outcome, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
-from espalier.experiments.runs.provenance import gpus, memory_bytes, processor_name, vector_units
 from espalier.prm.scorers import names_checkpoint
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.access.callers import read_callers
@@ -114,6 +113,7 @@ def _version(name: str) -> str:
 
 
 def _processor() -> Iterator[Finding]:
+    from espalier.experiments.runs.provenance import memory_bytes, processor_name, vector_units
     from espalier.kernels.cpu.threads import num_threads
 
     memory = memory_bytes()
@@ -125,6 +125,8 @@ def _processor() -> Iterator[Finding]:
 
 def _gpus() -> Iterator[Finding]:
     import torch
+
+    from espalier.experiments.runs.provenance import gpus
 
     found = gpus()
     if not found:
