@@ -1,7 +1,7 @@
 """Counters of an engine and the memory it holds: one `RoleStats` for each model.
 
 A counter is one field, declared with its `Counter` and counted up in one place. Statistics, their sums over
-workers, metrics, spans and reports follow from the declaration. Those of a search are fields of `search.usage.Usage`.
+workers, metrics, spans and reports follow from the declaration. Those of a search are fields of `search.result.Usage`.
 """
 
 from bisect import bisect_left

@@ -8,13 +8,9 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from espalier.search.conversation import ChatMessage
-from espalier.search.form import Form, read_form
+from espalier.search import rules
+from espalier.search.conversation import AboutProblem, ChatMessage
 from espalier.search.schema import MAX_ITEMS, CodeName, Option, Parsed, Reads, mapping_text, read_texts
-from espalier.search.step_rule import StepRule, read_step_rule
-from espalier.search.thoughts.mode import Thinking, read_thinking
-from espalier.search.thoughts.stop_rule import StopRule, read_stop_rule
-from espalier.search.unsure_rule import UnsureRule, read_unsure_rule
 
 DEFAULT_MAX_TOKENS = 2048
 """Default limit on the generated tokens of one path."""
@@ -38,7 +34,7 @@ class AlgorithmName(StrEnum):
     REBASE = "rebase"
     PARTICLE = "particle"
     MCTS = "mcts"
-    AUTO = Reads(read_thinking)("auto")
+    AUTO = "auto"
 
 
 class Aggregation(StrEnum):
@@ -55,7 +51,7 @@ class Vote(StrEnum):
 
     `naive` takes the answer of the best-scored path, `weighted` the answer with the largest sum of path scores,
     `majority` the answer given by most paths. The others are weighted votes by the generator's own confidence in a path
-    in place of its score, and need no verifier; see `voting.confidence`.
+    in place of its score, and need no verifier; see `growth.confidence`.
     """
 
     NAIVE = "naive"
@@ -72,7 +68,7 @@ class Vote(StrEnum):
 
 
 class EarlyStop(StrEnum):
-    """Policies of ending a search of independent paths once its answer is decided; see `voting.decided`."""
+    """Policies of ending a search of independent paths once its answer is decided; see `growth.early_stop`."""
 
     OFF = "off"
     DECIDED = "decided"
@@ -120,8 +116,8 @@ def unknown_bias(bias: Sequence[tuple[int, float]], vocabulary: int) -> str:
 
 
 _NO_BIAS = Parsed[Bias]("", ())
-_PARAGRAPHS = Reads(read_step_rule)("paragraph")
-_THINKING = Reads(read_thinking)("auto")
+_PARAGRAPHS = Reads(rules.read_step_rule)("paragraph")
+_THINKING = Reads(rules.read_thinking)("auto")
 NO_TEXT = Parsed[Any]("", None)
 """Default of a rule that a request need not have."""
 
@@ -161,7 +157,7 @@ class PenaltyFields:
 
 
 @dataclass(frozen=True, slots=True)
-class CommonFields(PenaltyFields):
+class CommonFields(PenaltyFields, AboutProblem):
     """One problem and the fields of a search on it that an algorithm may read.
 
     `beam_width` is N, the number of paths kept after each step; `expansion` is M, the children sampled from each kept
@@ -228,8 +224,8 @@ class CommonFields(PenaltyFields):
         Option("Minimum probability relative to the most likely token; default: generation_config.json's, else 0."),
     ] = None
     step_rule: Annotated[
-        Parsed[StepRule],
-        Reads(read_step_rule),
+        Parsed[rules.StepRule],
+        Reads(rules.read_step_rule),
         Option(
             "Where a step ends: paragraph, at a blank line; tokens:64, after so many tokens; text:###, after this "
             "text; markers, where a sentence begins with Wait, So, Let me and the like."
@@ -243,8 +239,8 @@ class CommonFields(PenaltyFields):
         ),
     ] = True
     thinking: Annotated[
-        Parsed[Thinking],
-        Reads(read_thinking),
+        Parsed[rules.Thinking],
+        Reads(rules.read_thinking),
         Option(
             "Whether the generator thinks before it answers: auto, as its chat template has it; off; on; or at most so "
             "many tokens, after which its thought is closed for it. Room for the answer is always kept."
@@ -267,8 +263,8 @@ class CommonFields(PenaltyFields):
         ),
     ] = None
     stop_when: Annotated[
-        Parsed[StopRule | None],
-        Reads(read_stop_rule),
+        Parsed[rules.StopRule | None],
+        Reads(rules.read_stop_rule),
         Option(
             "Close a thought once its last probes agree: agree:3,certainty:0.9,tokens:512, three probes with the same "
             "answer, each at least so certain, and not before 512 tokens of its path. Needs --probe-every. Default: "
@@ -328,8 +324,8 @@ class CommonFields(PenaltyFields):
         ),
     ] = EarlyStop.DECIDED
     stop_unsure: Annotated[
-        Parsed[UnsureRule | None],
-        Reads(read_unsure_rule),
+        Parsed[rules.UnsureRule | None],
+        Reads(rules.read_unsure_rule),
         Option(
             "majority, best-of-n, adaptive: stop paths that the generator is unsure of. first:16,keep:90 runs 16 paths "
             "to their ends; a later one is stopped, without a vote, once the mean log-probability of 2048 of its "
@@ -339,8 +335,8 @@ class CommonFields(PenaltyFields):
         ),
     ] = NO_TEXT
     answer_form: Annotated[
-        Parsed[Form | None],
-        Reads(read_form),
+        Parsed[rules.Form | None],
+        Reads(rules.read_form),
         Option(
             "The form of what stands in \\boxed{}, without which a path has no answer: a regular expression, json: and "
             "a JSON schema, or grammar: and a Lark grammar. Thoughts and steps stay free. Default: any.",
@@ -348,8 +344,8 @@ class CommonFields(PenaltyFields):
         ),
     ] = NO_TEXT
     text_form: Annotated[
-        Parsed[Form | None],
-        Reads(read_form),
+        Parsed[rules.Form | None],
+        Reads(rules.read_form),
         Option(
             "The form of the whole text behind the thought, which is then the answer; written like --answer-form. "
             "Default: any.",

@@ -1,4 +1,4 @@
-"""Completions: texts sampled from the generator alone, without a search, and what comes back of them."""
+"""Completions: texts sampled from the generator alone, without a search, and what its tokenizer makes of a prompt."""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from annotated_types import Interval
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.work import TOP_TOKENS
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS, NO_TEXT, PenaltyFields
-from espalier.search.form import Form, read_form
 from espalier.search.result import StopReason, Usage
+from espalier.search.rules import Form, read_form
 from espalier.search.schema import Parsed, Reads, text_violations, violations
 
 PLAIN = "plain"
@@ -61,7 +61,7 @@ class CompletionRequest(PenaltyFields):
         logprobs: likeliest tokens to report at each place besides the one that is there; None for no log-probabilities.
         add_special_tokens: whether the tokens that the checkpoint puts before a text are put before prompts of text.
         time_limit: seconds from submission after which choices end as far as they are; None for no limit.
-        text_form: the form of a choice behind its thought, see `search.form`; empty for any.
+        text_form: the form of a choice behind its thought, see `search.rules`; empty for any.
     """
 
     prompts: tuple[Prompt, ...]
@@ -269,3 +269,43 @@ def prompt_violation(prompt: Prompt) -> Violation | None:
     if not text and not isinstance(prompt, ChatPrompt):
         return Violation("prompts", "must not be empty")
     return next(iter(text_violations("prompts", text, MAX_PROMPT_BYTES)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizationRequest:
+    """A prompt, or its token ids, to be shown in both forms.
+
+    Attributes:
+        prompt: a text, token ids or a conversation.
+        add_special_tokens: as of `CompletionRequest`.
+    """
+
+    prompt: Prompt
+    add_special_tokens: bool = True
+
+    def validate(self) -> None:
+        """Check the prompt.
+
+        Raises:
+            InvalidRequestError: it is too long, or no text.
+        """
+        empty = not self.prompt  # has no tokens, which is an answer
+        if not empty and (wrong := prompt_violation(self.prompt)):
+            raise InvalidRequestError([Violation("prompt", wrong.description)])
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """A prompt as token ids, as tokens and as text.
+
+    Attributes:
+        token_ids: its ids.
+        tokens: each as it is written in the vocabulary.
+        text: their text, special tokens as they are written.
+        description: the tokenizer's special tokens by name, its chat template, its size and the model's context.
+    """
+
+    token_ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    text: str
+    description: Mapping[str, Any]

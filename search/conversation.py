@@ -1,14 +1,15 @@
 """The messages of a conversation around its problem."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
-from espalier.engine.errors import Violation
-from espalier.search.schema import text_violations
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.schema import text_violations, violations
 
+MAX_PROBLEM_BYTES = 32 * 1024
 MAX_HISTORY_BYTES = 128 * 1024
 MAX_HISTORY_MESSAGES = 256
 
@@ -49,6 +50,12 @@ class ChatMessage:
         """Fields of the object that `more` is."""
         return json.loads(self.more) if self.more else {}
 
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it."""
+        thought = self.reasoning_content
+        thoughts = {"reasoning_content": thought, "thinking": thought} if thought else {}  # templates read either
+        return {"role": str(self.role), "content": self.content, **thoughts, **self.fields}
+
 
 def split_conversation(messages: Sequence[ChatMessage]) -> tuple[str, tuple[ChatMessage, ...]]:
     """The problem of a conversation, which is what the user says last, and the messages around it.
@@ -85,17 +92,22 @@ def conversation_text(problem: str, history: Sequence[ChatMessage]) -> str:
 
         User: And twice that?
     """
-    turns = [message for message in whole_conversation(problem, history) if message.role != ChatRole.SYSTEM]
+    return turns_text([message.for_template() for message in whole_conversation(problem, history)])
+
+
+def turns_text(messages: Iterable[Mapping[str, Any]]) -> str:
+    """See `conversation_text`, of messages as chat templates read them."""
+    turns = [message for message in messages if message["role"] != ChatRole.SYSTEM]
     if len(turns) == 1:
-        return problem
-    return "\n\n".join(f"{turn.role.capitalize()}: {_said(turn)}" for turn in turns)
+        return turns[0]["content"]
+    return "\n\n".join(f"{turn['role'].capitalize()}: {_said(turn)}" for turn in turns)
 
 
-def _said(turn: ChatMessage) -> str:
+def _said(turn: Mapping[str, Any]) -> str:
     """A message's text, and the tools that it calls."""
-    calls = [call["function"] for call in turn.fields.get("tool_calls") or ()]
+    calls = [call["function"] for call in turn.get("tool_calls") or ()]
     called = [f"{call['name']}({call.get('arguments') or ''})" for call in calls]
-    return "\n".join(filter(None, [turn.content, *called])) if called else turn.content
+    return "\n".join(filter(None, [turn["content"], *called]))
 
 
 def history_violations(history: Sequence[ChatMessage]) -> list[Violation]:
@@ -136,3 +148,49 @@ def _is_read(message: ChatMessage) -> bool:
             for call in calls
         )
     )
+
+
+class AboutProblem:
+    """A request about a problem, with the messages around it."""
+
+    __slots__ = ()
+
+    problem: str
+    history: tuple[ChatMessage, ...]
+    checked_apart: ClassVar[Collection[str]] = ()
+    """Fields that are not declared as in `schema`."""
+
+    @property
+    def problem_text(self) -> str:
+        """The problem with the turns before it, as a verifier reads it; executors route by it."""
+        return conversation_text(self.problem, self.history) if self.history else self.problem
+
+    @property
+    def size(self) -> int:
+        """Characters of all that is to be read, for limits and shares."""
+        return len(self.problem) + sum(len(message.content) for message in self.history) + sum(map(len, self.beside))
+
+    @property
+    def beside(self) -> Iterable[str]:
+        """Texts to be read besides the problem and its history."""
+        return ()
+
+    def validate(self) -> None:
+        """Check every field.
+
+        Raises:
+            InvalidRequestError: lists all violations.
+        """
+        if found := self.all_violations():
+            raise InvalidRequestError(found)
+
+    def all_violations(self) -> list[Violation]:
+        """What is wrong with its problem, the messages before that, and its fields, but those of its own kind."""
+        of_fields, found = violations(self, self.checked_apart), list[Violation]()
+        wrong = {violation.field for violation in of_fields}
+        if "problem" not in wrong:
+            found += text_violations("problem", self.problem, MAX_PROBLEM_BYTES)
+            found += [] if self.problem.strip() else [Violation("problem", "must not be empty")]
+        if self.history and "history" not in wrong:
+            found += history_violations(self.history)
+        return found + of_fields

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 _Result = TypeVar("_Result")
 _REMEMBERED = 1024
@@ -199,30 +200,18 @@ class AccountThreads:
         """Set how many threads an account gets, and the beginning of their names."""
         self._each, self._name = each, name
         self._lock = threading.Lock()
-        self._threads: dict[Account, tuple[ThreadPoolExecutor, int]] = {}  # with how much work each has
+        self._threads: WeakValueDictionary[Account, ThreadPoolExecutor] = WeakValueDictionary()
 
     def submit(self, account: Account, work: Callable[[], _Result]) -> "Future[_Result]":
-        """Have work done on one of the account's threads."""
+        """Have work done on one of the account's threads, which end once nobody waits for what they have worked out."""
         with self._lock:
-            threads, count = self._threads.get(account) or (ThreadPoolExecutor(self._each, self._name), 0)
-            self._threads[account] = threads, count + 1
+            threads = self._threads.get(account) or ThreadPoolExecutor(self._each, self._name)
+            self._threads[account] = threads
             future = threads.submit(work)
-        future.add_done_callback(lambda _: self._done(account, threads))
+        future.add_done_callback(lambda _: threads)  # only to refer to them
         return future
-
-    def _done(self, account: Account, threads: ThreadPoolExecutor) -> None:
-        with self._lock:
-            mine, count = self._threads.get(account, (None, 0))
-            if mine is not threads:
-                return
-            self._threads[account] = threads, count - 1
-            if count == 1:
-                del self._threads[account]
-                threads.shutdown(wait=False)
 
     def close(self) -> None:
         """Wait for all work."""
-        with self._lock:
-            threads, self._threads = self._threads, {}
-        for each, _ in threads.values():
-            each.shutdown()
+        for threads in list(self._threads.values()):
+            threads.shutdown()

@@ -1,7 +1,7 @@
 """The request for one search: the problem, the algorithm and its parameters."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, TypedDict
@@ -14,9 +14,9 @@ from espalier.search.common_fields import AlgorithmName as AlgorithmName
 from espalier.search.common_fields import CommonFields
 from espalier.search.common_fields import EarlyStop as EarlyStop
 from espalier.search.common_fields import Vote as Vote
-from espalier.search.conversation import ChatMessage, conversation_text, history_violations
+from espalier.search.conversation import AboutProblem, ChatMessage
 from espalier.search.fairness import Account
-from espalier.search.schema import CodeName, from_values, text_violations, violations
+from espalier.search.schema import CodeName, from_values, violations
 
 EXACT_MATCH = "exact-match"
 """Name of comparing answers by their canonical text alone."""
@@ -27,9 +27,6 @@ class AnswerEquivalence(StrEnum):
 
     MATH_VERIFY = "math-verify"
     EXACT_MATCH = EXACT_MATCH
-
-
-MAX_PROBLEM_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +52,22 @@ class SearchRequest(CommonFields):
         return algorithm_of(self).candidates(self)
 
     @property
-    def problem_text(self) -> str:
-        """The problem with the turns before it, as a verifier reads it; see `conversation_text`."""
-        return conversation_text(self.problem, self.history) if self.history else self.problem
-
-    @property
-    def size(self) -> int:
-        """Characters of the problem and of the messages before it."""
-        return len(self.problem) + sum(len(message.content) for message in self.history)
-
-    @property
     def estimated_tokens(self) -> int:
         """About how many tokens the search may sample, from the request alone: for shares, not for limits."""
         return self.beam_width * self.expansion * self.path_limit
 
-    def validate(self) -> None:
-        """Check every field, as the function `validate` does."""
-        validate(self)
+    def all_violations(self) -> list[Violation]:
+        """See `AboutProblem`; those of limits on products of fields too."""
+        found = AboutProblem.all_violations(self)
+        if self.answer_form and self.text_form:
+            found.append(Violation("answer_form", "binds a part of what text_form binds; give one of them"))
+        if self.stop_when and not self.probe_every:
+            found.append(Violation("stop_when", "needs probe_every: the rule reads probes"))
+        if "algorithm" not in {violation.field for violation in found}:
+            its = algorithm_of(self)
+            own = violations(its.parameters(self)) if isinstance(self.algorithm, CodeName) else []
+            found += [*own, *its.violations(self)]
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return the request as JSON-serializable values."""
@@ -129,7 +125,7 @@ def make_request(problem: str | SearchRequest, given: Mapping[str, Any]) -> Sear
         InvalidRequestError: lists unknown fields and invalid values.
     """
     if not isinstance(problem, str | SearchRequest):
-        raise TypeError(f"a problem is a text or a SearchRequest, not {_a(problem)}")
+        raise TypeError(f"a problem is a text or a SearchRequest, not an object of the type {type(problem).__name__}")
     base = {"problem": problem} if isinstance(problem, str) else problem.to_dict()
     values = base | dict(given)
     try:
@@ -158,44 +154,9 @@ def several(problems: Iterable[str | SearchRequest]) -> Iterable[str | SearchReq
         TypeError: a single text would be searched character by character.
     """
     if isinstance(problems, str | bytes | SearchRequest | Mapping) or not isinstance(problems, Iterable):
-        raise TypeError(f"solve_many takes a list of problems, not {_a(problems)}; for one problem call solve")
+        kind = type(problems).__name__
+        raise TypeError(f"solve_many takes a list of problems, not an object of the type {kind}; for one call solve")
     return problems
-
-
-def _a(value: object) -> str:
-    return "None" if value is None else f"an object of the type {type(value).__name__}"
-
-
-def violations_with_problem(request: Any, without: Collection[str] = ()) -> list[Violation]:
-    """Violations of a request's fields, `without` some, of its problem and of the messages before that."""
-    of_fields, found = violations(request, without), list[Violation]()
-    wrong = {violation.field for violation in of_fields}
-    if "problem" not in wrong:
-        found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
-        found += [] if request.problem.strip() else [Violation("problem", "must not be empty")]
-    if request.history and "history" not in wrong:
-        found += history_violations(request.history)
-    return found + of_fields
-
-
-def validate(request: SearchRequest) -> None:
-    """Check every field of a request, and the limits on products of fields.
-
-    Raises:
-        InvalidRequestError: lists all violations.
-    """
-    found = violations_with_problem(request)
-    wrong = {violation.field for violation in found}
-    if request.answer_form and request.text_form:
-        found.append(Violation("answer_form", "binds a part of what text_form binds; give one of them"))
-    if request.stop_when and not request.probe_every:
-        found.append(Violation("stop_when", "needs probe_every: the rule reads probes"))
-    if "algorithm" not in wrong:
-        its = algorithm_of(request)
-        own = violations(its.parameters(request)) if isinstance(request.algorithm, CodeName) else []
-        found += [*own, *its.violations(request)]
-    if found:
-        raise InvalidRequestError(found)
 
 
 MAX_PRIORITY = 100

@@ -7,10 +7,9 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
-from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.errors import Violation
 from espalier.search.common_fields import PenaltyFields
-from espalier.search.conversation import ChatMessage, conversation_text
-from espalier.search.request import violations_with_problem
+from espalier.search.conversation import AboutProblem, ChatMessage
 from espalier.search.result import StopReason, Usage
 from espalier.search.schema import Option, text_violations
 
@@ -19,7 +18,7 @@ _MAX_GOLD_BYTES = 4096
 
 
 class Labels(StrEnum):
-    """Source of a step's value; see `run.rollout_tree`."""
+    """Source of a step's value; see `run.rollout`."""
 
     OUTCOME = "outcome"
     MONTE_CARLO = "monte-carlo"
@@ -66,7 +65,7 @@ def without_neutral_penalties(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutRequest(RolloutSettings):
+class RolloutRequest(RolloutSettings, AboutProblem):
     """A problem whose solutions are sampled.
 
     Attributes:
@@ -82,37 +81,28 @@ class RolloutRequest(RolloutSettings):
     time_limit: Annotated[float | None, Interval(gt=0, le=24 * 3600)] = None
 
     algorithm: ClassVar[str] = "rollout"
+    checked_apart: ClassVar = ("golds",)
 
     @property
-    def problem_text(self) -> str:
-        """The problem with the turns before it; executors route by it."""
-        return conversation_text(self.problem, self.history) if self.history else self.problem
-
-    @property
-    def size(self) -> int:
-        """Characters of the problem, the messages before it and the right answers."""
-        return len(self.problem_text) + sum(map(len, self.golds))
+    def beside(self) -> tuple[str, ...]:
+        """See `AboutProblem`."""
+        return self.golds
 
     @property
     def estimated_tokens(self) -> int:
         """About how many tokens are sampled, for shares."""
         return self.solutions * self.max_tokens
 
-    def validate(self) -> None:
-        """Check every field.
-
-        Raises:
-            InvalidRequestError: lists all violations.
-        """
-        found = violations_with_problem(self, without=("golds",))
+    def all_violations(self) -> list[Violation]:
+        """See `AboutProblem`."""
+        found = AboutProblem.all_violations(self)
         if self.labels == Labels.BINARY_SEARCH:
             found.append(Violation("labels", "must be outcome or monte-carlo; binary-search grades while it samples"))
         if len(self.golds) > MAX_GOLDS:
             found.append(Violation("golds", f"must be at most {MAX_GOLDS}, are {len(self.golds)}"))
         for gold in self.golds[:MAX_GOLDS]:
             found += text_violations("golds", gold, _MAX_GOLD_BYTES)
-        if found:
-            raise InvalidRequestError(found)
+        return found
 
 
 @dataclass(slots=True)

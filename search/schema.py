@@ -247,11 +247,12 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
             continue
         if isinstance(value, int) and field.option and not field.item and issubclass(field.kind, str):
             value = ("off", "on")[value] if isinstance(value, bool) else str(value)  # on and off are booleans in YAML
+        stands_for_text = isinstance(value, Mapping) and field.kind is str
         if field.item:
             value = _items(field.item, name, value, wrong)
         elif value is not None and issubclass(field.kind, StrEnum) and value in list(field.kind):
             value = field.kind(value)
-        elif (isinstance(value, str) or _is_text(value, field)) and field.option and field.option.parse:
+        elif field.option and field.option.parse and (isinstance(value, str) or stands_for_text):
             try:
                 value = field.option.parse(value)
             except ValueError as error:
@@ -263,11 +264,6 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
     if wrong:
         raise InvalidRequestError(wrong)
     return kind(**typed)
-
-
-def _is_text(value: Any, field: Field) -> bool:
-    """True for a mapping that stands for text."""
-    return isinstance(value, Mapping) and field.kind is str
 
 
 def mapping_text(mapping: Mapping[Any, Any]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from espalier.search.common_fields import Aggregation
+from espalier.search.rules import Probe as Probe
 
 
 class Termination(StrEnum):
@@ -24,21 +25,6 @@ class Termination(StrEnum):
     PRUNED = "pruned"
     CANCELLED = "cancelled"
     ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """The answer that a path gives if it has to answer at the end of a step.
-
-    Attributes:
-        answer: as the model writes it into a box; empty where it does not finish one.
-        certainty: geometric mean of the probabilities of the answer's tokens, in [0, 1]; 0 without an answer.
-        tokens: tokens computed for it, written by the host and sampled.
-    """
-
-    answer: str
-    certainty: float
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from espalier.engine.models.model import Model
     from espalier.prm.base import PrmFamily
     from espalier.search.run.orchestrator import Orchestrator
-    from espalier.search.voting.equivalence import Equivalence
+    from espalier.search.voting.equivalence import MathVerify
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for GPUs run here too; read when triton is imported
@@ -133,7 +133,7 @@ def make_orchestrator(
         generator: "str | Model" = "talker",
         verifier: str | Path | None = "classifier",
         max_running: int = 64,
-        equivalence: "Equivalence | None" = None,
+        equivalence: "MathVerify | None" = None,
         **options: Any,
     ) -> "Orchestrator":
         family = family_of(verifier) if verifier else None

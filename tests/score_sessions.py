@@ -4,15 +4,15 @@ from typing import Any
 
 from espalier.search.request import SubmitOptions
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.score_session import (
+from espalier.search.scores import (
     NodeScore,
     OpenNodes,
+    ScoreResult,
     ScoreSessionRequest,
     SessionStep,
     SessionTurn,
     StepsScored,
 )
-from espalier.search.scores import ScoreResult
 
 
 class Session:

@@ -22,7 +22,6 @@ from espalier.search.algorithms import (
     answers_suffice,
     has_independent_paths,
     needs_verifier,
-    samples_whole_paths,
     vote_of,
 )
 from espalier.search.common_fields import Aggregation, Vote
@@ -162,7 +161,7 @@ class Forecaster:
             return candidates if candidates <= self.paths else -candidates
 
         for request in sorted(requests, key=size, reverse=True):
-            if samples_whole_paths(request) or not self.can(request):
+            if algorithm_of(request).whole_paths or not self.can(request):
                 continue
             try:
                 self._modelled(request)
@@ -194,7 +193,7 @@ class Forecaster:
         if independent and request.beam_width <= self.paths:
             return self._with_costs(request, Basis.RECORDED, self._recorded(request))
         found = self._modelled(request)
-        if not samples_whole_paths(request):
+        if not algorithm_of(request).whole_paths:
             return self._with_costs(request, Basis.PREDICTED, found, self._error, self._more_tokens)
         shift = 0.0
         if independent:  # how far the model is off where more is known

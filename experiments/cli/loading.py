@@ -14,7 +14,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from espalier.experiments.cli.progress import lines
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings, check_executor
-from espalier.search.run.load import load_orchestrator
 from espalier.search.run.settings import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ _SHOWN_FROM = 256 * 2**20
 
 def load_with_progress(settings: RuntimeSettings) -> Orchestrator:
     """Call `load_orchestrator` with a progress bar."""
+    from espalier.search.run.load import load_orchestrator  # imports torch
+
     with bytes_progress(Console(stderr=True)) as on_bytes:
         return load_orchestrator(settings, on_bytes)
 

@@ -36,8 +36,7 @@ from espalier.experiments.runs.files import write_whole
 from espalier.search.algorithms import unscored_default
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
-from espalier.search.run.load import on_gpu
-from espalier.search.run.settings import RuntimeSettings
+from espalier.search.run.settings import RuntimeSettings, on_gpu
 from espalier.search.schema import CodeName
 from espalier.search.service.errors import SearchFailedError
 from espalier.search.service.settings import LogFormat, ServerSettings, default_searches

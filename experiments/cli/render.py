@@ -16,8 +16,7 @@ from espalier.experiments.report.trees import Line, tree_lines
 from espalier.experiments.runs.grid import settings_text
 from espalier.experiments.runs.record import Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.experiments.runs.summary import Summary
-from espalier.search.result import SearchResult, StopReason
-from espalier.search.usage import USAGE_COUNTERS
+from espalier.search.result import USAGE_COUNTERS, SearchResult, StopReason
 
 if TYPE_CHECKING:  # which need what a client alone has not installed
     from espalier.experiments.planning.sweep_cost import Estimate

@@ -37,9 +37,9 @@ from espalier.experiments.executors.worker import (
     Worker,
 )
 from espalier.kernels.cpu.threads import usable_cores
+from espalier.search.completion import Tokenization
 from espalier.search.run.executor import Resolved
 from espalier.search.run.settings import RuntimeSettings, default_cpu_kv_memory
-from espalier.search.tokenization import Tokenization
 
 log = logging.getLogger("espalier.executors")
 

@@ -14,9 +14,9 @@ from typing import Any
 from espalier.engine.errors import EspalierError, FatalError, first_line
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.executors.worker import Loaded, Lost, NoAnswerError, Order, Question, Report, Worker
+from espalier.search.completion import Tokenization
 from espalier.search.run.executor import Resolved
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.tokenization import Tokenization
 
 _CONNECT_SECONDS = 10.0
 _PATHS = ("generator", "verifier", "verifier_family", "verifier_reference", "cache_dir", "load_cache")

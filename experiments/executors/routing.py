@@ -12,7 +12,7 @@ from espalier.search.fairness import Holdings, Shares
 from espalier.search.request import SubmitOptions
 from espalier.search.result import Started
 from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, Resolved, request_of
-from espalier.search.score_session import SessionTurn, StepsScored
+from espalier.search.scores import SessionTurn, StepsScored
 from espalier.search.server_info import Occupancy
 
 _DEATHS_IN_COMPANY = 3

@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 from espalier import __version__
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.provenance import hardware
+from espalier.search.completion import Tokenization, TokenizationRequest
 from espalier.search.request import SubmitOptions
 from espalier.search.result import Finished
-from espalier.search.run.executor import AnyEvent, AnyRequest, Rejected, RequestDefaults, Resolved
-from espalier.search.run.executor_loop import ExecutorLoop
-from espalier.search.run.failure import reason_of
-from espalier.search.run.load import load_orchestrator
+from espalier.search.run.executor import (
+    AnyEvent,
+    AnyRequest,
+    ExecutorLoop,
+    Rejected,
+    RequestDefaults,
+    Resolved,
+    reason_of,
+)
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.score_session import SessionTurn
+from espalier.search.scores import SessionTurn
 from espalier.search.server_info import Occupancy
 from espalier.search.service.errors import NotReadyError
-from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 if TYPE_CHECKING:
     from espalier.search.run.orchestrator import Orchestrator
@@ -195,6 +200,8 @@ class Worker:
         Returns:
             Whether it was stopped; False if it could not load or its engine failed, which was reported.
         """
+        from espalier.search.run.load import load_orchestrator  # imports torch
+
         try:
             self._orchestrator = orchestrator = load_orchestrator(self._runtime)
             self._send(_loaded(orchestrator))

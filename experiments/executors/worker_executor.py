@@ -32,15 +32,14 @@ from espalier.experiments.executors.worker import (
     Tell,
     Transport,
 )
+from espalier.search.completion import Tokenization, TokenizationRequest
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
 from espalier.search.result import Finished, StopReason
-from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved
-from espalier.search.run.failure import reason_of
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, reason_of
 from espalier.search.run.kinds import result_without
 from espalier.search.run.settings import RuntimeSettings, model_names
-from espalier.search.score_session import SessionTurn
+from espalier.search.scores import SessionTurn
 from espalier.search.server_info import KvBlocks, Occupancy
-from espalier.search.tokenization import Tokenization, TokenizationRequest
 from espalier.search.voting.equivalence import make_equivalence
 
 log = logging.getLogger("espalier.executors")

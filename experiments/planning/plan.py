@@ -24,9 +24,9 @@ from espalier.kernels.layout import kv_groups
 from espalier.prm.limits import PathLimits, verifier_limits
 from espalier.prm.scorers import SELF
 from espalier.search.algorithms import last_score_suffices, memory_estimate, needs_verifier
-from espalier.search.request import SearchRequest, validate
+from espalier.search.request import SearchRequest
+from espalier.search.run.resolve import worst_case_blocks, worst_case_states
 from espalier.search.run.settings import DTYPES, TREE, RuntimeSettings, default_cpu_kv_memory
-from espalier.search.run.worst_case import worst_case_blocks, worst_case_states
 
 CPU = "cpu"
 QUESTION_TOKENS = 32
@@ -51,7 +51,7 @@ def make_plan(
             drafts has recurrent layers.
     """
     request = replace(request, max_steps=lengths.steps)
-    validate(request)
+    request.validate()
     if device.dtype not in DTYPES:
         hint = nearest(device.dtype, DTYPES)
         raise EspalierError(f"--dtype takes one of {', '.join(DTYPES)}, is {device.dtype!r}{hint}")

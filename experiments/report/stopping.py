@@ -21,7 +21,7 @@ from espalier.search.algorithms import has_independent_paths
 from espalier.search.grading.answers import exact_match_key, extract_answer
 from espalier.search.request import Vote
 from espalier.search.result import Candidate, NodeRecord
-from espalier.search.thoughts.stop_rule import StopRule
+from espalier.search.rules import StopRule
 from espalier.search.tree import Probe, path_to
 from espalier.search.voting.vote import select
 

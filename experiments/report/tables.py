@@ -6,7 +6,7 @@ from espalier.experiments.report.differences import Difference
 from espalier.experiments.report.runs import Run, differing_fields, field_title
 from espalier.experiments.runs.summary import Summary, grouped
 from espalier.experiments.runs.table import Table
-from espalier.search.usage import USAGE_COUNTERS
+from espalier.search.result import USAGE_COUNTERS
 
 
 def main_table(runs: Sequence[Run]) -> Table:

@@ -18,7 +18,6 @@ from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.record import Sample, refused_sample, sample_of, tree_record
 from espalier.experiments.runs.summary import Summary, search_fields, summarise
 from espalier.search.algorithms import own_code
-from espalier.search.grading.equality import is_right_within
 from espalier.search.grading.math_verify import Grade, Grader
 from espalier.search.grading.notation.numerals import number_in
 from espalier.search.request import SearchRequest, SubmitOptions
@@ -264,7 +263,11 @@ def checker_of(problem: Problem, grader: Grader) -> Callable[[str], bool]:
 
 def _submit(problem: Problem, answer: str, grader: Grader) -> _Grades:
     # Tolerances are of the usual grading; a rule that somebody names holds as it is.
-    within = partial(is_right_within, tolerances=problem.tolerances) if problem.tolerances and not grader.rule else None
+    within = None
+    if problem.tolerances and not grader.rule:
+        from espalier.search.grading.equality import is_right_within  # imports sympy
+
+        within = partial(is_right_within, tolerances=problem.tolerances)
     return [grader.submit(gold, answer, within) for gold in problem.golds]
 
 

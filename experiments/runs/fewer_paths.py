@@ -13,7 +13,7 @@ from espalier.experiments.runs.grid import key_of
 from espalier.search.algorithms import has_independent_paths
 from espalier.search.request import EarlyStop, SearchRequest, Vote
 from espalier.search.result import NodeRecord, Sampled, SearchResult, StopReason, Usage
-from espalier.search.voting.equivalence import Equivalence
+from espalier.search.voting.equivalence import MathVerify
 from espalier.search.voting.vote import select
 
 _Path = tuple[int, ...]
@@ -45,7 +45,7 @@ def without_early_stop(requests: Sequence[SearchRequest]) -> list[SearchRequest]
     return [replace(each, early_stop=EarlyStop.OFF) if has_independent_paths(each) else each for each in requests]
 
 
-def with_fewer_paths(result: SearchResult, paths: int, equivalence: Equivalence | None) -> SearchResult | None:
+def with_fewer_paths(result: SearchResult, paths: int, equivalence: MathVerify | None) -> SearchResult | None:
     """Return the result of the search with the first `paths` paths only.
 
     In its usage, seconds and KV memory are 0, as they are not known.

@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, nearest, nearest_of_each
 from espalier.search.algorithms import unused_fields
-from espalier.search.request import SearchRequest, validate
+from espalier.search.request import SearchRequest
 from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, from_values, read_file_values
 
 N_AND_M = ("beam_width", "expansion")
@@ -138,7 +138,7 @@ def requests_of(options: Mapping[str, list[Any]], grid: Sequence[Mapping[str, li
         for point in product(*lists.values()):
             try:
                 request = from_values(SearchRequest, {"problem": "-", **dict(zip(lists, point, strict=True))})
-                validate(request)
+                request.validate()
                 requests.append(request)
             except InvalidRequestError as error:
                 wrong |= dict.fromkeys(error.violations)

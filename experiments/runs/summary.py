@@ -9,7 +9,7 @@ from typing import Any
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import clustered_standard_error, effective_trials, pass_at_k, wilson_interval
 from espalier.search.request import SearchRequest
-from espalier.search.usage import USAGE_COUNTERS
+from espalier.search.result import USAGE_COUNTERS
 
 
 @dataclass(frozen=True, slots=True)

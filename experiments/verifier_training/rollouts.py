@@ -31,8 +31,7 @@ from espalier.search.rollout import (
     without_neutral_penalties,
 )
 from espalier.search.run.generator import Generator
-from espalier.search.run.rollout import rollout_blocks
-from espalier.search.run.rollout_tree import RolloutTree
+from espalier.search.run.rollout import RolloutTree, resolve_rollout
 from espalier.search.server_info import ServerInfo
 
 _OF_MODELS = (GENERATOR, "dtype", "system_prompt")
@@ -95,14 +94,13 @@ class RolloutSampler:
                 while waiting and len(running) < self.in_flight:
                     problem = waiting[0]
                     try:
-                        prompt = self.generator.prompt_ids(problem.problem, problem.history)
-                        blocks = rollout_blocks(engine, self.generator, len(prompt), self.settings)
-                        if (reservation := engine.admission.try_reserve(blocks, problem.unique_id)) is None:
+                        of_problem = {"problem": problem.problem, "history": problem.history}
+                        request = RolloutRequest(**asdict(self.settings), **of_problem)
+                        resolved = resolve_rollout(engine, self.generator, request)
+                        if (reservation := engine.admission.try_reserve(resolved.blocks, problem.unique_id)) is None:
                             break
-                        is_right = checker_of(problem, self.grader)
-                        asked = problem.problem, prompt, self.settings
-                        tree = RolloutTree(engine, self.generator.defaults, *asked, is_right, problem.unique_id)
-                        record = TreeRecord(problem.unique_id, problem.problem, problem.answer, prompt)
+                        tree = RolloutTree(engine, resolved, checker_of(problem, self.grader), problem.unique_id)
+                        record = TreeRecord(problem.unique_id, problem.problem, problem.answer, list(resolved.prompt))
                         running[problem.unique_id] = record, tree, reservation
                     except (RequestTooLargeError, NoEmbeddingError, InvalidRequestError) as error:
                         yield TreeRecord(problem.unique_id, problem.problem, problem.answer, refused=str(error))

@@ -14,7 +14,7 @@ r"""The file of rollouts: JSON Lines, a problem a line, its sampled solutions as
   where it goes on. `answer` and `right` are those of a solution that ends here; one that was cut off has no answer and
   is wrong.
 - `continuations` were sampled from the step's end to the end of the text; `continuations_right` of them are right.
-- `value` is the label: see `search.run.rollout_tree`.
+- `value` is the label: see `search.run.rollout`.
 - `refused` says why a problem has no steps.
 
 So a path from a first step to one with an `end` is a solution: `prompt_token_ids` and the `token_ids` along it are the

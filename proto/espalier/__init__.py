@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from espalier.search.client import AsyncSearchClient, SearchClient
     from espalier.search.request import SearchRequest
     from espalier.search.result import SearchResult
-    from espalier.search.scorer import Scorer
-    from espalier.search.solver import Solver
+    from espalier.search.solver import Scorer, Solver
 
     __version__: str
 
@@ -50,7 +49,7 @@ DISTRIBUTION = "espalier-search"
 _HOMES = {
     "AsyncSearchClient": "espalier.search.client",
     "EspalierError": "espalier.engine.errors",
-    "Scorer": "espalier.search.scorer",
+    "Scorer": "espalier.search.solver",
     "SearchClient": "espalier.search.client",
     "SearchRequest": "espalier.search.request",
     "SearchResult": "espalier.search.result",

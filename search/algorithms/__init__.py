@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar, get_args
 
+from espalier.engine.own_code import file_digest
 from espalier.search.algorithms.adaptive import AdaptivePaths
 from espalier.search.algorithms.auto import AutoSearch
 from espalier.search.algorithms.base import USABLE, Growth, MemoryEstimate, Scores, SearchAlgorithm
@@ -12,7 +13,7 @@ from espalier.search.algorithms.dvts import DiverseTreeSearch
 from espalier.search.algorithms.independent import BestOfN, Chain, Greedy, Majority
 from espalier.search.algorithms.lookahead import LookaheadSearch
 from espalier.search.algorithms.mcts import MonteCarloSearch
-from espalier.search.algorithms.own import code_digest, make_own, own_class
+from espalier.search.algorithms.own import make_own, own_class
 from espalier.search.algorithms.particle import ParticleSearch
 from espalier.search.algorithms.rebase import RewardBalancedSearch
 from espalier.search.common_fields import (
@@ -93,13 +94,8 @@ def algorithm_of(request: CommonFields) -> type[SearchAlgorithm]:
         InvalidRequestError: a class of the user's own cannot be loaded or does not satisfy the contract.
         KeyError: there is no such algorithm.
     """
-    name = algorithm_name(request)
+    name = request.algorithm or default_algorithm(request, "steps")
     return own_class(name) if isinstance(name, CodeName) else ALGORITHMS[name]
-
-
-def algorithm_name(request: CommonFields) -> AlgorithmName | CodeName:
-    """The name of the request's algorithm, or of the default with a verifier of steps."""
-    return request.algorithm or default_algorithm(request, "steps")
 
 
 def parameter_hint(name: str, values: Mapping[str, Any]) -> str:
@@ -140,7 +136,7 @@ def needs_verifier(request: CommonFields) -> bool:
 
 def what_needs_verifier(request: CommonFields) -> str:
     """Name that of a search which needs a verifier: its algorithm, or its vote."""
-    name = algorithm_name(request)
+    name = request.algorithm or default_algorithm(request, "steps")
     return f"{name} with the vote {vote_of(request)}" if algorithm_of(request).scores == "none" else name
 
 
@@ -198,11 +194,6 @@ def has_independent_paths(request: CommonFields) -> bool:
     return its.growth is Growth.INDEPENDENT and "beam_width" in its.uses and not request.stop_unsure
 
 
-def samples_whole_paths(request: CommonFields) -> bool:
-    """True if the search samples nothing but whole paths."""
-    return algorithm_of(request).whole_paths
-
-
 def memory_estimate(request: CommonFields) -> tuple[MemoryEstimate, ...]:
     """Upper bounds on what the search holds of either model, one for each of its peaks."""
     return algorithm_of(request).memory(with_defaults(request))
@@ -217,5 +208,6 @@ def make_algorithm(request: CommonFields, root: Node) -> SearchAlgorithm:
 
 
 def own_code(request: CommonFields) -> dict[str, str]:
-    """Digest of the code of a search of the user's own, by a name for it; empty for the others."""
-    return {"algorithm_code": code_digest(request.algorithm)} if isinstance(request.algorithm, CodeName) else {}
+    """SHA-256 of the file of a search of the user's own, by a name for it; empty for the others, and without a file."""
+    name = request.algorithm
+    return {"algorithm_code": file_digest(own_class(name))} if isinstance(name, CodeName) else {}

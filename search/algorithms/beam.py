@@ -59,8 +59,5 @@ class BeamSearch(SearchAlgorithm):
         return [*(node for node in self._kept or [] if node.complete), *filter(viable, nodes)]
 
     def _keep_best(self, scores: Mapping[Node, float]) -> None:
-        self._kept = fill_places(_ranked(scores), self._beam_width)
-
-
-def _ranked(scores: Mapping[Node, float]) -> list[Node]:
-    return sorted(scores, key=lambda node: (-scores[node], node.path))
+        ranked = sorted(scores, key=lambda node: (-scores[node], node.path))
+        self._kept = fill_places(ranked, self._beam_width)

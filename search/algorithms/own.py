@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
-from espalier.engine.own_code import file_digest, load_code, place_and_reason
+from espalier.engine.own_code import load_code, place_and_reason
 from espalier.search.algorithms.base import USABLE, Expand, MemoryEstimate, SearchAlgorithm, parameters_in
 from espalier.search.common_fields import CommonFields, Vote
 from espalier.search.schema import KINDS, CodeName, declared, from_values
@@ -18,11 +18,11 @@ from espalier.search.tree import Node
 T = TypeVar("T")
 _SCORES = ("none", "answers", "steps")
 _CONTRACT = "search/algorithms/README.md has the contract and an example"
-_RETURNED = {
-    "candidates": "a whole number above 0",
-    "memory": "at least one MemoryEstimate",
-    "sampled": "two whole numbers",
-    "violations": "a list of Violations",
+_RETURNED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "candidates": ("a whole number above 0", lambda value: isinstance(value, int) and value > 0),
+    "memory": ("at least one MemoryEstimate", lambda value: bool(value) and _are_all(MemoryEstimate, value)),
+    "sampled": ("two whole numbers", lambda value: _are_all(int, value) and len(value) == 2),
+    "violations": ("a list of Violations", lambda value: _are_all(Violation, value)),
 }
 """The class methods that take a request, and what each must return."""
 
@@ -71,8 +71,9 @@ def _guarded(name: CodeName, its: type[SearchAlgorithm]) -> type[SearchAlgorithm
                 raise
             except Exception as error:  # whatever somebody's class does
                 raise _refusal(name, f"{method} failed, {place_and_reason(error)}") from error
-            if not _is_returned(method, value):
-                raise _refusal(name, f"{method} must return {_RETURNED[method]}, returned {reprlib.repr(value)}")
+            what, fits = _RETURNED[method]
+            if not fits(value):
+                raise _refusal(name, f"{method} must return {what}, returned {reprlib.repr(value)}")
             return value
 
         return classmethod(call)
@@ -82,17 +83,8 @@ def _guarded(name: CodeName, its: type[SearchAlgorithm]) -> type[SearchAlgorithm
     return guarded
 
 
-def _is_returned(method: str, value: Any) -> bool:
-    match method, value:
-        case "candidates", int():
-            return value > 0
-        case "memory", [_, *_]:
-            return all(isinstance(each, MemoryEstimate) for each in value)
-        case "violations", [*_]:
-            return all(isinstance(each, Violation) for each in value)
-        case "sampled", [int(), int()]:
-            return True
-    return False
+def _are_all(kind: type, values: Any) -> bool:
+    return isinstance(values, Sequence) and all(isinstance(value, kind) for value in values)
 
 
 def _wrong_declarations(its: type[SearchAlgorithm]) -> Iterator[str]:
@@ -225,11 +217,6 @@ class _Guarded(SearchAlgorithm):
 
     def _broken(self, what: str) -> EspalierError:
         return EspalierError(f"--algorithm {self._name}: {what}")
-
-
-def code_digest(name: CodeName) -> str:
-    """SHA-256 of the file that holds a class, which tells two versions apart; empty for one without a file."""
-    return file_digest(own_class(name))
 
 
 def _refusal(name: CodeName, why: str) -> InvalidRequestError:

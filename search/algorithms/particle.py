@@ -1,5 +1,6 @@
 """Particle filtering and particle Gibbs over steps, weighted by verifier scores."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +9,53 @@ from typing import Annotated
 from annotated_types import Interval
 
 from espalier.search.algorithms.base import SAMPLING, Expand, MemoryEstimate, SearchAlgorithm, path_score, viable
-from espalier.search.algorithms.draws import picks, systematic, uniforms
 from espalier.search.common_fields import CommonFields
 from espalier.search.schema import Option
 from espalier.search.tree import Node
+
+
+def uniforms(seed: int, problem: str, label: str, round_number: int, count: int) -> list[float]:
+    """Uniform draws in [0, 1) that depend only on the arguments.
+
+    Args:
+        seed: the request's seed.
+        problem: the problem's text.
+        label: purpose of the draws; different purposes get independent draws.
+        round_number: the counter.
+        count: number of draws.
+    """
+    texts = (f"{seed}\x1f{label}\x1f{round_number}\x1f{i}\x1f{problem}" for i in range(count))
+    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+    return [(int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53 for digest in digests]
+
+
+def systematic(weights: Sequence[float], count: int, draw: float) -> list[int]:
+    """Systematic resampling (Carpenter et al., 1999): how often each index is drawn; sums to `count`.
+
+    Index i has the expectation `count * weights[i] / sum(weights)`, and is drawn that often, rounded down or up.
+
+    Args:
+        weights: non-negative, not all 0.
+        count: number of draws.
+        draw: one uniform draw in [0, 1).
+    """
+    return picks(weights, [(draw + i) / count for i in range(count)])
+
+
+def picks(weights: Sequence[float], draws: Sequence[float]) -> list[int]:
+    """Multinomial resampling: how often each index is drawn, given uniform draws in [0, 1)."""
+    counts = [0] * len(weights)
+    total = sum(weights)
+    last = max(i for i, weight in enumerate(weights) if weight > 0)
+    for draw in draws:
+        left = draw * total
+        for i, weight in enumerate(weights):
+            left -= weight
+            if (left < 0 and weight > 0) or i == last:
+                counts[i] += 1
+                break
+    return counts
+
 
 _CLIP = 1e-7
 """Scores are clipped to this distance from 0 and 1, where the logit is infinite."""
@@ -86,7 +130,8 @@ class ParticleSearch(SearchAlgorithm):
         self._depth += 1
         moved = Counter({node: count for node, count in self._free.items() if node.complete})
         moved.update({node: node.multiplicity for node in nodes if viable(node)})
-        population = moved + Counter([self._reference_now()] if self._reference else [])
+        # The reference's step at this depth, or its last one if it is shorter.
+        population = moved + Counter(self._reference[: self._depth][-1:])
         settled = not population or (bool(moved) and self._all_complete(moved))
         self._free = moved if settled else self._resampled(population)
         if self._all_complete(self._free):
@@ -106,10 +151,6 @@ class ParticleSearch(SearchAlgorithm):
         if self._iterations_left and self._reference:
             kept |= dict.fromkeys(self._reference[self._depth :])
         return list(kept)
-
-    def _reference_now(self) -> Node:
-        """The reference's step at the current depth, or its last step if it is shorter."""
-        return self._reference[min(self._depth, len(self._reference)) - 1]
 
     @staticmethod
     def _all_complete(particles: Counter[Node]) -> bool:

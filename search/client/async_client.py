@@ -20,8 +20,7 @@ from espalier.search.request import SearchFields, SearchRequest, make_request, s
 from espalier.search.result import Event, SearchResult
 from espalier.search.rollout import RolloutRequest, RolloutResult
 from espalier.search.schema import from_values
-from espalier.search.score_session import ScoreSessionRequest
-from espalier.search.scores import ScoreRequest, ScoreResult, make_score_request
+from espalier.search.scores import ScoreRequest, ScoreResult, ScoreSessionRequest, make_score_request
 from espalier.search.server_info import Reloaded, ServerInfo
 from espalier.search.service.access.calls import REQUEST_ID, request_id_of
 from espalier.search.service.grpc_api import convert

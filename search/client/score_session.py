@@ -9,8 +9,7 @@ import grpc.aio
 from espalier.engine.errors import EspalierError, MisuseError
 from espalier.search.client.errors import cancelled, typed_error
 from espalier.search.result import Finished
-from espalier.search.score_session import ROOT, NodeScore, OpenNodes, ScoreSessionRequest, SessionTurn, unscored
-from espalier.search.scores import ScoreResult
+from espalier.search.scores import ROOT, NodeScore, OpenNodes, ScoreResult, ScoreSessionRequest, SessionTurn, unscored
 from espalier.search.service.grpc_api.convert import event_from_wire, to_wire
 
 

@@ -32,15 +32,18 @@ Right, and passed for wrong:
 """
 
 import re
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
 from typing import Any, TypeVar
 
-from espalier.search.grading.formulas import MAX_FORMULA, expression_of, is_constant, parsed, verified, with_imaginary
-from espalier.search.grading.magnitudes import differ
+from sympy import And, Intersection, Or, Rational, SymmetricDifference, Union, pi
+from sympy import Set as NumberSet
+from sympy.core.relational import Relational
+
+from espalier.search.grading import formulas
 from espalier.search.grading.members import Members, by_name, members_of
 from espalier.search.grading.notation import languages
 from espalier.search.grading.notation.clock import same_time, time_of
@@ -175,11 +178,8 @@ def _marks_agree(gold: Reading, answer: Reading) -> bool:
         # An amount of money may lack what it is paid for: $3 is $3 per hour, but 3 m is not 3 m/s.
         return gold.unit == answer.unit or (gold.unit[0] in MONEY and units_agree(gold.unit, answer.unit))
     one, other = gold.nouns or {gold.unit} - {""}, answer.nouns or {answer.unit} - {""}
-    return not one or not other or bool(one & other) or _are_people(one, other) or _are_people(other, one)
-
-
-def _are_people(one: Set[str], other: Set[str]) -> bool:
-    return bool(one & {"people", "person"} and other & languages.PEOPLE)
+    people = any(a & {"people", "person"} and b & languages.PEOPLE for a, b in ((one, other), (other, one)))
+    return not one or not other or bool(one & other) or people
 
 
 def _scale(gold: Reading, answer: Reading) -> Any:
@@ -191,8 +191,6 @@ def _scale(gold: Reading, answer: Reading) -> Any:
         return None
     one, other = ("rad" if not reading.unit and "\\pi" in reading.value else reading.unit for reading in (gold, answer))
     if {one, other} == {"°", "rad"}:
-        from sympy import Rational, pi
-
         return pi / 180 if one == "rad" else Rational(180) / pi
     return ratio(one, other) and ratio(other, one) if one and other else None
 
@@ -201,13 +199,12 @@ def _same_scaled(gold: Reading, answer: Reading, scale: Any) -> bool:
     """Return whether an answer is a quantity's value in other units."""
     if gold.number is not None and answer.number is not None and isinstance(scale, Fraction):
         return gold.number == answer.number * scale
-    first, second = expression_of(gold), expression_of(answer)
+    first, second = formulas.expression_of(gold), formulas.expression_of(answer)
     if first is None or second is None:
         return False
-    from sympy import Rational
 
     factor = Rational(scale.numerator, scale.denominator) if isinstance(scale, Fraction) else scale
-    return bool(is_constant(first) and is_constant(second) and (first - second * factor).equals(0))
+    return bool(formulas.is_constant(first) and formulas.is_constant(second) and (first - second * factor).equals(0))
 
 
 def _right_value(gold: Reading, answer: Reading) -> bool:
@@ -235,14 +232,9 @@ def _same_value(one: Reading, other: Reading, exact: bool) -> bool:
     if one.words or other.words:
         return one.words == other.words or _in_capitals(one, other) or _in_capitals(other, one)
     first, second = (members_of(side.value) if side.number is None else None for side in (one, other))
-    for set_, beside in ((first, other), (second, one)):
-        if (
-            not exact
-            and set_
-            and set_.opening == "\\{"
-            and len(set_.members) == 1
-            and not beside.value.startswith("\\{")
-        ):
+    for set_, beside in ((first, other), (second, one)) if not exact else ():
+        has_one = set_ and set_.opening == "\\{" and len(set_.members) == 1
+        if set_ and has_one and not beside.value.startswith("\\{"):
             return is_right(set_.members[0], beside.value)
     if (same := _same_sets(first, one, second, other)) is not None:
         return same
@@ -272,21 +264,13 @@ def _same_sets(first: Members | None, one: Reading, second: Members | None, othe
     if None in sets:
         return None
     letters = [{*_VARIABLE.findall(reading.value)} for reading in (one, other)]
-    return (not all(unequal) or letters[0] == letters[1]) and _are_equal_sets(*sets)
 
-
-def _are_equal_sets(one: Any, other: Any) -> bool:
-    from sympy import SymmetricDifference
-
-    return bool(one == other or SymmetricDifference(one, other).is_empty)
+    alike = not all(unequal) or letters[0] == letters[1]
+    return alike and bool(sets[0] == sets[1] or SymmetricDifference(*sets).is_empty)
 
 
 def _set_of(members: Members | None, value: str) -> Any:
     """The set of numbers of an interval, an inequality, or a bare list of inequalities; None for others."""
-    import sympy
-    from sympy import And, Intersection, Or, Union
-    from sympy.core.relational import Relational
-
     if members is not None and not members.opening:
         if not all(_UNEQUAL.search(member) for member in members.members):
             return None
@@ -295,13 +279,13 @@ def _set_of(members: Members | None, value: str) -> Any:
             return None
         common = Intersection(*sets)
         return Union(*sets) if common.is_empty else common
-    found = parsed(value)
+    found = formulas.parsed(value)
     if isinstance(found, Relational | And | Or) and len(found.free_symbols) == 1:
         try:
             return found.as_set()
         except (NotImplementedError, TypeError, ValueError):
             return None
-    return found if isinstance(found, sympy.Set) and not found.free_symbols else None
+    return found if isinstance(found, NumberSet) and not found.free_symbols else None
 
 
 def _in_capitals(one: Reading, other: Reading) -> bool:
@@ -313,7 +297,10 @@ def _same_members(one: Members, other: Members, exact: bool) -> bool:
     """Return whether two lists have one type and the same members; unless exact, a tuple may lack its parentheses."""
     if len(one.members) != len(other.members):
         return False
-    same: Callable[[str, str], bool] = _is_same_member if exact else is_right
+
+    def same(a: str, b: str) -> bool:
+        return (read(a).mark == read(b).mark and is_same_value(a, b)) if exact else is_right(a, b)
+
     if one.ordered != other.ordered:
         bare = one if not one.ordered else other
         tuple_ = other if bare is one else one
@@ -326,10 +313,6 @@ def _same_members(one: Members, other: Members, exact: bool) -> bool:
     return len(one.members) <= _MAX_MEMBERS and _all_paired(one.members, other.members, same)
 
 
-def _is_same_member(one: str, other: str) -> bool:
-    return read(one).mark == read(other).mark and is_same_value(one, other)
-
-
 def _is_near(gold: str, answer: str, tolerance: float) -> bool:
     """Return whether `answer` is right, or both are real constants, apart by at most the tolerance and 1% of it.
 
@@ -340,8 +323,8 @@ def _is_near(gold: str, answer: str, tolerance: float) -> bool:
     one, other = read(gold), read(answer)
     if one.percent or other.percent or not _marks_agree(one, other):
         return False
-    values = [expression_of(reading) for reading in (one, other)]
-    if any(value is None or not is_constant(value) or not value.is_real for value in values):
+    values = [formulas.expression_of(reading) for reading in (one, other)]
+    if any(value is None or not formulas.is_constant(value) or not value.is_real for value in values):
         return False
     return bool(abs((values[0] - values[1]).evalf(_DIGITS)) <= tolerance * _SLACK)
 
@@ -377,20 +360,20 @@ def _formulas_equal(one: Reading, other: Reading, exact: bool = False) -> bool:
     for formula, beside in ((one.value, other.value), (other.value, one.value)):
         if _UNEQUAL.search(formula) and not (_UNEQUAL.search(beside) or _SETS.search(beside)):
             return False
-    first, second = map(with_imaginary, (expression_of(one), expression_of(other)))
+    first, second = map(formulas.with_imaginary, (formulas.expression_of(one), formulas.expression_of(other)))
     if first is None or second is None:
         return False
-    if is_constant(first) and is_constant(second):
-        if differ(first, second):
+    if formulas.is_constant(first) and formulas.is_constant(second):
+        if formulas.differ(first, second):
             return False
         same = bool((first - second).doit().equals(0))
         return same or (not exact and (_rounds(first, other.value) or _rounds(second, one.value)))
-    return verified(first, second) and (not exact or verified(second, first))
+    return formulas.verified(first, second) and (not exact or formulas.verified(second, first))
 
 
 def _rounds(constant: Any, text: str) -> bool:
     """Return whether `text` is a decimal of the constant with six or more digits."""
-    if not is_decimal(text) or len(text) > MAX_FORMULA:
+    if not is_decimal(text) or len(text) > formulas.MAX_FORMULA:
         return False
     value = constant.evalf(max(_DIGITS, len(text) + _MORE_DIGITS))
     return bool(value.is_Float) and rounds_to(Fraction(Decimal(str(value))), text)

@@ -24,7 +24,6 @@ from weakref import WeakSet
 
 from espalier.engine.child_processes import context_without_main, is_of_main
 from espalier.engine.interrupts import interrupts_held
-from espalier.search.grading.equality import is_right, is_same_value
 
 if TYPE_CHECKING:
     from pebble import ProcessPool
@@ -57,6 +56,20 @@ class Grade:
     correct: bool
     error: str = ""
     cpu_seconds: float = field(default=0.0, compare=False)
+
+
+def is_right(gold: str, answer: str) -> bool:
+    """See `equality.is_right`; only a child process imports that, as it loads sympy."""
+    from espalier.search.grading import equality
+
+    return equality.is_right(gold, answer)
+
+
+def is_same_value(one: str, other: str) -> bool:
+    """See `equality.is_same_value`."""
+    from espalier.search.grading import equality
+
+    return equality.is_same_value(one, other)
 
 
 class Grader:

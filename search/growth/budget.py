@@ -3,7 +3,7 @@
 from espalier.engine.work import Generated, StopCause
 from espalier.prm.limits import UNLIMITED
 from espalier.prm.scorer import ScoreStatus
-from espalier.search.growth.policies import Branch, Draft, Expansion, PathPolicy, PolicyContext
+from espalier.search.growth.policies import Branch, Draft, Expansion, PathPolicy
 from espalier.search.request import SearchRequest
 from espalier.search.run.usage import UsageMeter
 from espalier.search.tree import Node, Termination
@@ -23,13 +23,6 @@ class Budget(PathPolicy):
         self._generator_share = self._verifier_share = UNLIMITED
         self._round_roots: dict[Node, Node] = {}  # where the share of a path begins that grew in this round
         self._exhausted: set[Node] = set()
-
-    @classmethod
-    def of(cls, context: PolicyContext) -> "Budget":
-        """The budget of a resolved request."""
-        resolved, scorer = context.resolved, context.scorer
-        verifies = resolved.verifier_limits is not None or bool(scorer and scorer.needs.question_lengths)
-        return cls(resolved.request, context.meter, verifies)
 
     def begin_round(self, paths: int) -> bool:
         """See `PathPolicy`; returns whether each path gets at least one token of each model."""

@@ -1,6 +1,6 @@
 """The contract of path policies: what shapes how the paths of a search grow, beside its algorithm.
 
-The tree asks the policies of its search one after the other, in the order of `policy_list`:
+The tree asks the policies of its search one after the other, in the order of `tree.make_policies`:
 
     holds ──▶ shape ──▶ (the engine samples) ──▶ sampled ──▶ grown ──▶ merges ──▶ holds_score ──▶ settled
 
@@ -9,7 +9,6 @@ A search that asks for none of them has an empty list. A policy keeps its own st
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from espalier.engine.engine import Engine
@@ -27,14 +26,6 @@ from espalier.search.tree import Node, Termination
 T = TypeVar("T")
 
 
-class NodeLife(Enum):
-    """Progress of a node."""
-
-    SAMPLED = auto()  # its score is not known
-    SCORED = auto()  # its score is known, or that it has none
-    SETTLED = auto()  # the algorithm is told of it
-
-
 @dataclass(slots=True, eq=False)
 class Branch:
     """A node that may still grow, with its sequence.
@@ -45,7 +36,7 @@ class Branch:
         streams: the randomness of its children.
         sequence: of the generator; None once it is released or a child has taken it over.
         matcher: binds what is sampled behind it, as its own tokens left it; None for a matcher at its beginning.
-        life: how far it is.
+        scored: whether its score is known, or that it has none.
         alone: whether its parent has no other child.
         expected: children that are being sampled.
         held: its next children, while a policy holds them back.
@@ -56,7 +47,7 @@ class Branch:
     streams: PathStreams
     sequence: KVSequence | None = None
     matcher: Matcher | None = None
-    life: NodeLife = NodeLife.SAMPLED
+    scored: bool = False
     alone: bool = False
     expected: int = 0
     held: "Expansion | None" = None

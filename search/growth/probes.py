@@ -7,6 +7,7 @@ tokens under the penalties of the path, and draw nothing; the engine batches the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,14 @@ from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Done, Generate, Generated, Sampling, StepMarks, StopCause
 from espalier.prm.limits import UNLIMITED
+from espalier.prm.scorer import ScoredSearch, Scorer, ScorerNeeds, ScoreSession, StepNode, StepScore
 from espalier.search.common_fields import answer_in
+from espalier.search.grading.answers import exact_match_key
 from espalier.search.grading.boxes import content_before_brace
 from espalier.search.growth.policies import Branch, Expansion, PathPolicy, PolicyContext
+from espalier.search.rules import PARAGRAPH
 from espalier.search.run.executor import penalties_of
-from espalier.search.step_rule import PARAGRAPH
-from espalier.search.thoughts.probing import ANSWER_TOKENS
+from espalier.search.thoughts.plans import PROBE_ANSWER_TOKENS
 from espalier.search.tree import Node, Probe
 
 if TYPE_CHECKING:
@@ -161,7 +164,7 @@ class AnswerProbes(PathPolicy):
         else:
             opening = plan.behind_paragraph if node.text.endswith(PARAGRAPH) else plan.in_text
         room = min(plan.context - self._prompt_tokens - tokens, left - 1)  # a token is left for the path itself
-        return opening if room >= len(opening) + ANSWER_TOKENS else ()
+        return opening if room >= len(opening) + PROBE_ANSWER_TOKENS else ()
 
     def start(self, branch: Branch, path: KVSequence, opening: tuple[int, ...]) -> None:
         """Probe a node's path, of which no work may run, behind the tokens `opening`."""
@@ -176,7 +179,7 @@ class AnswerProbes(PathPolicy):
         probe.text += done.text
         probe.log_probabilities += done.log_probabilities
         answer, probe.matcher = self._read(probe.text), done.matcher
-        if answer is None and done.cause is StopCause.MARK and len(probe.log_probabilities) < ANSWER_TOKENS:
+        if answer is None and done.cause is StopCause.MARK and len(probe.log_probabilities) < PROBE_ANSWER_TOKENS:
             self._sample(probe)
             return None
         self._engine.release(self._running.pop(probe))
@@ -185,6 +188,38 @@ class AnswerProbes(PathPolicy):
         return Probe(answer or "", certainty, probe.opening + sampled)
 
     def _sample(self, probe: RunningProbe) -> None:
-        left = ANSWER_TOKENS - len(probe.log_probabilities)
+        left = PROBE_ANSWER_TOKENS - len(probe.log_probabilities)
         how = {"delimiter": "", "marks": _AT_BRACE, "in_place": True, "matcher": probe.matcher, "tag": probe}
         self._engine.submit(Generate(self._owner, self._running[probe], (self._sampling,), left, **how))
+
+
+LAST = 3
+"""Probes of a path that are compared."""
+UNKNOWN = 0.5
+"""Score of a step before the first probe of its path."""
+
+
+class ProbeScorer(Scorer):
+    """Scores steps by the probes of their paths, which the search makes for it; see the module."""
+
+    name = "probe"
+    needs = ScorerNeeds(reads="probes", merges="tokens")
+
+    def begin(self, search: ScoredSearch) -> ScoreSession:
+        """See `Scorer`."""
+        return _ProbeSession()
+
+
+class _ProbeSession(ScoreSession):
+    def _want(self, node: StepNode, in_place: bool) -> Iterable[StepScore]:  # probed already, if it is to be
+        assert isinstance(node, Node), "probes are of a search's own nodes"
+        return (StepScore(node, probe_score(node.probes())),)
+
+
+def probe_score(probes: list[Probe]) -> float:
+    """Return the score of a path with these probes, the last one first."""
+    if not probes:
+        return UNKNOWN
+    last, compared = probes[0], probes[:LAST]
+    alike = sum(exact_match_key(probe.answer) == exact_match_key(last.answer) for probe in compared)
+    return last.certainty * alike / len(compared)

@@ -1,6 +1,5 @@
 """Resolves a request for a search: works out its defaults, limits, prompts and memory, once."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, Violation
@@ -8,27 +7,15 @@ from espalier.engine.guidance.grammar import Grammar
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.limits import PathLimits
 from espalier.prm.scorer import Scorer
-from espalier.search.algorithms import (
-    algorithms_for_answers,
-    answers_suffice,
-    last_score_suffices,
-    memory_estimate,
-    named,
-    needs_verifier,
-    samples_whole_paths,
-    unscored_default,
-    verifier_advice,
-    what_needs_verifier,
-)
+from espalier.search import algorithms
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.common_fields import DEFAULT_MAX_STEPS
-from espalier.search.request import SearchRequest, validate
+from espalier.search.request import SearchRequest
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import RenderedPrompt
-from espalier.search.run.resolve import Resolver
-from espalier.search.run.worst_case import worst_case
-from espalier.search.thoughts.budget import THINKING_MAX_TOKENS, ThoughtPlan, plan_thoughts
-from espalier.search.thoughts.probing import ProbePlan, plan_probes
+from espalier.search.run.resolve import Resolver, worst_case
+from espalier.search.thoughts.marks import ThoughtMarks
+from espalier.search.thoughts.plans import THINKING_MAX_TOKENS, ProbePlan, ThoughtPlan, plan_probes, plan_thoughts
 
 _STEP_TOKENS = 50
 """Mean length of steps for bounds on the verifier's tokens where the number of steps has no limit."""
@@ -39,24 +26,37 @@ _NOT_PROBED = "binds the whole text, which has no box to probe: leave probe_ever
 
 def resolve_search(resolver: Resolver, request: SearchRequest) -> ResolvedRequest:
     """See `Running.resolve`."""
-    assert resolver.defaults, "an orchestrator without a generator is asked for scores alone"
-    warnings = (unscored_default(),) if request.algorithm is None and not resolver.scorer else ()
-    request = named(request, resolver.defaults.scores)
-    validate(request)
+    generator, defaults = resolver.generator, resolver.defaults
+    assert defaults, "an orchestrator with a generator has its defaults"
+    warnings = (algorithms.unscored_default(),) if request.algorithm is None and not resolver.scorer else ()
+    request = algorithms.named(request, defaults.scores)
+    request.validate()
     resolver.require_in_vocabulary(request)
-    filled = resolver.defaults.fill(request)
+    filled = defaults.fill(request)
     scorer = _scorer_of(resolver, filled)
-    prompt = resolver.generator.prompt(request.problem, request.history, request.thinking.value.mode)
-    _require_thoughts(resolver, filled, prompt)
-    effective = _with_limits(resolver, request, filled, scorer, prompt)
-    thoughts = _thoughts_of(resolver, effective, prompt)
-    probes = _probes_of(resolver, effective, thoughts)
+    prompt = generator.prompt(request.problem, request.history, request.thinking.value.mode)
+    _require_thoughts(generator.marks, filled, prompt)
+    effective = _with_limits(request, filled, scorer, prompt, generator.model.config.max_positions)
+    of_path = PathLimits(len(prompt.token_ids), effective.max_tokens or 1, effective.max_tokens or 1)
+    tokenizer, thoughts, probes = generator.model.tokenizer, None, None
+    if generator.marks:
+        how = effective.thinking.value, prompt.opened, of_path.path_tokens, effective.more_thinking
+        thoughts = plan_thoughts(generator.marks, tokenizer, *how)
+    if effective.probe_every:
+        probes = plan_probes(effective.probe_every, tokenizer, thoughts, generator.model.config.max_positions)
     grammar, probe_grammar = _grammars_of(resolver, effective, probes is not None)
-    limits = _generator_limits(effective, scorer, prompt, thoughts, probes)
+    limits = _generator_limits(of_path, effective, scorer, thoughts, probes)
     reads = scorer if scorer and not scorer.needs.question_lengths else None
     verifier_prompt = reads.prompt(request.problem_text) if reads else ()
-    final_only = scorer is not None and scorer.needs.score_final_only(last_score_suffices(effective))
-    verifier_limits = _verifier_limits(resolver, effective, reads, verifier_prompt, limits, final_only)
+    final_only = scorer is not None and scorer.needs.score_final_only(algorithms.last_score_suffices(effective))
+    verifier_limits = None
+    if reads:
+        steps = min(
+            effective.max_steps or max(DEFAULT_MAX_STEPS, limits.path_tokens // _STEP_TOKENS), limits.path_tokens
+        )
+        verifier_limits = reads.bounds(len(verifier_prompt), limits, steps, tokenizer)
+        if verifier_limits and final_only:
+            verifier_limits = replace(verifier_limits, step_tokens=verifier_limits.path_tokens)
     return ResolvedRequest(
         request=effective,
         generator_limits=limits,
@@ -65,7 +65,7 @@ def resolve_search(resolver: Resolver, request: SearchRequest) -> ResolvedReques
         generator_prompt=tuple(prompt.token_ids),
         verifier_prompt=verifier_prompt,
         score_final_only=final_only,
-        warnings=(*resolver.generator.advice(request.problem), *prompt.warnings, *warnings),
+        warnings=(*generator.advice(request.problem), *prompt.warnings, *warnings),
         thoughts=thoughts,
         probes=probes,
         grammar=grammar,
@@ -80,25 +80,25 @@ def _scorer_of(resolver: Resolver, request: SearchRequest) -> Scorer | None:
         InvalidRequestError: the algorithm needs scores that are not there.
     """
     scorer = resolver.scorer
-    if not needs_verifier(request):
+    if not algorithms.needs_verifier(request):
         return None
     if not scorer:
-        what = f"{what_needs_verifier(request)} needs a verifier and none is loaded; {verifier_advice()}"
-    elif scorer.needs.scores == "answers" and not answers_suffice(request):
-        name, fit = scorer.name, " or ".join(algorithms_for_answers())
+        what, advice = algorithms.what_needs_verifier(request), algorithms.verifier_advice()
+        what = f"{what} needs a verifier and none is loaded; {advice}"
+    elif scorer.needs.scores == "answers" and not algorithms.answers_suffice(request):
+        name, fit = scorer.name, " or ".join(algorithms.algorithms_for_answers())
         what = f"{request.algorithm} reads the scores of steps, and {name} scores whole answers; choose {fit}"
     else:
         return scorer
     raise InvalidRequestError([Violation("algorithm", what)])
 
 
-def _require_thoughts(resolver: Resolver, request: SearchRequest, prompt: RenderedPrompt) -> None:
+def _require_thoughts(marks: ThoughtMarks | None, request: SearchRequest, prompt: RenderedPrompt) -> None:
     """Check that the generator thinks as fields of the request need it.
 
     Raises:
         InvalidRequestError: it does not.
     """
-    marks = resolver.generator.marks
     asked = [name for name in ("stop_when", "more_thinking") if getattr(request, name)]
     if asked and not prompt.thinks:
         raise InvalidRequestError([Violation(name, _NO_THOUGHT) for name in asked])
@@ -107,33 +107,17 @@ def _require_thoughts(resolver: Resolver, request: SearchRequest, prompt: Render
 
 
 def _with_limits(
-    resolver: Resolver, given: SearchRequest, filled: SearchRequest, scorer: Scorer | None, prompt: RenderedPrompt
+    given: SearchRequest, filled: SearchRequest, scorer: Scorer | None, prompt: RenderedPrompt, context: int
 ) -> SearchRequest:
     """The `filled` request with the limits that depend on its prompt, unless they were `given`."""
     most = filled.max_tokens if given.max_tokens or not prompt.thinks else THINKING_MAX_TOKENS
-    max_tokens = min(most or 1, resolver.generator.model.config.max_positions - len(prompt.token_ids))
+    max_tokens = min(most or 1, context - len(prompt.token_ids))
     max_steps, probe_every = filled.max_steps, filled.probe_every
     if prompt.thinks and max_steps and given.max_steps is None:
         max_steps = max(max_steps, max_tokens // _STEP_TOKENS)
     if scorer and scorer.needs.reads == "probes" and not probe_every:
         probe_every = 1  # at the end of every step
     return replace(filled, max_tokens=max_tokens, max_steps=max_steps, probe_every=probe_every)
-
-
-def _thoughts_of(resolver: Resolver, request: SearchRequest, prompt: RenderedPrompt) -> ThoughtPlan | None:
-    if not (marks := resolver.generator.marks):
-        return None
-    tokenizer = resolver.generator.model.tokenizer
-    return plan_thoughts(
-        marks, tokenizer, request.thinking.value, prompt.opened, request.max_tokens or 1, request.more_thinking
-    )
-
-
-def _probes_of(resolver: Resolver, request: SearchRequest, thoughts: ThoughtPlan | None) -> ProbePlan | None:
-    model = resolver.generator.model
-    if not request.probe_every:
-        return None
-    return plan_probes(request.probe_every, model.tokenizer, thoughts, model.config.max_positions)
 
 
 def _grammars_of(resolver: Resolver, request: SearchRequest, probed: bool) -> tuple[Grammar | None, Grammar | None]:
@@ -154,37 +138,22 @@ def _grammars_of(resolver: Resolver, request: SearchRequest, probed: bool) -> tu
 
 
 def _generator_limits(
+    limits: PathLimits,
     request: SearchRequest,
     scorer: Scorer | None,
-    prompt: RenderedPrompt,
     thoughts: ThoughtPlan | None,
     probes: ProbePlan | None,
 ) -> PathLimits:
-    path_tokens = step_tokens = request.max_tokens or 1
+    """The `limits` of a path with those of a step, and of what is read behind one."""
+    step_tokens = limits.path_tokens
     if request.max_step_tokens:
         beyond = request.step_rule.value.overrun(thoughts is not None)
         if thoughts:  # what the host writes behind a step is held with it
             beyond += max(map(len, (thoughts.closing, thoughts.header, thoughts.think_on)))
-        step_tokens = min(request.max_step_tokens + beyond, path_tokens)
+        step_tokens = min(request.max_step_tokens + beyond, step_tokens)
     behind = (*([probes.max_tokens] if probes else []), *(scorer.needs.question_lengths if scorer else ()))
-    return PathLimits(len(prompt.token_ids), path_tokens, step_tokens, max(behind, default=0), max(1, len(behind)))
-
-
-def _verifier_limits(
-    resolver: Resolver,
-    request: SearchRequest,
-    scorer: Scorer | None,
-    prompt: Sequence[int],
-    limits: PathLimits,
-    final_only: bool,
-) -> PathLimits | None:
-    """Bounds on the tokens of a verifier's own sequences; None if it has none."""
-    if scorer is None:
-        return None
-    path_tokens = limits.path_tokens
-    steps = min(request.max_steps or max(DEFAULT_MAX_STEPS, path_tokens // _STEP_TOKENS), path_tokens)
-    bounds = scorer.bounds(len(prompt), limits, steps, resolver.generator.model.tokenizer)
-    return replace(bounds, step_tokens=bounds.path_tokens) if bounds and final_only else bounds
+    of_probes = {"max_probe_tokens": max(behind, default=0), "probes": max(1, len(behind))}
+    return replace(limits, step_tokens=step_tokens, **of_probes)
 
 
 def _blocks(
@@ -215,7 +184,7 @@ def _worst_case(
 
     Whole paths need not go on together: of those that the KV pool does not hold together, some are computed again.
     """
-    estimates, engine = memory_estimate(request), resolver.engine
+    estimates, engine = algorithms.memory_estimate(request), resolver.engine
     rescored = resolver.scorer.needs.rescored_in_searches if resolver.scorer else ""
 
     def blocks_of(role: str, limits: PathLimits) -> dict[str, int]:
@@ -230,7 +199,7 @@ def _worst_case(
             engine.admission.require_fits_alone(blocks)
             return blocks
         except PoolTooSmallError:
-            if not samples_whole_paths(request) or all(estimate.paths == 1 for estimate in estimates):
+            if not algorithms.algorithm_of(request).whole_paths or all(estimate.paths == 1 for estimate in estimates):
                 raise
         halves = [(estimate.paths + 1) // 2 for estimate in estimates]
         estimates = tuple(MemoryEstimate(paths, partial_blocks=paths - 1) for paths in halves)

@@ -5,10 +5,11 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from espalier.engine.engine import Footprint
 from espalier.engine.work import Done
+from espalier.search import result
 from espalier.search.algorithms import make_algorithm, needs_verifier
 from espalier.search.algorithms.base import Expand
 from espalier.search.common_fields import answer_in
@@ -16,28 +17,11 @@ from espalier.search.growth.policies import PolicyContext
 from espalier.search.growth.resolve import resolve_search
 from espalier.search.growth.tree import SearchTree
 from espalier.search.request import SearchRequest, Vote
-from espalier.search.result import (
-    Candidate,
-    CandidateDone,
-    ExpandRecord,
-    MemorySample,
-    NodeRecord,
-    Round,
-    Sampled,
-    ScoredStep,
-    SearchResult,
-    Started,
-    StepDone,
-    StopReason,
-    TellRecord,
-)
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.running import Running, Submission
 from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
-from espalier.search.voting.confidence import path_confidence
-from espalier.search.voting.probed import probed_answer
-from espalier.search.voting.vote import VoteResult, is_decided, select
+from espalier.search.voting.vote import VoteResult, is_decided, probed_answer, select
 
 T = TypeVar("T")
 
@@ -53,7 +37,7 @@ _PARTIAL_SHARE = 0.05
 """Maximum share of the time that such looks take, however large the tree."""
 
 
-class RunningSearch(Running[ResolvedRequest, SearchResult]):
+class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
     """One search, from its submission to its result.
 
     When its tree is complete, it holds no engine resources, and votes.
@@ -71,7 +55,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         super().__init__(resolved, submission)
         self.meter.prompt_tokens = resolved.generator_limits.prompt_tokens
         self.request = resolved.request
-        self.candidates: tuple[Candidate, ...] | None = None
+        self.candidates: tuple[result.Candidate, ...] | None = None
         self._equivalence = submission.equivalence
         scorer = submission.scorer if needs_verifier(self.request) else None
         context = PolicyContext(
@@ -82,12 +66,12 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         self._asked: list[Expand] = []
         self._standing: list[Node] = []
         self._deepest = 0
-        self._rounds: list[Round] = []
-        self._moments: list[MemorySample] = []  # of the round in progress
+        self._rounds: list[result.Round] = []
+        self._moments: list[result.MemorySample] = []  # of the round in progress
         self._changes = ChangedNodes(self._tree.nodes) if self.options.report_nodes else None
         self._next_look = math.inf
-        self._found: dict[Node, Candidate] = {}
-        self._reason = StopReason.FINISHED
+        self._found: dict[Node, result.Candidate] = {}
+        self._reason = result.StopReason.FINISHED
         self._error = ""
 
     @property
@@ -103,7 +87,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
     def _begin(self) -> None:
         """Open the root's sequences and request the first steps."""
         self._next_look = self.meter.clock() + _PARTIAL_SECONDS
-        self._on_event(Started(self.search_id, self.request, self.meter.prompt_tokens))
+        self._on_event(result.Started(self.search_id, self.request, self.meter.prompt_tokens))
         self._tree.open()
         self._advance()
 
@@ -120,11 +104,11 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
             return
         if changed := self._changes.take():
             self._deepest = max([self._deepest, *(record.depth for record in changed)])
-            self._report(0, (), True, changed, self._moment(self._tree.footprint()))
+            self._report(self._moment(self._tree.footprint()), scored=0, kept=(), nodes=changed, partial=True)
         ended = self.meter.clock()
         self._next_look = ended + max(_PARTIAL_SECONDS, (ended - began) / _PARTIAL_SHARE)
 
-    def stop(self, reason: StopReason) -> None:
+    def stop(self, reason: result.StopReason) -> None:
         """Stop the search with its best answer so far; cancels its work and releases every block.
 
         A voting search gets its result immediately, by exact match. A running one leaves its vote to the caller; see
@@ -137,7 +121,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
             self._reason = reason
             self.end(select(self.candidates, self.vote))
             return
-        self._tree.stop(Termination.BUDGET if reason is StopReason.BUDGET else Termination.CANCELLED)
+        self._tree.stop(Termination.BUDGET if reason is result.StopReason.BUDGET else Termination.CANCELLED)
         self._finish(reason)
 
     def fail(self, error: Exception) -> None:
@@ -145,7 +129,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         self._tree.abandon()
         super().fail(error)
 
-    def _end(self, reason: StopReason, error: str = "") -> None:
+    def _end(self, reason: result.StopReason, error: str = "") -> None:
         self._reason, self._error = reason, error
         if self.candidates is None:
             self._finish_usage()
@@ -161,7 +145,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         """Vote: immediately if no answers need comparing, or it was cut short, else on another thread."""
         candidates, vote, equivalence = self.candidates, self.vote, self._equivalence
         assert candidates is not None
-        cut_short = self._reason in (StopReason.CANCELLED, StopReason.DEADLINE)
+        cut_short = self._reason in (result.StopReason.CANCELLED, result.StopReason.DEADLINE)
         if equivalence is None or cut_short or vote is Vote.NAIVE or is_decided(candidates, vote):
             self.end(select(candidates, vote))
             return
@@ -171,9 +155,9 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
     def _call_outside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Have a policy's work done on another thread, and `then` process its result on this one."""
 
-        def take_in(result: T) -> None:
+        def take_in(found: T) -> None:
             if not self.tree_complete:
-                then(result)
+                then(found)
                 self._end_round_if_due()
 
         self._outside(work, take_in)
@@ -186,20 +170,20 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         if self._algorithm.finished():
             cut = any(node.termination is Termination.BUDGET for node in self._tree.nodes)
             self._tree.end_round(())
-            self._finish(StopReason.BUDGET if cut else StopReason.FINISHED)
+            self._finish(result.StopReason.BUDGET if cut else result.StopReason.FINISHED)
             return
         self._asked = list(self._algorithm.ask())
         assert self._asked, "the algorithm is not finished and requests nothing"
         if not self._tree.begin_round(self._asked):
-            self.stop(StopReason.BUDGET)
+            self.stop(result.StopReason.BUDGET)
 
     def _end_round(self) -> None:
         footprint = self._tree.footprint()
         self.meter.observe(footprint)
-        asked = tuple(map(ExpandRecord.of, self._asked))
+        asked = tuple(map(result.ExpandRecord.of, self._asked))
         self._asked = []
         told = sorted(self._tree.settled, key=lambda node: node.path)
-        snapshot = tuple(TellRecord(n.path, str(n.termination or ""), n.multiplicity, n.draws) for n in told)
+        snapshot = tuple(result.TellRecord(n.path, str(n.termination or ""), n.multiplicity, n.draws) for n in told)
         for node in told:
             self.meter.generator_unshared_tokens += node.multiplicity * self._unshared(node, "num_tokens")
             self.meter.verifier_unshared_tokens += node.multiplicity * self._unshared(node, "verifier_tokens")
@@ -209,40 +193,33 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         prune([*self._standing, *told], kept, self._tree.sampled_from)
         self._standing = [node for node in dict.fromkeys(kept) if node is not self._tree.root]
         moment = self._moment(footprint)
-        self._rounds.append(Round(asked, snapshot, tuple(node.path for node in kept), tuple(self._moments)))
+        self._rounds.append(result.Round(asked, snapshot, tuple(node.path for node in kept), tuple(self._moments)))
         self._moments = []
         self._report_round(len(told), kept, moment)
         self._advance()
 
-    def _moment(self, footprint: Footprint) -> MemorySample:
+    def _moment(self, footprint: Footprint) -> result.MemorySample:
         """Record how far the search is now."""
         blocks = {role: int(count) for role, count in footprint.blocks_by_role.items()}
-        moment = MemorySample(self.meter.elapsed(), len(self._tree.nodes), blocks)
+        moment = result.MemorySample(self.meter.elapsed(), len(self._tree.nodes), blocks)
         self._moments.append(moment)
         return moment
 
-    def _report_round(self, scored: int, kept: list[Node], moment: MemorySample) -> None:
+    def _report_round(self, scored: int, kept: list[Node], moment: result.MemorySample) -> None:
         tips = [node for node in kept if node is not self._tree.root and node not in self._tree.sampled_from]
         self._deepest = max([self._deepest, *(node.depth for node in tips)])
-        changed: tuple[NodeRecord, ...] = ()
+        changed: tuple[result.NodeRecord, ...] = ()
         if self._changes is None:
             tips = tips[-_MAX_SHOWN:]
         else:
             changed = self._changes.take()
             self._changes.end_round(kept)
-        self._report(scored, tuple(node.record() for node in tips), False, changed, moment)
+        self._report(moment, scored=scored, kept=tuple(node.record() for node in tips), nodes=changed)
 
-    def _report(
-        self,
-        scored: int,
-        kept: tuple[NodeRecord, ...],
-        partial: bool,
-        changed: tuple[NodeRecord, ...],
-        moment: MemorySample,
-    ) -> None:
-        best = select(self._candidates(), self.vote).best
-        at = moment.seconds, moment.blocks
-        self._on_event(StepDone(self.search_id, self._deepest, scored, kept, best, partial, changed, *at))
+    def _report(self, moment: result.MemorySample, **progress: Any) -> None:
+        """Report how far the search is, by fields of `StepDone`."""
+        best, at = select(self._candidates(), self.vote).best, {"seconds": moment.seconds, "blocks": moment.blocks}
+        self._on_event(result.StepDone(self.search_id, self._deepest, best=best, **at, **progress))
 
     def _unshared(self, node: Node, tokens: str) -> int:
         """Tokens that one model computes for the candidate alone, prompt and path; 0 if it does not read the path."""
@@ -250,7 +227,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         path = node.path_tokens() if tokens == "num_tokens" else sum(n.verifier_tokens for n in node.lineage())
         return limits.prompt_tokens + path if limits and path else 0
 
-    def _candidates(self) -> list[Candidate]:
+    def _candidates(self) -> list[result.Candidate]:
         """The complete paths that are kept, in path order, including those not yet passed to the algorithm.
 
         If none of them has an answer, falls back to complete paths that were dropped earlier.
@@ -262,7 +239,7 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
                 return candidates
         return [self._candidate(node) for node in sorted(standing, key=lambda node: node.path)]
 
-    def _finish(self, reason: StopReason) -> None:
+    def _finish(self, reason: result.StopReason) -> None:
         candidates = tuple(self._candidates())
         self._finish_usage()
         self._reason, self.candidates = reason, candidates
@@ -277,27 +254,23 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         best = outcome.best
         probed = None if best else probed_answer(self._tree.nodes)
         self.end_with(
-            SearchResult(
-                search_id=self.search_id,
+            result.SearchResult(
                 answer=best.answer if best else probed.answer if probed else "",
                 score=best.score if best else None,
-                stop_reason=self._reason,
                 best=best,
                 candidates=self.candidates,
                 nodes=tuple(node.record() for node in self._tree.nodes),
-                usage=self.meter.close(),
-                configuration=self.request,
                 digests=self.digests,
                 grader=outcome.grader,
                 rounds=tuple(self._rounds) if self.options.keep_rounds else (),
-                error=self._error,
                 warnings=(*self.resolved.warnings, *(text for each in self._tree.policies for text in each.warnings)),
-                sampled=tuple(Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
+                sampled=tuple(result.Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
                 probed=probed,
+                **self._outcome(self._reason, self._error),
             )
         )
 
-    def _candidate(self, node: Node) -> Candidate:
+    def _candidate(self, node: Node) -> result.Candidate:
         """The candidate of a complete path; only its multiplicity can have changed since its answer was extracted."""
         found = self._found[node]
         return found if found.multiplicity == node.multiplicity else replace(found, multiplicity=node.multiplicity)
@@ -306,17 +279,21 @@ class RunningSearch(Running[ResolvedRequest, SearchResult]):
         """The score of a complete path in the vote."""
         if not self.vote.reads_confidence:
             return aggregate(node.step_scores(), self.request.aggregation)
+        from espalier.search.growth.confidence import (
+            path_confidence,
+        )  # a policy's module, like those of `make_policies`
+
         return path_confidence([value for step in node.lineage() for value in step.log_probabilities], self.vote)
 
-    def _on_complete(self, node: Node) -> Candidate:
+    def _on_complete(self, node: Node) -> result.Candidate:
         """Extract the answer of a path that has just become complete."""
-        found = self._found[node] = Candidate(
+        found = self._found[node] = result.Candidate(
             node_id=node.node_id,
             answer=answer_in(node.answer_text(), self.request),
             score=self._score(node),
             multiplicity=node.multiplicity,
-            steps=tuple(ScoredStep(n.text, n.score, n.thought_chars, n.written.text) for n in node.lineage()),
+            steps=tuple(result.ScoredStep(n.text, n.score, n.thought_chars, n.written.text) for n in node.lineage()),
             thought_tokens=sum(n.num_tokens for n in node.lineage() if n.thought_chars),
         )
-        self._on_event(CandidateDone(self.search_id, found))
+        self._on_event(result.CandidateDone(self.search_id, found))
         return found

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from espalier.engine.guidance.matcher import Matcher
-from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import NO_MARKS, Generated, StepMarks, StopCause
 from espalier.search.growth.policies import Branch, Draft, Expansion, InjectedText, PathPolicy, PolicyContext
-from espalier.search.step_rule import OVERRUN
-from espalier.search.thoughts.budget import CLOSING_SENTENCE, THINK_ON, ThoughtPlan
-from espalier.search.thoughts.channels import make_reader
-from espalier.search.thoughts.guided import AfterThought, ThoughtEnds
-from espalier.search.thoughts.reading import CLOSED, OPENED, Phase, Position
-from espalier.search.thoughts.stop_rule import StopRule
+from espalier.search.rules import OVERRUN
+from espalier.search.thoughts.plans import CLOSING_SENTENCE, THINK_ON, ThoughtPlan
+from espalier.search.thoughts.reading import CLOSED, OPENED, AfterThought, Phase, Position, make_reader
 from espalier.search.tree import Node, Termination
 
 if TYPE_CHECKING:
@@ -25,37 +20,22 @@ if TYPE_CHECKING:
 class PathThoughts(PathPolicy):
     """Follows the thoughts of a search's paths."""
 
-    def __init__(
-        self,
-        plan: ThoughtPlan,
-        stop: StopRule | None,
-        tokenizer: TextTokenizer,
-        eos_token_ids: Collection[int],
-        budget: Budget | None = None,
-    ) -> None:
+    def __init__(self, context: PolicyContext, plan: ThoughtPlan, budget: Budget | None) -> None:
         """Begin a search.
 
         Args:
+            context: the search; it may have a rule by which thoughts are closed whose probes agree.
             plan: budget, marks and texts of its thoughts.
-            stop: closes a thought whose probes agree; None if nothing does.
-            tokenizer: the generator's.
-            eos_token_ids: tokens that end a path.
             budget: of the search's tokens; None without one.
         """
+        model = context.engine.model(GENERATOR)
         self._plan = plan
-        self._stop = stop
+        self._stop = context.resolved.request.stop_when.value
         self._budget = budget
-        self._reader = make_reader(plan.marks, tokenizer, eos_token_ids)
-        self._ends = ThoughtEnds.of(plan.marks, tokenizer)
-        self._banned = tuple(set(plan.mark_ids).difference(eos_token_ids))
+        self._reader = make_reader(plan.marks, model.tokenizer, model.eos_token_ids)
+        self._banned = tuple(set(plan.mark_ids).difference(model.eos_token_ids))
         self._start = OPENED if plan.opened else Position()
         self._positions: dict[Node, Position] = {}
-
-    @classmethod
-    def of(cls, context: PolicyContext, plan: ThoughtPlan, budget: Budget | None) -> PathThoughts:
-        """The thoughts of a resolved request."""
-        rule, model = context.resolved.request.stop_when.value, context.engine.model(GENERATOR)
-        return cls(plan, rule, model.tokenizer, model.eos_token_ids, budget)
 
     def position(self, node: Node) -> Position:
         """Position of a path between thought and answer, at the end of a node."""
@@ -65,7 +45,7 @@ class PathThoughts(PathPolicy):
         """The matcher of what comes behind a node outside of its thought, given that of an answer."""
         position = self.position(node)
         may_think = position.phase is Phase.BEFORE and not position.closed
-        return AfterThought(answer, self._ends) if may_think else answer
+        return AfterThought(answer, self._reader) if may_think else answer
 
     def shape(self, expansion: Expansion, draft: Draft) -> None:
         """See `PathPolicy`; a thought's steps end at its marks and its budget, and an answer has no marks."""
@@ -111,9 +91,8 @@ class PathThoughts(PathPolicy):
             return None
         thought = self._before(branch).inside or node.thought_chars > 0
         if thought and self._plan.thinks_on((step.written.text for step in node.lineage()), node.path_tokens()):
-            return self._inject(
-                node, OPENED._replace(blank=False), InjectedText(THINK_ON, self._plan.think_on, replaces=1)
-            )
+            thinking_on = InjectedText(THINK_ON, self._plan.think_on, replaces=1)
+            return self._inject(node, OPENED._replace(blank=False), thinking_on)
         if not self._plan.header:
             return None
         return self._inject(node, CLOSED, InjectedText(self._plan.marks.header, self._plan.header))

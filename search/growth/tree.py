@@ -7,23 +7,52 @@ from espalier.engine.engine import Footprint
 from espalier.engine.errors import ScoreMismatchError
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generate, Generated, PathStreams
-from espalier.prm.scorer import ScoreStatus, StepScore
-from espalier.search.algorithms.base import Expand
+from espalier.prm.limits import UNLIMITED
+from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepScore, steps_with_text
+from espalier.search.algorithms import stops_early, unused_fields
+from espalier.search.algorithms.base import Expand, viable
 from espalier.search.growth.endings import Endings
-from espalier.search.growth.policies import (
-    Branch,
-    Draft,
-    Expansion,
-    InjectedText,
-    NodeLife,
-    PathPolicy,
-    PolicyContext,
-)
-from espalier.search.growth.policy_list import make_policies
-from espalier.search.growth.scoring import TreeScores
+from espalier.search.growth.policies import Branch, Draft, Expansion, InjectedText, PathPolicy, PolicyContext
 from espalier.search.result import Candidate
 from espalier.search.run.executor import sampling_of
 from espalier.search.tree import HostText, Node, Termination
+
+
+def make_policies(context: PolicyContext) -> list[PathPolicy]:
+    """The policies of a search; modules of those that it does not need are not loaded."""
+    resolved, policies = context.resolved, list[PathPolicy]()
+    request, scorer, budget, thoughts = resolved.request, context.scorer, None, None
+    if request.generator_budget is not None or request.verifier_budget is not None:
+        from espalier.search.growth.budget import Budget
+
+        verifies = resolved.verifier_limits is not None or (scorer is not None and bool(scorer.needs.question_lengths))
+        policies.append(budget := Budget(request, context.meter, verifies))
+    if stops_early(request):
+        from espalier.search.growth.early_stop import EarlyStopping
+
+        policies.append(EarlyStopping(request, scorer is not None, context.meter))
+    if resolved.thoughts:
+        from espalier.search.growth.thoughts import PathThoughts
+
+        policies.append(thoughts := PathThoughts(context, resolved.thoughts, budget))
+    if resolved.probes:
+        from espalier.search.growth.probes import AnswerProbes
+
+        policies.append(AnswerProbes(context, thoughts, budget))
+    if resolved.grammar:
+        from espalier.search.growth.forms import PathForms
+
+        policies.append(PathForms(context.matchers[resolved.grammar], thoughts))
+    unsure = request.stop_unsure.value if "stop_unsure" not in unused_fields(request) else None
+    if unsure or (request.vote and request.vote.reads_confidence):
+        from espalier.search.growth.confidence import ConfidenceFilter, LogProbabilities
+
+        policies.append(ConfidenceFilter(unsure, context.meter) if unsure else LogProbabilities())
+    if request.merge_duplicates and (scorer is None or scorer.needs.merges == "text"):
+        from espalier.search.growth.merging import Merging
+
+        policies.append(Merging(thoughts, context.meter))
+    return policies
 
 
 class SearchTree:
@@ -60,14 +89,14 @@ class SearchTree:
         self._endings = Endings(context.resolved, self._rule)
         self._sampling = sampling_of(context.resolved.request, context.resolved.generator_limits.prompt_tokens)
         self.policies: Sequence[PathPolicy] = ()
-        self._scores = TreeScores(context)
+        self._session = ScoreSession()  # scores its steps; nothing before `open`, and after `abandon`
         self._branches: dict[Node, Branch] = {}
         self._unfinished = 0  # children requested in this round
 
     @property
     def outstanding(self) -> int:
         """Children requested in this round that are not finished, and scores that are still being checked."""
-        return self._unfinished + self._scores.session.pending
+        return self._unfinished + self._session.pending
 
     def open(self) -> None:
         """Open the root's sequences, and queue the problem's verifier prefill if the budget covers it."""
@@ -78,9 +107,14 @@ class SearchTree:
         prompt = list(context.resolved.generator_prompt)
         sequence = self._engine.open(GENERATOR, prompt, self._salt, context.owner)
         streams = PathStreams(request.seed, request.problem)
-        self._branches[self.root] = Branch(self.root, False, streams, sequence, life=NodeLife.SETTLED)
+        self._branches[self.root] = Branch(self.root, False, streams, sequence)
         self._meter.generator_tree_tokens += len(prompt)
-        self._scores.begin(self.root, self._salt, self.policies)
+        if context.scorer:
+            self._session = context.scorer.begin(self._scored_search())
+        self.root.verifier_tokens = self._session.prompt_tokens
+        self._meter.verifier_tree_tokens += self._session.prompt_tokens
+        if self._verifier_left(self.root) >= 0:
+            self._session.prefill()
 
     def begin_round(self, asked: Sequence[Expand]) -> bool:
         """Start sampling the expansions; returns False, without sampling, if the budgets lack a token for each path."""
@@ -101,7 +135,9 @@ class SearchTree:
             self._meter.count_sampled(done)
         else:
             try:
-                self._on_scores(self._scores.take(done))
+                if not self._session.is_check(done):
+                    self._meter.verifier_tokens += done.computed_tokens
+                self._on_scores(self._session.take(done))
             except ScoreMismatchError:
                 self.abandon()  # the same step's other results may be lost to the error
                 raise
@@ -112,7 +148,7 @@ class SearchTree:
         """The KV blocks that the tree holds now."""
         held = [branch.sequence for branch in self._branches.values() if branch.sequence is not None]
         of_policies = [sequence for policy in self.policies for sequence in policy.sequences()]
-        return self._engine.footprint(held + self._scores.session.sequences() + of_policies)
+        return self._engine.footprint(held + self._session.sequences() + of_policies)
 
     def end_round(self, kept: Collection[Node]) -> None:
         """Release all nodes but those that the algorithm keeps; complete paths are released too."""
@@ -124,7 +160,7 @@ class SearchTree:
     def stop(self, mark: Termination) -> None:
         """Cancel all work, release all sequences, and set `mark` as the termination of unfinished nodes."""
         self._engine.cancel(self._context.owner)
-        self._scores.session.close()
+        self._session.close()
         for policy in self.policies:
             policy.close()
         self._cut_off(mark)
@@ -134,7 +170,7 @@ class SearchTree:
 
     def abandon(self) -> None:
         """Like `stop`, after an error: also releases untracked sequences; results that arrive later are ignored."""
-        self._scores.abandon()
+        self._session = ScoreSession()  # the engine takes back what it held
         self._engine.abandon(self._context.owner)
         self._cut_off(Termination.CANCELLED)
         self._branches.clear()
@@ -184,7 +220,7 @@ class SearchTree:
                 overrun=min(draft.overrun, draft.room - max_tokens),
                 in_place=expansion.continues and expansion.children == 1,
                 merge_equal=resolved.request.merge_duplicates,
-                head=self._scores.session.head,
+                head=self._session.head,
                 matcher=draft.matcher,
                 tag=expansion,
             )
@@ -207,8 +243,8 @@ class SearchTree:
         for policy in self.policies:
             if injected := policy.grown(branch, done):
                 self.write(branch, injected)
-        if self._scores.wants(node):
-            node.score = self._scores.session.score_sampled(node, done)
+        if self._wants(node):
+            node.score = self._session.score_sampled(node, done)
         if not branch.to_end:
             self._unfinished -= count - 1
             if any(policy.merges(branch) for policy in self.policies):
@@ -217,7 +253,7 @@ class SearchTree:
                 return
         elif node.open:
             self.resume(Expansion(branch, node.multiplicity, True, expansion.greedy, continues=True))
-        if not (self._scores.wants(node) and any(policy.holds_score(branch) for policy in self.policies)):
+        if not (self._wants(node) and any(policy.holds_score(branch) for policy in self.policies)):
             self.score(branch)
         self._release_inner(parent)
 
@@ -237,7 +273,36 @@ class SearchTree:
 
     def score(self, branch: Branch) -> None:
         """Have a node scored, or skipped if it gets no score."""
-        self._on_scores(self._scores.hand_in(branch))
+        node, session = branch.node, self._session
+        self._on_scores(session.want(node, branch.alone) if self._wants(node) else session.skip(node))
+
+    def _scored_search(self) -> ScoredSearch:
+        context, resolved = self._context, self._context.resolved
+        of_engine = context.engine, context.owner, self.root
+        of_problem = resolved.request.problem_text, resolved.verifier_prompt, self._salt, resolved.request.seed
+        how = {"sampled": True, "score_final_only": resolved.score_final_only}
+        return ScoredSearch(*of_engine, *of_problem, resolved.verifier_limits, self._verifier_left, **how)
+
+    def _verifier_left(self, node: Node) -> int:
+        return min((policy.verifier_left(node) for policy in self.policies), default=UNLIMITED)
+
+    def _wants(self, node: Node) -> bool:
+        """Return whether a node is to be scored: steps without text, and steps that were cut off, are not."""
+        if self._context.resolved.score_final_only:
+            return node.complete
+        return bool(node.text.strip()) and viable(node)
+
+    def _why_unscored(self, node: Node, status: ScoreStatus | None = None) -> Termination:
+        """The termination of a path whose last step was reported with `status`, or has an earlier one without score."""
+        why = (policy.why_unscored(node, status) for policy in self.policies)
+        return next(filter(None, why), Termination.LENGTH)
+
+    def _lacks_score(self, branch: Branch) -> bool:
+        """Return whether a complete independent path lacks a score that its vote needs."""
+        if not (self._context.scorer and branch.to_end and branch.node.complete):
+            return False
+        read = [branch.node] if self._context.resolved.score_final_only else steps_with_text(branch.node)
+        return any(step.score is None for step in read)
 
     def _on_scores(self, scores: Iterable[StepScore]) -> None:
         for step in scores:
@@ -247,9 +312,9 @@ class SearchTree:
             if node is self.root or step.status is ScoreStatus.PENDING:
                 continue
             branch = self._branches[node]
-            node.score, branch.life = step.score, NodeLife.SCORED
+            node.score, branch.scored = step.score, True
             if step.status is not ScoreStatus.SCORED:
-                why = self._scores.why_unscored(node, step.status)
+                why = self._why_unscored(node, step.status)
                 node.termination = node.termination if branch.to_end else why
             if not branch.to_end or node.termination is not None:
                 self.settle(branch)
@@ -259,11 +324,10 @@ class SearchTree:
     def settle(self, branch: Branch) -> None:
         """Count a node as finished: it is scored and, for independent paths, ended or stopped."""
         node = branch.node
-        if self._scores.lacks(branch):
-            node.termination = self._scores.why_unscored(node)
+        if self._lacks_score(branch):
+            node.termination = self._why_unscored(node)
         self._unfinished -= node.multiplicity if branch.to_end else 1
         self.settled.append(node)
-        branch.life = NodeLife.SETTLED
         candidate = self._on_complete(node) if node.complete and not node.rollout else None
         for policy in self.policies:
             policy.settled(branch, candidate)
@@ -280,7 +344,7 @@ class SearchTree:
         if branch.sequence is not None:
             self._engine.release(branch.sequence)
             branch.sequence = branch.matcher = None
-        self._scores.session.release(branch.node)
+        self._session.release(branch.node)
 
 
 def _new_node(node_id: int, done: Generated, expansion: Expansion) -> Node:

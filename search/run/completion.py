@@ -1,5 +1,6 @@
 """One completion request from submission to result: its prompts are read and continued, some at a time."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,12 +36,10 @@ from espalier.search.completion import (
 )
 from espalier.search.result import StopReason
 from espalier.search.run.executor import ResolvedCompletion, sampling_of
-from espalier.search.run.resolve import Resolver
+from espalier.search.run.resolve import Resolver, worst_case
 from espalier.search.run.running import Running, Submission
-from espalier.search.run.sampled_text import SampledText
-from espalier.search.run.worst_case import worst_case
-from espalier.search.thoughts.guided import AfterThought, ThoughtEnds
-from espalier.search.thoughts.splitting import ThoughtSplitter
+from espalier.search.run.sampled_text import SampledAnswer, SampledText
+from espalier.search.thoughts.reading import AfterThought, make_reader
 
 _MAX_BRANCHES = 64
 """Choices of one request that are sampled at a time, unless those of one prompt are more."""
@@ -55,13 +54,20 @@ class ChoiceState:
     index: int
     prompt: int
     text: SampledText
-    sampling: Sampling
+    sampling: Sampling = field(init=False)
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     reported: int = 0
     finish_reason: str | None = None
     matcher: Matcher | None = None
     error: str = ""
+
+    def result(self) -> Choice:
+        """The choice as it is reported; one that was cut, or never begun, ends with `abort`."""
+        text, reason = self.text, self.finish_reason or "abort"
+        of_tokens = tuple(self.logprobs), text.thought, text.thought_tokens
+        sampled = text.text, tuple(self.token_ids), reason, text.stopped_by
+        return Choice(self.index, self.prompt, *sampled, *of_tokens, self.error)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,18 +94,17 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         request.validate()
         resolver.require_in_vocabulary(request)
         generator = resolver.generator
-        read = [generator.completion_prompt(prompt, request) for prompt in request.prompts]
-        prompts = tuple(tuple(ids) for ids, _, _ in read)
+        prompts = tuple(generator.completion_prompt(prompt, request) for prompt in request.prompts)
         wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         context = generator.model.config.max_positions
-        limits = tuple(min(wanted, context - len(prompt)) for prompt in prompts)
+        limits = tuple(min(wanted, context - len(prompt.token_ids)) for prompt in prompts)
         filled = replace(request, **generator.defaults.sampling_of(request))
         grammar = resolver.compile("text_form", form.grammar) if (form := request.text_form.value) else None
         together = max(1, min(len(prompts), _MAX_BRANCHES // request.samples))
         each: dict[str, int] = {}  # the most of any prompt
         for prompt, most in zip(prompts, limits, strict=True):
             estimates = (MemoryEstimate(request.samples, partial_blocks=1),)
-            its = worst_case(resolver.engine, GENERATOR, estimates, PathLimits(len(prompt), most, most))
+            its = worst_case(resolver.engine, GENERATOR, estimates, PathLimits(len(prompt.token_ids), most, most))
             each = {group: max(count, each.get(group, 0)) for group, count in its.items()}
         while True:
             blocks = {group: together * count for group, count in each.items()}
@@ -110,24 +115,29 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
                     raise
                 together //= 2
             else:
-                opened = tuple(opened for _, opened, _ in read)
-                warnings = tuple(dict.fromkeys(each for _, _, its in read for each in its))
-                of_text = opened, generator.marks, grammar, warnings
-                return ResolvedCompletion(filled, prompts, limits, together, blocks, *of_text)
+                return ResolvedCompletion(filled, prompts, limits, together, blocks, generator.marks, grammar)
 
     def __init__(self, resolved: ResolvedCompletion, submission: Submission) -> None:
         super().__init__(resolved, submission)
-        self.meter.prompt_tokens = resolved.prompt_tokens
-        self._tokenizer = self._engine.model(GENERATOR).tokenizer
-        self._waiting = list(range(len(resolved.prompts)))  # prompts that have not begun
-        self._prompts: dict[int, ReadPrompt] = {}
-        self._choices: dict[int, ChoiceState] = {}
+        self.meter.prompt_tokens = sum(len(prompt.token_ids) for prompt in resolved.prompts)
+        self._tokenizer = tokenizer = self._engine.model(GENERATOR).tokenizer
+        count = resolved.request.samples
+        self._waiting = deque(range(len(resolved.prompts)))  # prompts that have not begun
+        self._prompts = [ReadPrompt(tokenizer.show(its.token_ids), tuple(its.token_ids)) for its in resolved.prompts]
+        indices = range(len(resolved.prompts) * count)
+        self._choices = [ChoiceState(i, i // count, self._empty_text(i // count)) for i in indices]
         self._unfinished: dict[int, int] = {}  # choices by prompt that is worked on
         self._held: set[KVSequence] = set()
-        self._guide: Matcher | None = None  # at the beginning of a text
+
+    def _empty_text(self, number: int) -> SampledText:
+        """A text behind a prompt, which is the answer's alone where a thought is told apart."""
+        request, prompt = self.resolved.request, self.resolved.prompts[number]
+        how = self._tokenizer, request.stop, request.include_stop
+        if self.resolved.marks and prompt.thinks:
+            return SampledAnswer(*how, self.resolved.marks, prompt.opened)
+        return SampledText(*how)
 
     def _begin(self) -> None:
-        self._guide = self.matchers[self.resolved.grammar] if self.resolved.grammar else None
         for _ in range(self.resolved.together):
             self._begin_next_prompt()
 
@@ -143,7 +153,8 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
     def stop(self, reason: StopReason) -> None:
         """See `Running`; choices end as far as they are."""
         self._engine.cancel(self.search_id)
-        self._release_all()
+        for sequence in list(self._held):
+            self._release(sequence)
         self._end(reason)
 
     # ---- prompts
@@ -151,43 +162,35 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
     def _begin_next_prompt(self) -> None:
         if not self._waiting:
             return
-        number = self._waiting.pop(0)
-        ids, request = self.resolved.prompts[number], self.resolved.request
+        number, request = self._waiting.popleft(), self.resolved.request
+        ids = self._prompts[number].token_ids
         self._unfinished[number] = request.samples
         self.meter.generator_tree_tokens += len(ids)
-        reads = request.echo and request.logprobs is not None
-        sequence = self._open([] if reads else list(ids))
-        if reads:  # not from the prefix cache, as each place is read
+        reads = request.echo and request.logprobs is not None  # not from the prefix cache, as each place is read
+        sequence = self._engine.open(GENERATOR, [] if reads else list(ids), self.options.salt, self.search_id)
+        self._held.add(sequence)
+        if reads:
             positions = tuple(range(len(ids) - 1))
             work = Score(self.search_id, sequence, ids, positions, ids[1:], tag=number, head=LOG_PROBABILITIES)
             self._engine.submit(work)
         else:
-            self._sample(number, sequence, ReadPrompt(self._tokenizer.show(list(ids)), ids))
+            self._sample(number, sequence)
 
     def _on_prompt_read(self, done: Scored) -> None:
         number: int = done.work.tag
-        ids = self.resolved.prompts[number]
-        first = self._token(ids[0], None)
-        rest = [self._read_token(token_id, values) for token_id, values in zip(ids[1:], done.values, strict=True)]
-        self._sample(number, done.work.sequence, ReadPrompt(self._tokenizer.show(list(ids)), ids, (first, *rest)))
+        prompt = self._prompts[number]
+        found = zip(prompt.token_ids[1:], done.values, strict=True)
+        rest = [self._token(token_id, float(values[0]), self._top(values)) for token_id, values in found]
+        self._prompts[number] = replace(prompt, logprobs=(self._token(prompt.token_ids[0], None), *rest))
+        self._sample(number, done.work.sequence)
 
-    def _sample(self, number: int, sequence: KVSequence, prompt: ReadPrompt) -> None:
+    def _sample(self, number: int, sequence: KVSequence) -> None:
         """Begin the choices of a prompt that is read, or end them where nothing is to be sampled."""
-        self._prompts[number] = prompt
-        request, count = self.resolved.request, self.resolved.request.samples
-        sampling = sampling_of(request, len(prompt.token_ids))
-        name = ",".join(map(str, prompt.token_ids))
-        choices = [
-            ChoiceState(
-                number * count + i,
-                number,
-                SampledText(self._tokenizer, request.stop, request.include_stop, self._splitter(number)),
-                replace(sampling, key=stream_key(request.seed, name, (i,))),
-                matcher=self._matcher_behind(number),
-            )
-            for i in range(count)
-        ]
-        self._choices |= {choice.index: choice for choice in choices}
+        ids, request = self._prompts[number].token_ids, self.resolved.request
+        sampling, name, matcher = sampling_of(request, len(ids)), ",".join(map(str, ids)), self._matcher_behind(number)
+        choices = self._choices[number * request.samples : (number + 1) * request.samples]
+        for i, choice in enumerate(choices):
+            choice.sampling, choice.matcher = replace(sampling, key=stream_key(request.seed, name, (i,))), matcher
         if self.resolved.max_tokens[number]:
             self._generate(choices, sequence)
             return
@@ -196,18 +199,14 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         self._release(sequence)
         self._end_prompt(number)
 
-    def _splitter(self, number: int) -> ThoughtSplitter | None:
-        """The splitter of the thought behind a prompt, if it is a conversation and the generator thinks."""
-        opened, marks = self.resolved.opened[number], self.resolved.marks
-        return None if opened is None or marks is None else ThoughtSplitter(marks, self._tokenizer, opened)
-
     def _matcher_behind(self, number: int) -> Matcher | None:
         """The matcher of texts behind a prompt; a thought is free where one is told apart."""
-        opened, marks = self.resolved.opened[number], self.resolved.marks
-        if self._guide is None or opened is None or marks is None:
-            return self._guide
-        ends = ThoughtEnds.of(marks, self._tokenizer, self._engine.model(GENERATOR).eos_token_ids)
-        return AfterThought(self._guide, ends, inside=opened)
+        resolved, prompt = self.resolved, self.resolved.prompts[number]
+        guide = self.matchers[resolved.grammar] if resolved.grammar else None
+        if guide is None or resolved.marks is None or not prompt.thinks:
+            return guide
+        reader, forbidden = make_reader(resolved.marks, self._tokenizer), self._engine.model(GENERATOR).eos_token_ids
+        return AfterThought(guide, reader, forbidden, inside=prompt.opened)
 
     def _end_prompt(self, number: int) -> None:
         if self._unfinished[number]:
@@ -229,20 +228,9 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         elif request.stop or self.options.stream_text:
             left = min(left, _TOKENS_AT_A_TIME)
         samplings = tuple(replace(choice.sampling, key=key_after(choice.sampling.key, sampled)) for choice in choices)
+        how = {"in_place": in_place, "head": head, "matcher": choices[0].matcher}
         tag = Continuation(choices, len(choices))
-        self._engine.submit(
-            Generate(
-                self.search_id,
-                sequence,
-                samplings,
-                left,
-                "",
-                in_place=in_place,
-                head=head,
-                matcher=choices[0].matcher,
-                tag=tag,
-            )
-        )
+        self._engine.submit(Generate(self.search_id, sequence, samplings, left, "", tag=tag, **how))
 
     def _on_generated(self, done: Generated) -> None:
         purpose: Continuation = done.work.tag
@@ -309,9 +297,6 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         same = (each.logprob for each in top if each.token_id == token_id)
         return self._token(token_id, next(same, logprob), top)
 
-    def _read_token(self, token_id: int, values: np.ndarray) -> TokenLogprob:
-        return self._token(token_id, float(values[0]), self._top(values))
-
     def _top(self, values: np.ndarray) -> tuple[TokenLogprob, ...]:
         count = self.resolved.request.logprobs or 0
         ids, found = values[1 : 1 + TOP_TOKENS], values[1 + TOP_TOKENS :]
@@ -324,47 +309,17 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
 
     # ---- sequences and the end
 
-    def _open(self, token_ids: list[int]) -> KVSequence:
-        sequence = self._engine.open(GENERATOR, token_ids, self.options.salt, self.search_id)
-        self._held.add(sequence)
-        return sequence
-
     def _release(self, sequence: KVSequence) -> None:
         self._held.discard(sequence)
         self._engine.release(sequence)
 
-    def _release_all(self) -> None:
-        for sequence in list(self._held):
-            self._release(sequence)
-
     def _end(self, reason: StopReason, error: str = "") -> None:
-        resolved = self.resolved
-        choices = [self._choices[index] for index in sorted(self._choices)]
+        warnings = dict.fromkeys(warning for prompt in self.resolved.prompts for warning in prompt.warnings)
         self.end_with(
             CompletionResult(
-                search_id=self.search_id,
-                prompts=tuple(
-                    self._prompts.get(number) or ReadPrompt(self._tokenizer.show(list(ids)), ids)
-                    for number, ids in enumerate(resolved.prompts)
-                ),
-                choices=tuple(map(_choice, choices)) + self._not_begun(),
-                stop_reason=reason,
-                usage=self.meter.close(),
-                configuration=resolved.request,
-                error=error,
-                warnings=resolved.warnings,
+                prompts=tuple(self._prompts),
+                choices=tuple(choice.result() for choice in self._choices),
+                warnings=tuple(warnings),
+                **self._outcome(reason, error),
             )
         )
-
-    def _not_begun(self) -> tuple[Choice, ...]:
-        """The choices of prompts that were not read before the end; no choice is ever left out."""
-        every = range(len(self.resolved.prompts) * self.resolved.request.samples)
-        missing = [index for index in every if index not in self._choices]
-        return tuple(Choice(i, i // self.resolved.request.samples, "", (), "abort") for i in missing)
-
-
-def _choice(state: ChoiceState) -> Choice:
-    text, reason = state.text, state.finish_reason or "abort"
-    ids, logprobs = tuple(state.token_ids), tuple(state.logprobs)
-    thought = text.thought, text.thought_tokens
-    return Choice(state.index, state.prompt, text.text, ids, reason, text.stopped_by, logprobs, *thought, state.error)

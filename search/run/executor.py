@@ -5,36 +5,38 @@ Imported without torch, so that a server can handle signals before it loads anyt
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
+from espalier.engine.errors import EspalierError, MisuseError
 from espalier.engine.work import NO_PENALTIES, Penalties, Sampling
 from espalier.prm.limits import UNLIMITED, PathLimits
+from espalier.search import completion
 from espalier.search.algorithms import algorithm_of, named, with_defaults
 from espalier.search.algorithms.advised import AdvisedSearch
 from espalier.search.algorithms.base import Scores
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS, PenaltyFields
-from espalier.search.completion import CompletionRequest, CompletionResult, TextSampled
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult
-from espalier.search.rollout import RolloutRequest, RolloutResult, RolloutSettings
-from espalier.search.score_session import ScoreSessionRequest, SessionTurn, StepsScored
-from espalier.search.scores import ScoreRequest, ScoreResult
+from espalier.search.rollout import RolloutRequest, RolloutResult
+from espalier.search.rules import ThinkingMode
+from espalier.search.scores import ScoreRequest, ScoreResult, ScoreSessionRequest, SessionTurn, StepsScored
 from espalier.search.server_info import Occupancy
-from espalier.search.thoughts.mode import ThinkingMode
-from espalier.search.tokenization import Tokenization, TokenizationRequest
-from espalier.search.voting.equivalence import Equivalence
+from espalier.search.voting.equivalence import MathVerify
 
 if TYPE_CHECKING:
     from espalier.engine.guidance.grammar import Grammar
-    from espalier.search.thoughts.budget import ThoughtPlan
+    from espalier.search.run.generator import RenderedPrompt
     from espalier.search.thoughts.marks import ThoughtMarks
-    from espalier.search.thoughts.probing import ProbePlan
+    from espalier.search.thoughts.plans import ProbePlan, ThoughtPlan
 
-AnyRequest = SearchRequest | CompletionRequest | ScoreRequest | ScoreSessionRequest | RolloutRequest
-AnyResult = SearchResult | CompletionResult | ScoreResult | RolloutResult
-AnyEvent = Event | TextSampled | StepsScored | Finished[AnyResult]
+AnyRequest = SearchRequest | completion.CompletionRequest | ScoreRequest | ScoreSessionRequest | RolloutRequest
+AnyResult = SearchResult | completion.CompletionResult | ScoreResult | RolloutResult
+AnyEvent = Event | completion.TextSampled | StepsScored | Finished[AnyResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields whose default may be the checkpoint's."""
 
 
-def sampling_of(request: SearchRequest | CompletionRequest, prompt_tokens: int) -> Sampling:
+def sampling_of(request: SearchRequest | completion.CompletionRequest, prompt_tokens: int) -> Sampling:
     """The sampling of a request, whose defaults are filled in, behind a prompt of so many tokens; without a key."""
     filters = request.temperature or 0.0, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
     return Sampling(*filters, penalties=penalties_of(request, prompt_tokens))
@@ -95,12 +97,6 @@ class RequestDefaults:
         own = self.by_mode.get(mode, {}) if mode else {}
         names = [name for name in _SAMPLING if hasattr(request, name) and getattr(request, name) is None]
         return {name: own.get(name, getattr(self, name)) for name in names}
-
-    def samples(self, request: RolloutSettings, prompt_tokens: int) -> Sampling:
-        """The sampling of rollouts; see `sampling_of`."""
-        filled = replace(request, **self.sampling_of(request))
-        filters = filled.temperature or 0.0, self.top_k, self.top_p, self.min_p
-        return Sampling(*filters, penalties=penalties_of(filled, prompt_tokens))
 
     def fill(self, request: SearchRequest) -> SearchRequest:
         """Return the request with every default filled in from the algorithm, the checkpoint and the context size.
@@ -158,30 +154,21 @@ class ResolvedCompletion:
 
     Attributes:
         request: the request with every default filled in.
-        prompts: its prompts as token ids.
+        prompts: its prompts as they are fed.
         max_tokens: limit on new tokens, by prompt.
         together: prompts that are worked on at a time.
         blocks: maximum KV blocks that may be held, by role.
-        opened: whether a prompt opens a thought, by prompt; None where no thought is told apart.
         marks: of the generator's thoughts.
         grammar: what choices hold behind their thoughts; None for anything.
-        warnings: what the result will warn of, whole sentences.
     """
 
-    request: CompletionRequest
-    prompts: tuple[tuple[int, ...], ...]
+    request: completion.CompletionRequest
+    prompts: tuple[RenderedPrompt, ...]
     max_tokens: tuple[int, ...]
     together: int
     blocks: Mapping[str, int]
-    opened: tuple[bool | None, ...]
     marks: ThoughtMarks | None
     grammar: Grammar | None = None
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(map(len, self.prompts))
 
     @property
     def grammars(self) -> tuple[Grammar, ...]:
@@ -252,7 +239,7 @@ class Executor(Protocol):
     max_running: int
     model_names: Mapping[str, str]
     defaults: RequestDefaults
-    equivalence: Equivalence | None
+    equivalence: MathVerify | None
 
     @property
     def busy(self) -> bool:
@@ -284,7 +271,7 @@ class Executor(Protocol):
         """
         ...
 
-    def tokenize(self, request: TokenizationRequest) -> Tokenization:
+    def tokenize(self, request: completion.TokenizationRequest) -> completion.Tokenization:
         """Have the generator's tokenizer look at a prompt; may be called on any thread.
 
         Raises:
@@ -362,3 +349,58 @@ class Executor(Protocol):
     def close(self) -> None:
         """Cancel all searches and release everything."""
         ...
+
+
+log = logging.getLogger("espalier.search")
+
+
+def reason_of(error: Exception, search_id: str) -> str:
+    """Return the error message for the result of a failed search.
+
+    Only messages of typed errors are returned, as others may contain private data. Those are logged instead, under the
+    id that the message gives.
+    """
+    if isinstance(error, EspalierError) and not isinstance(error, MisuseError):
+        return str(error)
+    log.error("search %s failed", search_id, exc_info=error)
+    return f"internal error, id={search_id}"
+
+
+E = TypeVar("E", bound="Executor")
+
+_IDLE_SECONDS = 1.0
+"""Seconds that an executor whose searches all wait for their callers is left alone; time limits are met so late."""
+
+
+class ExecutorLoop(Generic[E]):
+    """Runs an executor on one thread; `call` and `stop` may be called on any thread."""
+
+    def __init__(self) -> None:
+        self._commands: SimpleQueue[Callable[[E], object]] = SimpleQueue()
+        self._stopped = False
+
+    def call(self, command: Callable[[E], object]) -> None:
+        """Call `command` with the executor before its next step."""
+        self._commands.put(command)
+
+    def stop(self) -> None:
+        """Make `run` return after the current step."""
+        self._stopped = True
+        self.call(lambda _: None)  # an idle loop waits for a command
+
+    def run(self, executor: E, after_turn: Callable[[E], object] = lambda _: None) -> None:
+        """Carry out commands and step the executor while it is busy, until `stop`; raises what either raises.
+
+        Args:
+            executor: used on this thread only.
+            after_turn: called each time after the commands and the step.
+        """
+        while not self._stopped:
+            wait, seconds = executor.idle, _IDLE_SECONDS if executor.busy else None
+            with suppress(Empty):
+                while True:
+                    self._commands.get(wait, seconds)(executor)
+                    wait = False
+            if executor.busy and not self._stopped:
+                executor.step()
+            after_turn(executor)

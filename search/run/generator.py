@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 from espalier.engine.engine import Engine
@@ -16,117 +15,24 @@ from espalier.engine.errors import (
     Violation,
     name_tokens,
 )
-from espalier.engine.models.chat.arrangement import DROPPED, FOLDED, RenderedChat, folded, leading, render_conversation
+from espalier.engine.models.chat.arrangement import RenderedChat, render_conversation
 from espalier.engine.models.model import Model
 from espalier.engine.models.text_files import require, shown
-from espalier.engine.models.tokenizer import SPECIAL_TOKENS, TextTokenizer
+from espalier.engine.models.tokenizer import SPECIAL_TOKENS
 from espalier.engine.roles import GENERATOR
-from espalier.search.completion import ChatPrompt, CompletionRequest, Prompt
-from espalier.search.conversation import ChatMessage, ChatRole, conversation_text, whole_conversation
-from espalier.search.run.caller_text import CallerText
+from espalier.search.completion import ChatPrompt, CompletionRequest, Prompt, Tokenization, TokenizationRequest
+from espalier.search.conversation import ChatMessage, ChatRole
+from espalier.search.rules import SWITCHES, ThinkingMode
+from espalier.search.run import prompts
 from espalier.search.run.executor import RequestDefaults
-from espalier.search.thoughts.history import reads_thoughts_apart, split_message
-from espalier.search.thoughts.marks import ThoughtMarks, find_marks
-from espalier.search.thoughts.mode import SWITCHES, ThinkingMode
-from espalier.search.thoughts.mode_sampling import Parameters, sampling_for
-from espalier.search.tokenization import Tokenization, TokenizationRequest
+from espalier.search.thoughts.marks import find_marks
 
 _MIN_TOP_P = 1e-9
 """top_p that keeps only the most likely token, as a configured 0 does in transformers."""
 
 
-def render_prompt(
-    tokenizer: TextTokenizer,
-    system_prompt: str,
-    problem: str,
-    history: Sequence[ChatMessage] = (),
-    switches: Mapping[str, bool] = MappingProxyType({"enable_thinking": False}),
-) -> str:
-    """Return the text of `render_turns`."""
-    return render_turns(tokenizer, system_prompt, problem, history, switches).text
-
-
-def render_turns(
-    tokenizer: TextTokenizer,
-    system_prompt: str,
-    problem: str,
-    history: Sequence[ChatMessage],
-    switches: Mapping[str, bool],
-) -> RenderedChat:
-    """Render the prompt: through the chat template, or as plain text and a blank line without one.
-
-    Args:
-        tokenizer: has the chat template.
-        system_prompt: used unless `history` starts with a system message.
-        problem: what the user says last.
-        history: the messages around it.
-        switches: variables of the template that switch thinking on or off; see `SWITCHES`.
-
-    Raises:
-        TemplateLimitError: the template takes too much time or memory.
-        CheckpointError: the template rejects the messages without a system message too, or turns of tools.
-    """
-    messages = [{"role": "user", "content": problem}]
-    if history:
-        messages = [_as_message(turn) for turn in whole_conversation(problem, history)]
-    if messages[0]["role"] != ChatRole.SYSTEM:
-        messages.insert(0, {"role": "system", "content": system_prompt})
-    if not messages[0]["content"]:
-        messages.pop(0)
-    if tokenizer.chat_template is None:
-        return _plain_text(tokenizer, messages)
-    rendered = render_conversation(tokenizer, messages, **switches)
-    of_caller = any(message.role == ChatRole.SYSTEM for message in history)
-    if of_caller:
-        return rendered
-    return replace(rendered, warnings=tuple(each for each in rendered.warnings if each not in (FOLDED, DROPPED)))
-
-
-def _as_message(turn: ChatMessage) -> dict[str, Any]:
-    """A message as chat templates read it."""
-    thought = turn.reasoning_content
-    thoughts = {"reasoning_content": thought, "thinking": thought} if thought else {}  # templates read either
-    return {"role": str(turn.role), "content": turn.content, **thoughts, **turn.fields}
-
-
-def _plain_text(tokenizer: TextTokenizer, messages: list[dict[str, Any]], continued: str = "") -> RenderedChat:
-    """A conversation for a model without a chat template: what the system says first, then the turns by name."""
-    front = leading(messages)
-    system = "".join(f"{message['content']}\n\n" for message in front)
-    arranged = folded(messages[len(front) :])
-    turns = [_as_turn(message) for message in arranged]
-    at = max(at for at, turn in enumerate(turns) if turn.role == ChatRole.USER)
-    around = [*turns[:at], *([ChatMessage(ChatRole.PROBLEM, "")] if turns[at + 1 :] else []), *turns[at + 1 :]]
-    text = conversation_text(turns[at].content, around)
-    warnings = (FOLDED,) if len(arranged) < len(messages) - len(front) else ()
-    return RenderedChat(f"{tokenizer.begin}{system}{text}\n\n{continued}", warnings)
-
-
-def _as_turn(message: Mapping[str, Any]) -> ChatMessage:
-    more = {"tool_calls": message["tool_calls"]} if message.get("tool_calls") else {}
-    return ChatMessage(ChatRole(message["role"]), message["content"] or "", more=json.dumps(more) if more else "")
-
-
-def no_template(tokenizer: TextTokenizer) -> str:
-    """A warning of a generator without a chat template, as base models are; empty for others."""
-    if tokenizer.chat_template is not None:
-        return ""
-    return (
-        "the tokenizer has no chat template, as of a base model, which goes on with the text instead of answering: "
-        "problems stand in its prompt as plain text, and paths may not end; take the instruction-tuned model"
-    )
-
-
 Advice = Callable[[str], tuple[str, ...]]
 """Takes a problem's text and returns warnings, whole sentences for the caller; empty where there are none."""
-
-
-def has_thinking_switch(tokenizer: TextTokenizer, system_prompt: str) -> bool:
-    """Return whether the chat template can switch thinking off."""
-    on, off = (
-        render_prompt(tokenizer, system_prompt, "2", (), SWITCHES[mode]) for mode in (ThinkingMode.ON, ThinkingMode.OFF)
-    )
-    return on != off
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +42,7 @@ class RenderedPrompt:
     Attributes:
         token_ids: its tokens.
         opened: whether it opens a thought.
-        thinks: whether the model is expected to think.
+        thinks: whether the model is expected to think; of a completion, whether a thought is told apart.
         warnings: what the chat template did not take as it stood, whole sentences.
     """
 
@@ -174,7 +80,7 @@ class Generator:
         self.system_prompt = system_prompt
         self.advice = advice
         self.marks = find_marks(self.model.tokenizer, thought_marks)
-        self._caller_text = CallerText(self.model.tokenizer)
+        self._caller_text = prompts.CallerText(self.model.tokenizer)
         try:
             self.prompt_ids("2")
         except NoEmbeddingError as error:
@@ -187,7 +93,10 @@ class Generator:
         sampling = sampling_defaults(defaults)
         by_mode: dict[ThinkingMode, Parameters] = {}
         if self.marks and self._has_switch:
-            by_mode = {mode: sampling_for(sampling, self._rendered("2", (), mode)[2]) for mode in ThinkingMode}
+            by_mode = {
+                mode: sampling_for(sampling, self._opened(self._render("2", (), mode).text, mode)[2])
+                for mode in ThinkingMode
+            }
         self.defaults = RequestDefaults(**sampling, max_positions=self.model.config.max_positions, by_mode=by_mode)
 
     @property
@@ -215,36 +124,29 @@ class Generator:
                 "--thought-marks names those of others"
             )
             raise InvalidRequestError([Violation("thinking", why)])
-        problem, tags = self._caller_text.protect(problem, [])
-        history = [self._earlier(message, tags) for message in history]
-        text, opened, thinks, warnings = self._rendered(problem, history, mode)
+        tags: list[str] = []
+        problem = self._caller_text.protect(problem, tags)
+        chat = self._render(problem, [self._earlier(message, tags) for message in history], mode)
+        text, opened, thinks = self._opened(chat.text, mode)
         ids = self._caller_text.encode(text, tags)
-        return RenderedPrompt(self._require_room(ids, 1), opened, thinks, warnings)
+        return RenderedPrompt(self._require_room(ids, 1), opened, thinks, chat.warnings)
 
     def _earlier(self, message: ChatMessage, tags: list[str]) -> ChatMessage:
         """A message before the problem, whose thought is where the chat template looks for it."""
         thought, said, in_content = message.reasoning_content, message.content, False
         if self.marks and message.role == ChatRole.ASSISTANT and not thought:
-            thought, said = split_message(said, self.marks)
-            in_content = bool(thought) and not reads_thoughts_apart(self.model.tokenizer.chat_template or "")
-        thought, said = (self._caller_text.protect(text, tags)[0] for text in (thought, said))
+            thought, said = prompts.split_message(said, self.marks)
+            in_content = bool(thought) and not prompts.reads_thoughts_apart(self.model.tokenizer.chat_template or "")
+        thought, said = (self._caller_text.protect(text, tags) for text in (thought, said))
         if in_content and self.marks:
             opening, closing = self.marks.opening.text + self.marks.label, self.marks.closing.text
             thought, said = "", f"{opening}\n{thought}\n{closing}\n\n{said}"
         more = json.dumps(message.fields, ensure_ascii=False) if message.more else ""  # without escapes that hide marks
-        return replace(message, content=said, reasoning_content=thought, more=self._caller_text.protect(more, tags)[0])
+        return replace(message, content=said, reasoning_content=thought, more=self._caller_text.protect(more, tags))
 
-    def _rendered(
-        self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode
-    ) -> tuple[str, bool, bool, tuple[str, ...]]:
-        """The prompt's text, whether it opens a thought, whether the model is expected to think, and warnings."""
-        marks = self.marks
-        chat = self._render(problem, history, mode if marks else ThinkingMode.OFF)
-        return *self._opened(chat.text, mode, marks), chat.warnings
-
-    def _opened(self, text: str, mode: ThinkingMode, marks: ThoughtMarks | None) -> tuple[str, bool, bool]:
+    def _opened(self, text: str, mode: ThinkingMode) -> tuple[str, bool, bool]:
         """The prompt's text with a thought opened or closed, whether it is open, and whether the model is to think."""
-        if marks is None:
+        if not (marks := self.marks):
             return text, False, False
         off, opening, closing = mode is ThinkingMode.OFF, marks.opening.text, marks.closing.text
         if marks.header:  # written for the model, which writes some of them wrongly
@@ -265,7 +167,7 @@ class Generator:
     @cached_property
     def _has_switch(self) -> bool:
         """True if the chat template can switch thinking off."""
-        return has_thinking_switch(self.model.tokenizer, self.system_prompt)
+        return prompts.has_thinking_switch(self.model.tokenizer, self.system_prompt)
 
     @cached_property
     def _answers_by_default(self) -> bool:
@@ -274,22 +176,20 @@ class Generator:
         return self._has_switch and auto == off
 
     def _render(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> RenderedChat:
+        switches = SWITCHES[mode if self.marks else ThinkingMode.OFF]
         try:
-            return render_turns(self.model.tokenizer, self.system_prompt, problem, history, SWITCHES[mode])
+            return prompts.render_turns(self.model.tokenizer, self.system_prompt, problem, history, switches)
         except CheckpointError as error:
             if not history:
                 raise
             why = f"is rejected by the generator's chat template: {error.__cause__ or error}"
             raise InvalidRequestError([Violation("history", why)]) from error
 
-    def completion_prompt(
-        self, prompt: Prompt, request: CompletionRequest
-    ) -> tuple[list[int], bool | None, tuple[str, ...]]:
-        """Return the token ids of a prompt that is continued as it is: a conversation through the chat template alone.
+    def completion_prompt(self, prompt: Prompt, request: CompletionRequest) -> RenderedPrompt:
+        """Return a prompt that is continued as it is: a conversation through the chat template alone.
 
-        Returns:
-            The ids; whether a conversation's prompt opens a thought of its answer, None for texts, for an answer
-            that is continued, and where the generator does not think; and warnings, whole sentences.
+        It opens no thought where none is told apart: of a text, of an answer that is continued, and where the generator
+        does not think.
 
         Raises:
             InvalidRequestError: there is no chat template, or it rejects the conversation.
@@ -299,10 +199,10 @@ class Generator:
         ids, warnings = self._ids_of(prompt, request.add_special_tokens)
         if not ids:
             raise InvalidRequestError([Violation("prompts", "must have a token")])
-        opened = None
+        opened = thinks = False
         if self.marks and isinstance(prompt, ChatPrompt) and not prompt.continue_last:
-            opened = self.marks.opened_by(self.model.tokenizer.show(ids))
-        return self._require_room(ids, 0 if request.max_tokens == 0 else 1), opened, warnings
+            opened, thinks = self.marks.opened_by(self.model.tokenizer.show(ids)), True
+        return RenderedPrompt(self._require_room(ids, 0 if request.max_tokens == 0 else 1), opened, thinks, warnings)
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
         """Look at a prompt; see `completion_prompt`, except that it may be of any length.
@@ -341,13 +241,13 @@ class Generator:
         messages = [dict(message) for message in prompt.messages]
         for message in messages:
             if message["role"] != ChatRole.ASSISTANT:
-                message["content"] = self._caller_text.protect(message["content"], tags)[0]
+                message["content"] = self._caller_text.protect(message["content"], tags)
         if self.model.tokenizer.chat_template is None:
             continued = messages.pop()["content"] if prompt.continue_last else ""
             spoken = [message for message in messages if message["role"] != ChatRole.SYSTEM]
             if not spoken or spoken[-1]["role"] == ChatRole.ASSISTANT:
                 raise InvalidRequestError([Violation("prompts", "must end with the user's message: no chat template")])
-            return _plain_text(self.model.tokenizer, messages, continued)
+            return prompts.plain_text(self.model.tokenizer, messages, continued)
         try:
             chat = render_conversation(self.model.tokenizer, messages, not prompt.continue_last, **prompt.variables)
         except CheckpointError as error:
@@ -387,39 +287,18 @@ def sampling_defaults(defaults: dict[str, Any]) -> dict[str, Any]:
 
 _NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
     # what changes a draw in transformers or vLLM, and its values besides null that change nothing
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "no_repeat_ngram_size": (0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,),
-    "exponential_decay_length_penalty": (),
-    "sequence_bias": ({}, []),
-    "logit_bias": ({}, []),
-    "bad_words_ids": ([],),
-    "force_words_ids": ([],),
-    "constraints": ([],),
-    "suppress_tokens": ([],),
-    "begin_suppress_tokens": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "forced_decoder_ids": ([],),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "min_tokens": (0,),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "diversity_penalty", "penalty_alpha"), (0,)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("encoder_repetition_penalty", "typical_p", "num_beams", "guidance_scale"), (1,)),
+    **dict.fromkeys(("sequence_bias", "logit_bias"), ({}, [])),
+    **dict.fromkeys(("bad_words_ids", "force_words_ids", "constraints", "forced_decoder_ids"), ([],)),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), ([],)),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("top_h", "watermarking_config", "dola_layers"), ()),
+    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), (0,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "xtc_probability", "mirostat"), (0,)),
     "stop_strings": ([], ""),
-    "typical_p": (1,),
-    "top_h": (),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "penalty_alpha": (0,),
-    "num_beams": (1,),
-    "diversity_penalty": (0,),
-    "guidance_scale": (1,),
-    "watermarking_config": (),
-    "dola_layers": (),
     "token_healing": (False,),
-    "xtc_probability": (0,),
-    "mirostat": (0,),
 }
 
 
@@ -444,3 +323,25 @@ def _configured(defaults: dict[str, Any], name: str, default: float, minimum: fl
 
     rule = f"a number from {minimum} to {maximum}"
     return float(require("generation_config.json", name, value, rule, in_range))
+
+
+Parameters = Mapping[str, float]
+"""`temperature`, `top_k` and `top_p`."""
+_PAIRS: tuple[tuple[Parameters, Parameters], ...] = (
+    # Qwen3's model cards, "Best Practices"
+    ({"temperature": 0.6, "top_k": 20, "top_p": 0.95}, {"temperature": 0.7, "top_k": 20, "top_p": 0.8}),
+)
+"""Those for thinking, and those without."""
+
+
+def sampling_for(configured: Parameters, thinks: bool) -> Parameters:
+    """The parameters of a mode that differ from those in the file; empty where the file's are used.
+
+    Args:
+        configured: those of the file, others are ignored; of a checkpoint that can think and be kept from it.
+        thinks: whether the model thinks in this mode.
+    """
+    for pair in _PAIRS:
+        if any(all(configured.get(name) == value for name, value in each.items()) for each in pair):
+            return {name: value for name, value in pair[not thinks].items() if configured[name] != value}
+    return {}

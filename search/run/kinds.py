@@ -14,8 +14,7 @@ from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult, StopReason, Usage
 from espalier.search.rollout import RolloutRequest, RolloutResult
 from espalier.search.run.executor import AnyRequest, AnyResult
-from espalier.search.score_session import ScoreSessionRequest
-from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
+from espalier.search.scores import ScoreRequest, ScoreResult, ScoreSessionRequest, SolutionScores
 
 if TYPE_CHECKING:
     from espalier.search.run.running import Running
@@ -26,13 +25,14 @@ class Kind:
     """A kind of request.
 
     Attributes:
-        empty: makes the result of a request that was not run, from the search's id, the request, the reason, and the
-            error, which may be empty.
+        result: the class of its results.
         runner: the class that runs it, a subclass of `Running`, by module and name.
+        empty: makes the fields that only results of this kind have of a request that was not run, and of the reason.
     """
 
-    empty: Callable[[str, Any, StopReason, str], AnyResult]
+    result: type[Any]
     runner: str
+    empty: Callable[[Any, str], dict[str, Any]]
 
     @property
     def running(self) -> "type[Running[Any, Any]]":
@@ -40,55 +40,37 @@ class Kind:
         return pkgutil.resolve_name(self.runner)
 
 
-def _no_search(search_id: str, request: SearchRequest, reason: StopReason, why: str) -> SearchResult:
-    return SearchResult(
-        search_id=search_id,
-        answer="",
-        score=None,
-        stop_reason=reason,
-        best=None,
-        candidates=(),
-        nodes=(),
-        usage=Usage(),
-        configuration=request,
-        digests={},
-        grader="",
-        error=why,
-    )
+def _no_search(request: SearchRequest, why: str) -> dict[str, Any]:
+    no_answer = {"answer": "", "score": None, "best": None, "grader": ""}
+    return {**no_answer, "candidates": (), "nodes": (), "digests": {}}
 
 
-def _no_completion(search_id: str, request: CompletionRequest, reason: StopReason, why: str) -> CompletionResult:
-    return CompletionResult(search_id, (), (), reason, Usage(), request, why)
-
-
-def _no_scores(search_id: str, request: ScoreRequest, reason: StopReason, why: str) -> ScoreResult:
-    scores = tuple(SolutionScores(None, (None,) * len(steps), why) for steps in request.solutions)
-    return ScoreResult(search_id, scores, reason, Usage(), request, "", {}, why)
-
-
-def _no_session(search_id: str, request: ScoreSessionRequest, reason: StopReason, why: str) -> ScoreResult:
-    return ScoreResult(search_id, (), reason, Usage(), request, "", {}, why)
-
-
-def _no_rollout(search_id: str, request: RolloutRequest, reason: StopReason, why: str) -> RolloutResult:
-    return RolloutResult(search_id, (), (), reason, Usage(), request, {}, why)
+def _no_scores(request: ScoreRequest | ScoreSessionRequest, why: str) -> dict[str, Any]:
+    solutions = request.solutions if isinstance(request, ScoreRequest) else ()
+    scores = tuple(SolutionScores(None, (None,) * len(steps), why) for steps in solutions)
+    return {"solutions": scores, "scorer": "", "digests": {}}
 
 
 KINDS: dict[type, Kind] = {
-    SearchRequest: Kind(_no_search, "espalier.search.growth.search:RunningSearch"),
-    CompletionRequest: Kind(_no_completion, "espalier.search.run.completion:RunningCompletion"),
-    ScoreRequest: Kind(_no_scores, "espalier.search.run.scores:RunningScores"),
-    ScoreSessionRequest: Kind(_no_session, "espalier.search.run.score_session:RunningScoreSession"),
-    RolloutRequest: Kind(_no_rollout, "espalier.search.run.rollout:RunningRollout"),
+    SearchRequest: Kind(SearchResult, "espalier.search.growth.search:RunningSearch", _no_search),
+    CompletionRequest: Kind(
+        CompletionResult,
+        "espalier.search.run.completion:RunningCompletion",
+        lambda request, why: {"prompts": (), "choices": ()},
+    ),
+    ScoreRequest: Kind(ScoreResult, "espalier.search.run.scores:RunningScores", _no_scores),
+    ScoreSessionRequest: Kind(ScoreResult, "espalier.search.run.scores:RunningScoreSession", _no_scores),
+    RolloutRequest: Kind(
+        RolloutResult,
+        "espalier.search.run.rollout:RunningRollout",
+        lambda request, why: {"prompt_token_ids": (), "steps": (), "digests": {}},
+    ),
 }
 """All kinds, by the class of their requests."""
 
 
-def kind_of(request: AnyRequest) -> Kind:
-    """The kind of a request."""
-    return KINDS[type(request)]
-
-
 def result_without(search_id: str, request: AnyRequest, reason: StopReason, why: str = "") -> AnyResult:
     """The result of a request that was not run, because of the error `why` if that is not empty."""
-    return kind_of(request).empty(search_id, request, reason, why)
+    kind = KINDS[type(request)]
+    of_request = {"search_id": search_id, "configuration": request, **kind.empty(request, why)}
+    return kind.result(**of_request, stop_reason=reason, usage=Usage(), error=why)

@@ -21,20 +21,19 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
+from espalier.search.completion import Tokenization, TokenizationRequest
 from espalier.search.fairness import AccountThreads
 from espalier.search.request import DEFAULT_OPTIONS, EXACT_MATCH, SubmitOptions
 from espalier.search.result import StopReason
-from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved
-from espalier.search.run.failure import reason_of
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved, reason_of
 from espalier.search.run.generator import Generator
-from espalier.search.run.kinds import kind_of, result_without
+from espalier.search.run.kinds import KINDS, result_without
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.running import AnyRunning, Submission, digests
 from espalier.search.run.search_queue import SearchQueue
-from espalier.search.score_session import SessionTurn
+from espalier.search.scores import SessionTurn
 from espalier.search.server_info import KvBlocks, Occupancy
-from espalier.search.tokenization import Tokenization, TokenizationRequest
-from espalier.search.voting.equivalence import Equivalence
+from espalier.search.voting.equivalence import MathVerify
 
 log = logging.getLogger("espalier.search")
 
@@ -71,7 +70,7 @@ class Orchestrator:
         scorer: Scorer | None,
         max_running: int = 64,
         clock: Callable[[], float] = time.monotonic,
-        equivalence: Equivalence | None = None,
+        equivalence: MathVerify | None = None,
         model_names: Mapping[str, str] = MappingProxyType({}),
         expected_tokens: int | None = None,
         load_weights: Callable[[str], Model] | None = None,
@@ -154,7 +153,7 @@ class Orchestrator:
 
     def check(self, request: AnyRequest) -> Resolved:
         """Resolve a request, for `submit`; may be called on any thread. See `Running.resolve`."""
-        return kind_of(request).running.resolve(self._resolver, request)
+        return KINDS[type(request)].running.resolve(self._resolver, request)
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
         """See `Executor.tokenize`."""
@@ -208,20 +207,15 @@ class Orchestrator:
             InvalidRequestError, RequestTooLargeError: see `Resolver.resolve`.
         """
         resolved = self.check(request) if isinstance(request, AnyRequest) else request
-        search = self._make(search_id or secrets.token_hex(8), resolved, options, on_event or (lambda _: None))
+        name, of_engine = search_id or secrets.token_hex(8), (self.engine, self._scorer, self.equivalence, self._clock)
+        submission = Submission(name, options, on_event or (lambda _: None), *of_engine, self._work_out)
+        search = KINDS[type(resolved.request)].running(resolved, submission)
         search.arrival = next(self._arrivals)
         self._searches[search.search_id] = search
         self._next_due = min(self._next_due, search.deadline)
         self._queue.add(search)
         self._asked = True
         return search.search_id
-
-    def _make(
-        self, search_id: str, resolved: Resolved, options: SubmitOptions, on_event: Callable[[AnyEvent], None]
-    ) -> AnyRunning:
-        of_engine = self.engine, self._scorer, self.equivalence, self._clock
-        submission = Submission(search_id, options, on_event, *of_engine, self._work_out)
-        return kind_of(resolved.request).running(resolved, submission)
 
     def tell(self, search_id: str, turn: SessionTurn) -> None:
         """Go on with a session of scores. Unknown and finished ids are ignored."""

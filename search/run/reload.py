@@ -1,25 +1,19 @@
 """Other weights for the generator that runs, read beside it while it goes on; refused unless all else is the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
+from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.chat.arrangement import system_prompt_of
+from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.checkpoint.adapter import is_adapter
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import GENERATOR
-from espalier.search.run.generator import sampling_defaults
-
-if TYPE_CHECKING:
-    from espalier.engine.engine import Engine
-    from espalier.engine.models.checkpoint import Checkpoint
-    from espalier.search.run.generator import Generator
+from espalier.search.run.generator import Generator, sampling_defaults
 
 
 def load_weights(
@@ -56,24 +50,20 @@ def load_weights(
         raise CheckpointError(f"{folder} is an adapter; merge it into its base first")
     checkpoint = open_checkpoint(folder)
     config = checkpoint.decoder_config
-    if differing := [f.name for f in fields(config) if getattr(config, f.name) != getattr(old.config, f.name, None)]:
-        raise _not_the_same(folder, f"its configuration: {', '.join(differing)}")
+    differing = [f.name for f in fields(config) if getattr(config, f.name) != getattr(old.config, f.name, None)]
+    _require_nothing(folder, f"its configuration: {', '.join(differing)}" if differing else "")
     try:
         model = load_generator(checkpoint, old.decoder.dtype, old.decoder.device)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CheckpointError(f"there is no memory for {folder} beside the weights that are replaced") from error
-    if what := _differs(model, generator, checkpoint, own_system_prompt):
-        raise _not_the_same(folder, what)
+    _require_nothing(folder, _differs(model, generator, checkpoint, own_system_prompt))
     return replace(model, tokenizer=old.tokenizer)
 
 
 def _differs(model: Model, generator: Generator, checkpoint: Checkpoint, own_system_prompt: bool) -> str:
-    """Whatever else than its weights a fresh server would take from a checkpoint, where it is different."""
+    """The first setting other than its weights in which a checkpoint differs; empty if there is none."""
     old, mine, theirs = generator.model, generator.model.tokenizer, model.tokenizer
-    if mine.vocabulary != theirs.vocabulary or (mine.begin, mine.control_tokens) != (
-        theirs.begin,
-        theirs.control_tokens,
-    ):
+    if any(getattr(mine, part) != getattr(theirs, part) for part in ("vocabulary", "begin", "control_tokens")):
         return "its tokenizer"
     if mine.chat_template != theirs.chat_template:
         return "its chat template"
@@ -87,5 +77,8 @@ def _differs(model: Model, generator: Generator, checkpoint: Checkpoint, own_sys
     return ""
 
 
-def _not_the_same(folder: str, what: str) -> CheckpointError:
-    return CheckpointError(f"{folder} differs from the generator in more than its weights: {what}; start a new server")
+def _require_nothing(folder: str, what: str) -> None:
+    """Raise CheckpointError if anything but the weights differs."""
+    if what:
+        differs = "differs from the generator in more than its weights"
+        raise CheckpointError(f"{folder} {differs}: {what}; start a new server")

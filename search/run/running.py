@@ -18,12 +18,11 @@ from espalier.prm.scorer import Scorer
 from espalier.search.fairness import Account
 from espalier.search.request import SubmitOptions
 from espalier.search.result import Finished, StopReason
-from espalier.search.run.executor import AnyResult, Resolved
-from espalier.search.run.failure import reason_of
+from espalier.search.run.executor import AnyResult, Resolved, reason_of
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.usage import UsageMeter
-from espalier.search.score_session import SessionTurn
-from espalier.search.voting.equivalence import Equivalence
+from espalier.search.scores import SessionTurn
+from espalier.search.voting.equivalence import MathVerify
 
 log = logging.getLogger("espalier.search")
 
@@ -55,7 +54,7 @@ class Submission:
     on_event: Callable[[Any], None]
     engine: Engine
     scorer: Scorer | None
-    equivalence: Equivalence | None
+    equivalence: MathVerify | None
     clock: Callable[[], float]
     outside: "Callable[[AnyRunning, Callable[[], Any], Callable[[Any], None]], None]"
 
@@ -188,6 +187,11 @@ class Running(ABC, Generic[R, T]):
     @abstractmethod
     def _end(self, reason: StopReason, error: str = "") -> None:
         """Make the result of what was found so far, and report it."""
+
+    def _outcome(self, reason: StopReason, error: str = "") -> dict[str, Any]:
+        """The fields of a result that those of every kind have."""
+        of_request = {"search_id": self.search_id, "configuration": self.resolved.request}
+        return {**of_request, "stop_reason": reason, "usage": self.meter.close(), "error": error}
 
     def end_with(self, result: T) -> None:
         """End with a result, and report it."""

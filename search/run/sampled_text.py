@@ -7,7 +7,8 @@ import codecs
 from collections.abc import Sequence
 
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.search.thoughts.splitting import ThoughtSplitter
+from espalier.search.thoughts.marks import ThoughtMarks
+from espalier.search.thoughts.reading import OPENED, Phase, Position, StepReading, make_reader
 
 
 class SampledText:
@@ -17,36 +18,26 @@ class SampledText:
         text: all that is decoded, without what comes from a stop text on unless that is to be kept.
         num_tokens: tokens up to the one that completed a stop text.
         stopped_by: the stop text that was found; None for none.
+        thought_tokens: how many of them belong to a thought before the text, marks included.
     """
 
-    def __init__(
-        self,
-        tokenizer: TextTokenizer,
-        stop: Sequence[str],
-        include_stop: bool,
-        splitter: ThoughtSplitter | None = None,
-    ) -> None:
-        """Begin an empty text that ends where one of `stop` appears; `splitter` takes its tokens."""
+    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str], include_stop: bool) -> None:
+        """Begin an empty text that ends where one of `stop` appears."""
         self.text = ""
-        self.num_tokens = 0
+        self.num_tokens = self.thought_tokens = 0
         self.stopped_by: str | None = None
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = stop
         self._include_stop = include_stop
         self._longest = max(map(len, stop), default=0)
-        self._emitted = 0
-        self._splitter = splitter
+        self._emitted = self._emitted_thought = 0
+        self._thought = ""
 
     @property
     def thought(self) -> str:
-        """The thought before the text; empty without one."""
-        return self._splitter.thought if self._splitter else ""
-
-    @property
-    def thought_tokens(self) -> int:
-        """Tokens of the thought."""
-        return self._splitter.tokens if self._splitter else 0
+        """The thought before the text as far as it is known, without blank space around it; empty without one."""
+        return self._thought.strip()
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Take new tokens; those after a stop text are dropped."""
@@ -54,21 +45,17 @@ class SampledText:
             if self.stopped_by is not None:
                 return
             self.num_tokens += 1
-            if self._splitter:
-                self._extend(self._splitter.add(token_id))
-            else:
-                self._extend(self._decoder.decode(self._tokenizer.decode_bytes([token_id])))
+            self._extend(self._decoded(token_id))
 
     def end(self) -> None:
         """Take no more tokens; bytes that are no whole character become the replacement character."""
         if self.stopped_by is None:
-            if self._splitter:
-                self._extend(self._splitter.end())
-            self._extend(self._decoder.decode(b"", True))
+            self._extend(self._rest())
 
     def take_thought(self) -> str:
         """The thought since the last call."""
-        return self._splitter.take_thought() if self._splitter else ""
+        start, self._emitted_thought = self._emitted_thought, len(self.thought)
+        return self.thought[start:]
 
     def take(self, ended: bool) -> str:
         """The text since the last call; before the end without what may be the beginning of a stop text."""
@@ -80,6 +67,14 @@ class SampledText:
         start, self._emitted = self._emitted, end
         return self.text[start:end]
 
+    def _decoded(self, token_id: int) -> str:
+        """The text that a new token brings."""
+        return self._decoder.decode(self._tokenizer.decode_bytes([token_id]))
+
+    def _rest(self) -> str:
+        """The text that was held back, at the end."""
+        return self._decoder.decode(b"", True)
+
     def _extend(self, piece: str) -> None:
         before = len(self.text)
         self.text += piece
@@ -90,3 +85,61 @@ class SampledText:
         if found:
             at, self.stopped_by = min(found, key=lambda each: (each[0], len(each[1])))
             self.text = self.text[: at + len(self.stopped_by) * self._include_stop]
+
+
+class SampledAnswer(SampledText):
+    """The answer of a model that may think before it."""
+
+    def __init__(
+        self, tokenizer: TextTokenizer, stop: Sequence[str], include_stop: bool, marks: ThoughtMarks, opened: bool
+    ) -> None:
+        """Begin behind a prompt, which may have opened the thought."""
+        super().__init__(tokenizer, stop, include_stop)
+        self._answering = False
+        self._reader = make_reader(marks, tokenizer)
+        self._position = OPENED if opened else Position(header=None if marks.message is None else ())
+        self._text_marks = [mark.text for pair in marks.pairs for mark in pair if mark.token_id is None]
+        self._blank = ""
+        self._pending: list[int] = []
+
+    def _decoded(self, token_id: int) -> str:
+        self._pending.append(token_id)
+        return "" if self._is_part() else self._read()
+
+    def _rest(self) -> str:
+        text = self._read() if self._pending else ""
+        text += self._take(self._reader.end(self._position))
+        return text if self._answering or self._has_thought else self._blank
+
+    @property
+    def _has_thought(self) -> bool:
+        return self._position.inside or self._position.closed
+
+    def _is_part(self) -> bool:
+        """True while the pending tokens may be part of a character or a mark of text, read as a whole."""
+        try:
+            text = self._tokenizer.decode_bytes(self._pending).decode()
+        except UnicodeDecodeError as error:
+            return error.reason == "unexpected end of data"
+        return any(text.endswith(mark[:length]) for mark in self._text_marks for length in range(1, len(mark)))
+
+    def _read(self) -> str:
+        """Read the pending tokens; returns what of them is the answer's."""
+        pending, self._pending = self._pending, []
+        inside = self._position.inside
+        text = self._take(self._reader.read(pending, self._position))
+        if inside or self._position.inside:
+            self.thought_tokens += len(pending)
+        return text
+
+    def _take(self, reading: StepReading) -> str:
+        self._position = reading.position
+        self._thought += reading.text[: reading.thought_chars]
+        text = reading.text[reading.thought_chars :]
+        if self._answering:
+            return text
+        if reading.position.phase is Phase.ANSWER:
+            self._answering = True
+            return text.lstrip() if self._has_thought else self._blank + text
+        self._blank += text
+        return ""

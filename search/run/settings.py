@@ -272,6 +272,13 @@ def model_names(settings: RuntimeSettings) -> dict[str, str]:
     return {role: Path(name).resolve().name if Path(name).exists() else name for role, name in given.items() if name}
 
 
+def on_gpu(device: str) -> bool:
+    """Return whether a device named as in `RuntimeSettings` is a GPU."""
+    import torch
+
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+
+
 def default_cpu_kv_memory(processes: int = 1) -> int:
     """Return the default size of a KV pool on a CPU, in bytes, for each of a number of processes."""
     return min(4 * 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (4 * processes))

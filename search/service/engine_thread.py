@@ -20,15 +20,23 @@ from typing import Any, NamedTuple
 
 from espalier.engine.errors import FatalError
 from espalier.search.algorithms.base import Scores
+from espalier.search.completion import Tokenization, TokenizationRequest
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
 from espalier.search.result import Finished, StepDone
-from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Executor, Rejected, Resolved, request_of
-from espalier.search.run.executor_loop import ExecutorLoop
-from espalier.search.score_session import SessionTurn
+from espalier.search.run.executor import (
+    AnyEvent,
+    AnyRequest,
+    AnyResult,
+    Executor,
+    ExecutorLoop,
+    Rejected,
+    Resolved,
+    request_of,
+)
+from espalier.search.scores import SessionTurn
 from espalier.search.server_info import Occupancy
 from espalier.search.service.errors import BusyError, NotReadyError, as_exception
 from espalier.search.service.event_buffer import EventBuffer
-from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 log = logging.getLogger("espalier.service")
 

@@ -17,12 +17,12 @@ from typing import Any, Protocol, TypeVar
 
 from espalier import __version__
 from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
-from espalier.search.completion import ChatPrompt
-from espalier.search.form import FORMS
+from espalier.search.completion import ChatPrompt, Tokenization, TokenizationRequest
 from espalier.search.request import MAX_PRIORITY, SubmitOptions
 from espalier.search.result import Event, Finished, StepDone, StopReason
+from espalier.search.rules import FORMS
 from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved
-from espalier.search.score_session import MAX_TURN_STEPS, OpenNodes, SessionTurn, StepsScored
+from espalier.search.scores import MAX_TURN_STEPS, OpenNodes, SessionTurn, StepsScored
 from espalier.search.server_info import Reloaded, ServerInfo
 from espalier.search.service import errors
 from espalier.search.service.access.callers import Caller, Quotas, Salts
@@ -32,7 +32,6 @@ from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
 from espalier.search.service.event_buffer import fitted
 from espalier.search.service.reload import reload_from
 from espalier.search.service.settings import ServerSettings
-from espalier.search.tokenization import Tokenization, TokenizationRequest
 
 log = logging.getLogger("espalier.service")
 

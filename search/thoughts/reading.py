@@ -7,14 +7,29 @@ one of its own; as the very first thing in a thought it only says again what is 
 marks are text, as far as they open something or are quoted: a second closing mark ends what had gone on behind the
 first, which is the answer's all the same, and is no text. Where marks are tokens, only the tokens count: the same
 characters spelled out are text.
+
+Channels have headers, which models write wrongly now and then:
+
+    <|start|>assistant<|channel|>analysis<|message|>  thought  <|end|>
+    └────────────────── header ────────────────────┘
+    <|start|>assistant<|channel|>final<|message|>  answer
+
+A header's words are never said, whatever they are: a recipient, a type, a channel named twice. It begins at one of its
+tokens, or behind the end of a message, and ends at `<|message|>`. The last channel that it names says where the path
+is: `final` is the answer, any other is thought, and one without a channel changes nothing within a thought. A header
+that has not ended after `MAX_HEADER_CHARACTERS`, or by the end of its message or path, lacks its end: the text behind
+the channel's name is said.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.thoughts.marks import ThoughtMarks
 
@@ -63,13 +78,11 @@ CLOSED = Position(closed=True)
 """Behind a thought."""
 OPENED = Position(Phase.INSIDE, depth=1)
 """Behind a prompt that opens the thought."""
-IN_ANSWER = Position(Phase.ANSWER)
-"""On paths of models that do not think."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepReading:
-    """A step without its marks.
+    """A step without its marks, as far as it is read.
 
     Attributes:
         text: its text.
@@ -81,21 +94,26 @@ class StepReading:
     thought_chars: int
     position: Position
 
-
-class Reader(Protocol):
-    """Reads steps of one model."""
-
-    def read(self, token_ids: Sequence[int], position: Position) -> StepReading:
-        """Read the tokens of a step that begins at `position`."""
-        ...
-
-    def end(self, position: Position) -> StepReading:
-        """Read the end of a path: text that was held back, as it might have been part of a mark."""
-        ...
+    def say(self, text: str) -> None:
+        """Add text at the present position, and move behind it."""
+        self.text += text
+        position = self.position
+        if position.inside:
+            self.thought_chars = len(self.text)
+        if text.strip() and position.phase is not Phase.ANSWER:
+            inside, answer = position._replace(blank=False), position._replace(phase=Phase.ANSWER)
+            self.position = inside if position.inside else answer
 
 
 class ThoughtReader:
-    """Reads steps of one model whose marks are tags, or channels without headers."""
+    """Reads steps of one model whose marks are tags, or channels without headers.
+
+    Attributes:
+        openings: tokens that open a thought in place of an answer's first word; empty where that is no token.
+        state: of `closes`, at the beginning of a thought.
+    """
+
+    state: Any = b""
 
     def __init__(self, marks: ThoughtMarks, tokenizer: TextTokenizer) -> None:
         self._label = marks.label
@@ -106,6 +124,16 @@ class ThoughtReader:
         self._of_text, self._texts = None, texts
         if texts:
             self._of_text = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+        self.openings = tuple(token for token, (kind, _) in self._of_token.items() if kind == "opening")
+        self._closing_texts = tuple(text.encode() for text, kind in texts.items() if kind == "closing")
+
+    def closes(self, token_id: int, state: Any) -> tuple[bool, Any]:
+        """Return whether a thought ends with a token, its answer's header included, and the state behind it."""
+        if self._of_token.get(token_id, ("", ""))[0] == "closing":
+            return True, state
+        longest = 2 * max(map(len, self._closing_texts), default=0) + 64
+        last = (state + self._tokenizer.decode_bytes([token_id]))[-longest:]
+        return any(text in last for text in self._closing_texts), last
 
     def read(self, token_ids: Sequence[int], position: Position) -> StepReading:
         """Read the tokens of a step that begins at `position`."""
@@ -138,7 +166,7 @@ class ThoughtReader:
         return StepReading(text, thought_chars, position)
 
     def end(self, position: Position) -> StepReading:
-        """See `Reader`; nothing is held back."""
+        """Read the end of a path: text that was held back, as it might have been part of a mark."""
         return StepReading("", 0, position)
 
     def _pieces(self, token_ids: Sequence[int]) -> Iterator[tuple[_Kind, str, str]]:
@@ -183,3 +211,176 @@ def _after_label(text: str, position: Position) -> tuple[str, Position]:
     if label.startswith(text):
         return "", position._replace(label=label[len(text) :])
     return text.removeprefix(label), position._replace(label="")
+
+
+MAX_HEADER_CHARACTERS = 128
+"""Characters of the longest header: names of functions have 64 at most."""
+_NAME = re.compile(r"\s*(analysis|commentary|final|\w*)")
+_ROLE = re.compile(r"\s*assistant\b|\s*assistant(?=[A-Z])")
+_ADDRESS = re.compile(r"(?:\s*to=\S+)?(?:\s*(?:code|json)\b)?")
+_FINAL = "final"
+
+
+def make_reader(marks: ThoughtMarks, tokenizer: TextTokenizer, ends: Collection[int] = ()) -> ThoughtReader:
+    """The reader of a checkpoint's paths; `ends` are tokens that end one."""
+    return ChannelReader(marks, tokenizer, ends) if marks.message else ThoughtReader(marks, tokenizer)
+
+
+class ChannelReader(ThoughtReader):
+    """Reads steps of one model whose channels have headers."""
+
+    state = OPENED
+
+    def __init__(self, marks: ThoughtMarks, tokenizer: TextTokenizer, ends: Collection[int] = ()) -> None:
+        """Read by the marks of channels with headers; `ends` are tokens that end a path."""
+        super().__init__(marks, tokenizer)
+        assert marks.message
+        self._channel, self._end = marks.opening.token_id, marks.closing.token_id
+        self._begins = {self._channel, marks.turn.token_id if marks.turn else None}
+        self._message = marks.message.token_id
+        self._structure = {*self._begins, self._message, self._end}
+        self._ends = frozenset(ends)
+
+    def closes(self, token_id: int, state: Position) -> tuple[bool, Position]:
+        """See `ThoughtReader`."""
+        position = self.read([token_id], state).position
+        return position.phase is Phase.ANSWER and position.header is None, position
+
+    def read(self, token_ids: Sequence[int], position: Position) -> StepReading:
+        """See `ThoughtReader`."""
+        reading, body = StepReading("", 0, position), list[int]()
+        for token in token_ids:
+            if (header := reading.position.header) is not None:
+                if not self._ends_header(token, header):
+                    reading.position = reading.position._replace(header=(*header, token))
+                    continue
+                if token == self._message:
+                    reading.position = self._named(reading.position, self._words(header)[0])
+                else:
+                    self._without_end(reading, header)
+            if token in self._structure:
+                reading.say(self._tokenizer.decode(body))
+                reading.position, body = self._behind(token, reading.position), []
+            else:
+                body.append(token)
+        reading.say(self._tokenizer.decode(body))
+        return reading
+
+    def end(self, position: Position) -> StepReading:
+        """See `ThoughtReader`: what is left of a header that did not end."""
+        reading = StepReading("", 0, position)
+        if position.header is not None:
+            self._without_end(reading, position.header)
+        return reading
+
+    def _ends_header(self, token: int, header: Sequence[int]) -> bool:
+        """Return whether a header is over with a token, which need not be one of its own."""
+        if token in (self._message, self._end) or token in self._ends:
+            return True
+        if token in self._begins:  # a channel that is named twice, or what is said by a header without an end
+            return len(_spoken(self._words(header)[1]).split()) > 1
+        words = self._tokenizer.decode(list(header))
+        return len(words) >= MAX_HEADER_CHARACTERS and (
+            not words.endswith("\ufffd") or len(words) >= 2 * MAX_HEADER_CHARACTERS
+        )
+
+    def _behind(self, token: int, position: Position) -> Position:
+        """The position behind a token of the structure outside of a header."""
+        if token in self._begins:
+            return position._replace(header=(token,))
+        if token == self._end:
+            return position._replace(header=()) if position.phase is Phase.ANSWER else Position(closed=True, header=())
+        return position
+
+    def _words(self, header: Sequence[int]) -> tuple[str | None, str]:
+        """The last channel that a header names, None if it names none, and the words behind its name."""
+        at = max((i for i, token in enumerate(header) if token == self._channel), default=-1)
+        text = self._tokenizer.decode(list(header[at + 1 :]))
+        if at < 0:
+            begun = bool(header) and header[0] in self._begins
+            return None, text[found.end() :] if begun and (found := _ROLE.match(text)) else text
+        found = _NAME.match(text)
+        assert found
+        return found[1], text[found.end() :]
+
+    def _named(self, position: Position, name: str | None) -> Position:
+        """The position behind a header that names a channel."""
+        inside = not name.startswith(_FINAL) if name is not None else position.inside
+        if inside:
+            return Position(Phase.INSIDE, 1, not position.inside or position.blank, closed=position.closed)
+        return Position(Phase.ANSWER, closed=position.closed or position.inside)
+
+    def _without_end(self, reading: StepReading, header: Sequence[int]) -> None:
+        """Read a header that did not end, whose last words belong to its message."""
+        name, rest = self._words(header)
+        position = reading.position
+        reading.position = position._replace(header=None) if name is None else self._named(position, name)
+        reading.say(rest if name is None else _spoken(rest))
+
+
+def _spoken(rest: str) -> str:
+    """The part that is said of the words behind a channel's name, where their header did not end."""
+    found = _ADDRESS.match(rest)
+    return (rest[found.end() :] if found else rest).lstrip(" ")
+
+
+_FREE = 255
+
+
+@dataclass(slots=True)
+class AfterThought:
+    """A `Matcher`: anything within a thought, what `answer` allows behind it, or at once where there is none.
+
+    Attributes:
+        answer: what binds the answer.
+        reader: knows where a thought begins and ends.
+        forbidden: tokens that are not drawn within a thought: those that would end the text.
+        inside: whether the next token belongs to a thought.
+        begun: whether anything has been written.
+        state: see `ThoughtReader.closes`.
+    """
+
+    answer: Matcher
+    reader: ThoughtReader
+    forbidden: tuple[int, ...] = ()
+    inside: bool = False
+    begun: bool = False
+    state: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = self.reader.state
+
+    @property
+    def error(self) -> str:
+        """See `Matcher`."""
+        return self.answer.error
+
+    def allow(self, bits: np.ndarray) -> None:
+        """See `Matcher`."""
+        if self.inside:
+            bits[:] = _FREE
+            for token in self.forbidden:
+                bits[token // 8] &= ~np.uint8(1 << token % 8)
+            return
+        self.answer.allow(bits)
+        for opening in () if self.begun else self.reader.openings:
+            bits[opening // 8] |= np.uint8(1 << opening % 8)
+
+    def advance(self, token_id: int) -> None:
+        """See `Matcher`."""
+        if self.inside or (not self.begun and token_id in self.reader.openings):
+            closed, self.state = self.reader.closes(token_id, self.state)
+            self.inside = not closed
+        else:
+            self.answer.advance(token_id)
+        self.begun = True
+
+    def give_up(self) -> None:
+        """See `Matcher`."""
+        self.answer.give_up()
+
+    def copy(self) -> "AfterThought":
+        """See `Matcher`."""
+        copied = replace(self, answer=self.answer.copy())
+        copied.state = self.state
+        return copied

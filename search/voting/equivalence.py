@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from importlib.util import find_spec
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from espalier.search.fairness import NOBODY, Account, Turns
 from espalier.search.grading.math_verify import DEFAULT_MEMORY_BYTES, Grade, Grader
@@ -24,29 +24,11 @@ class Comparison(NamedTuple):
     cpu_seconds: float = 0.0
 
 
-class Equivalence(Protocol):
-    """Decides whether two answers have the same value; called by several threads."""
-
-    @property
-    def name(self) -> str:
-        """Name and version, for results."""
-        ...
-
-    def compare(self, one: str, other: str, account: Account = ...) -> Comparison:
-        """Return whether `other` has the same value as `one`, which occurred earlier; charged to `account`.
-
-        Takes CPU seconds at most. What others compare may delay the verdict, but never changes it. May miss equal
-        values but never equates different ones, so the order of the arguments can matter.
-        """
-        ...
-
-    def close(self) -> None:
-        """Release resources and end running comparisons; using it again restarts it."""
-        ...
-
-
 class MathVerify:
-    """Answer equivalence by math-verify, in child processes started on first use.
+    """Answer equivalence by math-verify, in child processes started on first use; called by several threads.
+
+    Attributes:
+        name: name and version, for results.
 
     Each account that compares has processes of its own, which the system runs side by side, so that no comparison waits
     for one of somebody else's. Where those would be too many, accounts take turns at them.
@@ -67,7 +49,12 @@ class MathVerify:
         return Grader(memory_bytes=self._memory_bytes)
 
     def compare(self, one: str, other: str, account: Account = NOBODY) -> Comparison:
-        """Compare in a child process; not equal if it dies or exceeds a limit."""
+        """Return whether `other` has the same value as `one`, which occurred earlier; charged to `account`.
+
+        Takes CPU seconds at most, in a child process; not equal if that dies or exceeds a limit. What others compare
+        may delay the verdict, but never changes it. May miss equal values but never equates different ones, so the
+        order of the arguments can matter.
+        """
         closings, grade = self._closings, Grade(False)
         self._turns.take(account)
         try:
@@ -96,7 +83,7 @@ class MathVerify:
         spare.start()
 
     def close(self) -> None:
-        """Stop the processes and running comparisons."""
+        """Stop the processes and running comparisons; using it again restarts it."""
         with self._lock:
             self._closings += 1
             graders = list(self._graders)
@@ -104,7 +91,7 @@ class MathVerify:
             grader.stop()
 
 
-def make_equivalence(name: AnswerEquivalence, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Equivalence | None:
+def make_equivalence(name: AnswerEquivalence, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> MathVerify | None:
     """Create the equivalence of that name; None for exact match, or with a warning if math-verify is not installed."""
     if name is AnswerEquivalence.EXACT_MATCH:
         return None

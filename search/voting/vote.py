@@ -9,8 +9,9 @@ from espalier.search.fairness import NOBODY, Account
 from espalier.search.grading.answers import canonical, exact_match_key, is_number
 from espalier.search.grading.reading import marks_agree, read
 from espalier.search.request import EXACT_MATCH, Vote
-from espalier.search.result import Candidate
-from espalier.search.voting.equivalence import Equivalence
+from espalier.search.result import Candidate, ProbedAnswer
+from espalier.search.tree import Node, Termination
+from espalier.search.voting.equivalence import MathVerify
 
 VOTE_SECONDS = 60.0
 """CPU seconds after which a vote falls back to exact match; adversarial answers could otherwise delay it for hours."""
@@ -26,7 +27,7 @@ class VoteResult(NamedTuple):
 def select(
     candidates: Sequence[Candidate],
     vote: Vote,
-    equivalence: Equivalence | None = None,
+    equivalence: MathVerify | None = None,
     stopped: Callable[[], bool] = lambda: False,
     account: Account = NOBODY,
 ) -> VoteResult:
@@ -71,7 +72,7 @@ def is_decided(candidates: Sequence[Candidate], vote: Vote) -> bool:
 
 
 def _equal_answers(
-    candidates: Sequence[Candidate], equivalence: Equivalence, stopped: Callable[[], bool], account: Account
+    candidates: Sequence[Candidate], equivalence: MathVerify, stopped: Callable[[], bool], account: Account
 ) -> tuple[str, dict[str, str]]:
     """Return the name of what compared the answers, and for each canonical answer the one whose group it joins.
 
@@ -126,3 +127,32 @@ def _weight(group: list[Candidate], vote: Vote) -> float:
 
 def _score(candidate: Candidate) -> float:
     return 0.0 if candidate.score is None else candidate.score
+
+
+_NOT_COUNTED = (Termination.PRUNED, Termination.DUPLICATE)
+
+
+def probed_answer(nodes: Sequence[Node]) -> ProbedAnswer | None:
+    """Return the answer that the probes of a tree's paths give; None before the first one.
+
+    Paths that the search dropped for others have no vote. Answers are counted by exact match.
+
+    Args:
+        nodes: all nodes of the tree, the root first.
+    """
+    parents = {node.parent for node in nodes}
+    leaves = [n for n in nodes if n not in parents and n.termination not in _NOT_COUNTED and not n.rollout]
+    votes: list[Candidate] = []
+    for leaf in sorted(leaves, key=lambda node: node.path):
+        probes = ((node, node.probe) for node in reversed(leaf.lineage()) if node.probe and node.probe.answer)
+        if last := next(probes, None):
+            node, probe = last
+            votes.append(Candidate(node.node_id, probe.answer, probe.certainty, leaf.multiplicity, ()))
+    best = select(votes, Vote.WEIGHTED).best
+    if best is None:
+        return None
+    key = exact_match_key(best.answer)
+    weights = [(vote.multiplicity * (vote.score or 0.0), exact_match_key(vote.answer) == key) for vote in votes]
+    whole = math.fsum(weight for weight, _ in weights)
+    share = math.fsum(weight for weight, its in weights if its) / whole if whole else 0.0
+    return ProbedAnswer(best.answer, share, best.node_id)

@@ -26,8 +26,7 @@ from espalier.search.rollout import Labels, RolloutRequest
 from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.score_session import ScoreSessionRequest, SessionStep, SessionTurn
-from espalier.search.scores import ScoreRequest
+from espalier.search.scores import ScoreRequest, ScoreSessionRequest, SessionStep, SessionTurn
 
 ERRORS = (
     RuntimeError("secret"),

@@ -27,7 +27,7 @@ from espalier.search.result import NodeRecord, SearchResult
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import Generator
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.worst_case import worst_case_blocks, worst_case_states
+from espalier.search.run.resolve import worst_case_blocks, worst_case_states
 
 BEAM = SearchRequest(
     PROBLEM, AlgorithmName.BEAM, beam_width=2, expansion=3, max_steps=4, max_tokens=60, max_step_tokens=20
@@ -271,7 +271,7 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: M
             orchestrator.step()
         for search in orchestrator._searches.values():
             assert isinstance(search, RunningSearch)
-            session = search._tree._scores.session
+            session = search._tree._session
             opened += isinstance(session, StepSession) and bool(session._opened or session.pending)
         orchestrator.cancel(search_id)
         while orchestrator.busy:

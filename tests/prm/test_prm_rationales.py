@@ -33,7 +33,7 @@ from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.request import SearchRequest
 from espalier.search.run.generator import Generator
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.worst_case import worst_case_blocks
+from espalier.search.run.resolve import worst_case_blocks
 from espalier.search.tree import Node
 
 Make = Callable[..., tuple[Engine, Verifier]]
@@ -293,7 +293,7 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: C
         for _ in range(steps):
             orchestrator.step()
         for search in orchestrator._searches.values():
-            session = search._tree._scores.session
+            session = search._tree._session
             opened += isinstance(session, RationaleSession) and bool(session._opened)
         orchestrator.cancel(search_id)
         while orchestrator.busy:

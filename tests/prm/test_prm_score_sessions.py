@@ -13,8 +13,7 @@ from espalier.engine.engine import Engine, EngineSettings
 from espalier.prm.base import PrmFamily
 from espalier.prm.verifier import Verifier
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.score_session import ScoreSessionRequest
-from espalier.search.scores import ScoreRequest
+from espalier.search.scores import ScoreRequest, ScoreSessionRequest
 
 STEPS = ("38+47=85\n\n", "Then he has 85, and more.\n\n", "85-12=73\n\n")
 OTHER = "38+47=75\n\n"

@@ -13,11 +13,9 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.completion import ChatPrompt, CompletionRequest
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.sampled_text import SampledText
-from espalier.search.thoughts.channels import MAX_HEADER_CHARACTERS, make_reader
+from espalier.search.run.sampled_text import SampledAnswer
 from espalier.search.thoughts.marks import ThoughtMarks, find_marks
-from espalier.search.thoughts.reading import OPENED
-from espalier.search.thoughts.splitting import ThoughtSplitter
+from espalier.search.thoughts.reading import MAX_HEADER_CHARACTERS, OPENED, make_reader
 
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
@@ -85,7 +83,7 @@ def marks_of(tokenizer: TextTokenizer) -> ThoughtMarks:
 
 def streamed(tokenizer: TextTokenizer, ids: list[int], cut: int, opened: bool = False) -> tuple[str, str]:
     """Thought and content of tokens that come in two parts."""
-    text = SampledText(tokenizer, (), False, ThoughtSplitter(marks_of(tokenizer), tokenizer, opened))
+    text = SampledAnswer(tokenizer, (), False, marks_of(tokenizer), opened)
     thought = shown = ""
     for part in (ids[:cut], ids[cut:]):
         text.add(part)
@@ -136,11 +134,11 @@ def test_paths_without_an_answer_or_without_a_thought(
 
 
 def test_a_header_without_an_end_is_held_back_for_so_many_tokens_and_no_longer(tokenizer: TextTokenizer):
-    splitter = ThoughtSplitter(marks_of(tokenizer), tokenizer, False)
+    text = SampledAnswer(tokenizer, (), False, marks_of(tokenizer), False)
     ids = tokenizer.encode("<|channel|>analysis " + "€" * 300)
-    shown = next(place for place, token in enumerate(ids) if not splitter.add(token) and splitter.take_thought())
+    shown = next(place for place, token in enumerate(ids) if not text.add([token]) and text.take_thought())
     assert 3 * MAX_HEADER_CHARACTERS - 64 <= shown <= 3 * MAX_HEADER_CHARACTERS + 4  # three tokens a letter
-    assert "\ufffd" not in splitter.thought
+    assert "\ufffd" not in text.thought
 
 
 @pytest.mark.parametrize("rule", ["paragraph", "tokens:3"])

@@ -5,7 +5,7 @@ from engine_driver import scripted
 from search_runs import BEAM, BEST_OF_N, run
 
 from espalier.engine.models.model import Model
-from espalier.search.loops import is_degenerate
+from espalier.search.growth.endings import is_degenerate
 from espalier.search.request import SearchRequest
 from espalier.search.run.orchestrator import Orchestrator
 

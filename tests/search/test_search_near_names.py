@@ -9,6 +9,7 @@ from espalier.engine.errors import CheckpointError, EspalierError, InvalidReques
 from espalier.engine.models.hub import locate, require_name
 from espalier.prm.families.spec import read_spec
 from espalier.search.request import SearchRequest
+from espalier.search.rules import read_step_rule
 from espalier.search.run.load import resolve_dtype
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.schema import from_values
@@ -17,7 +18,6 @@ from espalier.search.service.http_api.openai.bodies import ChatBody
 from espalier.search.service.http_api.openai.parameters import not_honoured
 from espalier.search.service.kserve.endpoints import GenerateBody, _unknown
 from espalier.search.service.model_names import ModelNames, UnknownModelError
-from espalier.search.step_rule import read_step_rule
 
 
 @pytest.mark.parametrize(

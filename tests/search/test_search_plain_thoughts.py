@@ -12,11 +12,9 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.completion import ChatPrompt, Choice, CompletionRequest, TextSampled
 from espalier.search.request import SubmitOptions
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.sampled_text import SampledText
-from espalier.search.thoughts.channels import make_reader
+from espalier.search.run.sampled_text import SampledAnswer
 from espalier.search.thoughts.marks import find_marks
-from espalier.search.thoughts.reading import OPENED, Position
-from espalier.search.thoughts.splitting import ThoughtSplitter
+from espalier.search.thoughts.reading import OPENED, Position, make_reader
 
 USER = {"role": "user", "content": "And now?"}
 ASKED = CompletionRequest((ChatPrompt((USER,)),), max_tokens=400)
@@ -64,8 +62,7 @@ def test_a_thought_is_told_apart_wherever_the_text_is_looked_at(name: str, check
     assert marks is not None
     ids = [token for text in script for token in tokenizer.encode(text)]
     for cut in range(len(ids) + 1):
-        splitter = ThoughtSplitter(marks, tokenizer, shape == "opened by the prompt")
-        text = SampledText(tokenizer, (), False, splitter)
+        text = SampledAnswer(tokenizer, (), False, marks, shape == "opened by the prompt")
         shown = ""
         for part in (ids[:cut], ids[cut:]):
             text.add(part)
@@ -113,7 +110,7 @@ def test_a_second_closing_mark_is_no_text_of_the_answer_unless_it_is_quoted(
     ids = [token for text in script for token in tokenizer.encode(text)]
     reader = make_reader(marks, tokenizer)
     for cut in range(len(ids) + 1):
-        text = SampledText(tokenizer, (), False, ThoughtSplitter(marks, tokenizer, opened))
+        text = SampledAnswer(tokenizer, (), False, marks, opened)
         pieces = ""
         for part in (ids[:cut], ids[cut:]):
             text.add(part)
@@ -164,8 +161,8 @@ def test_what_looks_like_a_token_in_a_conversation_is_text(
     orchestrator = make_orchestrator(model, None, kv_memory_bytes=2**23)
     said = "What does </think> mean, and <|im_end|>?"
     resolved = orchestrator.check(replace(ASKED, prompts=(ChatPrompt(({"role": "user", "content": said},)),)))
-    (ids,) = resolved.prompts
-    assert said in model.tokenizer.show(list(ids))
-    plain = orchestrator.check(ASKED).prompts[0]
+    ids = resolved.prompts[0].token_ids
+    assert said in model.tokenizer.show(ids)
+    plain = orchestrator.check(ASKED).prompts[0].token_ids
     for token in ("</think>", "<|im_end|>"):
         assert ids.count(model.tokenizer.token_id(token)) == plain.count(model.tokenizer.token_id(token))

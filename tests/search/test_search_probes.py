@@ -24,13 +24,13 @@ from espalier.engine.work import Generated, PathStreams, StopCause
 from espalier.experiments.cli.render import show_result
 from espalier.search.grading.boxes import content_before_brace
 from espalier.search.growth.policies import Branch, PolicyContext
-from espalier.search.growth.probes import AnswerProbes
-from espalier.search.request import SearchRequest, Vote, validate
+from espalier.search.growth.probes import AnswerProbes, ProbeScorer, probe_score
+from espalier.search.request import SearchRequest, Vote
 from espalier.search.result import Finished, NodeRecord, SearchResult, StopReason
+from espalier.search.rules import StopRule, read_stop_rule
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.probe_scorer import ProbeScorer, probe_score
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.run.usage import UsageMeter
@@ -40,11 +40,10 @@ from espalier.search.service.http_api.openai.bodies import read_chat
 from espalier.search.service.http_api.openai.completion import Completion
 from espalier.search.service.http_api.openai.responses import ResponseObject, read_response
 from espalier.search.service.model_names import ModelNames
-from espalier.search.thoughts.probing import ANSWER_TOKENS, ProbePlan
-from espalier.search.thoughts.stop_rule import StopRule, read_stop_rule
+from espalier.search.thoughts.plans import PROBE_ANSWER_TOKENS, ProbePlan
 from espalier.search.trace import read_trace, replay, trace_of, write_trace
 from espalier.search.tree import Node, Probe, Termination
-from espalier.search.voting.probed import probed_answer
+from espalier.search.voting.vote import probed_answer
 
 PATH = replace(GREEDY, max_steps=None, max_step_tokens=None, max_tokens=400)
 
@@ -193,7 +192,7 @@ def test_a_probe_leaves_its_path_a_token_of_the_budget_and_none_of_the_context(i
     plan = ProbePlan(every=4, in_thought=(1,) * 7, in_text=(2,) * 5, behind_paragraph=(3,) * 2, context=100)
     opening = (1,) * 7 if inside else (2,) * 5
     node = Node(1, ROOT, (0,), text="So", num_tokens=9)
-    needed = len(opening) + ANSWER_TOKENS
+    needed = len(opening) + PROBE_ANSWER_TOKENS
     within = probes_by(plan, prompt_tokens=100 - 9 - needed)
     assert within.opening(node, inside, needed + 1) == opening
     assert within.opening(node, inside, needed) == ()
@@ -230,7 +229,7 @@ def test_nothing_is_probed_by_default(make_orchestrator: Callable[..., Orchestra
 @pytest.mark.parametrize("every", [0, -1, 2**21])
 def test_a_number_of_tokens_out_of_range_is_refused(every: int):
     with pytest.raises(InvalidRequestError, match="probe_every"):
-        validate(SearchRequest("1+1?", probe_every=every))
+        SearchRequest("1+1?", probe_every=every).validate()
 
 
 # ---- accounts
@@ -275,12 +274,12 @@ def test_a_rule_has_a_number_of_probes_and_a_floor(text: str, rule: StopRule):
 @pytest.mark.parametrize("text", ["agree:3", "tokens:512", "agree:0,tokens:5", "agree:2,certainty:2,tokens:5", "3"])
 def test_a_rule_without_a_floor_or_out_of_range_is_refused(text: str):
     with pytest.raises(InvalidRequestError, match=r"stop_when: (takes agree:K,tokens:T|agree is from 1)"):
-        validate(SearchRequest("1+1?", probe_every=8, stop_when=text))
+        SearchRequest("1+1?", probe_every=8, stop_when=text).validate()
 
 
 def test_a_rule_needs_probes_and_thoughts(make_orchestrator: Callable[..., Orchestrator]):
     with pytest.raises(InvalidRequestError, match="stop_when: needs probe_every"):
-        validate(SearchRequest("1+1?", stop_when="agree:1,tokens:1"))
+        SearchRequest("1+1?", stop_when="agree:1,tokens:1").validate()
     with pytest.raises(InvalidRequestError, match="stop_when: is about thoughts, and the generator has none here"):
         make_orchestrator().submit(replace(MAJORITY, probe_every=8, stop_when="agree:1,tokens:1"))
 

@@ -4,7 +4,7 @@ import pytest
 
 from espalier import EspalierError, Scorer, Solver
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, Violation
-from espalier.search.python_names import in_python, python_names
+from espalier.search.solver import in_python, python_names
 
 
 @pytest.mark.parametrize(

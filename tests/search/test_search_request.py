@@ -7,10 +7,10 @@ import pytest
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.completion import ChatPrompt, CompletionRequest
 from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
-from espalier.search.request import AlgorithmName, SearchRequest, validate
+from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.rollout import RolloutRequest
 from espalier.search.schema import declared, from_values
-from espalier.search.score_session import ScoreSessionRequest
+from espalier.search.scores import ScoreSessionRequest
 
 GOOD = {"problem": "1+1?"}
 
@@ -18,7 +18,7 @@ GOOD = {"problem": "1+1?"}
 def violations(**fields: object) -> list[str]:
     """Names of the fields that are refused, in order."""
     try:
-        validate(SearchRequest(**{**GOOD, **fields}))
+        SearchRequest(**{**GOOD, **fields}).validate()
     except InvalidRequestError as error:
         return [violation.field for violation in error.violations]
     return []
@@ -115,7 +115,7 @@ def test_every_violation_is_listed_and_not_only_the_first():
 
 def test_a_violation_names_the_limit_and_the_value():
     with pytest.raises(InvalidRequestError, match="max_steps: must be between 1 and 1048576, is 2000000"):
-        validate(SearchRequest("1+1?", max_steps=2_000_000))
+        SearchRequest("1+1?", max_steps=2_000_000).validate()
 
 
 def test_a_problem_that_is_not_valid_unicode_is_a_violation():

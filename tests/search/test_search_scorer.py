@@ -23,7 +23,7 @@ def scorer() -> Iterator[Scorer]:
 @pytest.fixture(autouse=True)
 def drained(scorer: Scorer) -> Iterator[None]:
     yield
-    with scorer._shared.held() as orchestrator:
+    with scorer.held() as orchestrator:
         assert not orchestrator.busy
         orchestrator.engine.check_drained()
 

@@ -29,7 +29,7 @@ def solver() -> Iterator[Solver]:
 @pytest.fixture(autouse=True)
 def drained(solver: Solver) -> Iterator[None]:
     yield
-    with solver._shared.held() as orchestrator:
+    with solver.held() as orchestrator:
         assert not orchestrator.busy
         orchestrator.engine.check_drained()
 
@@ -89,7 +89,7 @@ def test_another_generator_is_not_judged_by_a_verifier_that_was_made_for_the_bun
 def test_what_is_no_problem_is_refused_at_once(solver: Solver) -> None:
     with pytest.raises(TypeError, match="a text or a SearchRequest, not an object of the type int"):
         solver.solve(12)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="not an object of the type str; for one problem call solve"):
+    with pytest.raises(TypeError, match="not an object of the type str; for one call solve"):
         solver.solve_many("abc")
 
 

@@ -13,10 +13,9 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.chat.template import ChatTemplate
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.completion import ChatPrompt, CompletionRequest
+from espalier.search.rules import ThinkingMode
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.thoughts.marks import ThoughtMarks, find_marks
-from espalier.search.thoughts.mode import ThinkingMode
-from espalier.search.thoughts.template_marks import unknown_thoughts
+from espalier.search.thoughts.marks import ThoughtMarks, find_marks, unknown_thoughts
 
 TURN = "<|im_start|>{{ m.role }}\n{{ %s }}<|im_end|>\n"
 GRANITE = (

@@ -17,13 +17,13 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.conversation import ChatMessage, ChatRole
-from espalier.search.request import SearchRequest, validate
+from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
+from espalier.search.rules import Thinking, ThinkingMode, read_thinking
 from espalier.search.run.generator import Generator
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.thoughts.budget import CLOSING_SENTENCE, plan_thoughts
 from espalier.search.thoughts.marks import Mark, find_marks
-from espalier.search.thoughts.mode import Thinking, ThinkingMode, read_thinking
+from espalier.search.thoughts.plans import CLOSING_SENTENCE, plan_thoughts
 from espalier.search.thoughts.reading import OPENED, Position, ThoughtReader
 from espalier.search.trace import replay, trace_of
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_without_marks_has_none_and_marks_may_be_given(checkpoint: 
 @pytest.mark.parametrize("text", ["", "yes", "0", "-1", "1.5", "²", "9999999"])
 def test_another_word_for_thinking_is_refused(text: str):
     with pytest.raises(InvalidRequestError, match="thinking: must be auto, off, on or a number of tokens"):
-        validate(SearchRequest("1+1?", thinking=text))
+        SearchRequest("1+1?", thinking=text).validate()
 
 
 def test_thinking_is_a_mode_or_a_number_of_tokens():

@@ -16,7 +16,6 @@ from espalier.experiments.cli.schema_options import Fields, Outcome, with_schema
 from espalier.experiments.planning.options import DeviceOptions, LengthOptions
 from espalier.search.algorithms import named
 from espalier.search.request import SearchRequest
-from espalier.search.run.load import resolve_dtype
 from espalier.search.run.settings import AUTO, RuntimeSettings
 
 if TYPE_CHECKING:
@@ -59,6 +58,8 @@ def inspect_command(
     from espalier.experiments.planning.inspection import inspect_checkpoint, inspect_trunk_head, paths_that_fit
 
     hub = HubSettings(runtime.offline, runtime.cache_dir)
+    from espalier.search.run.load import resolve_dtype  # imports torch
+
     kind = resolve_dtype(runtime.dtype, runtime.device)
     how = quantization, runtime.verifier_family, runtime.verifier_reference, hub
     models: list[Inspection] = []

@@ -18,7 +18,7 @@ from espalier.experiments.report.stopping import choose_rule, holds_probes, repl
 from espalier.experiments.report.tables import main_table
 from espalier.experiments.runs.files import folder_lock
 from espalier.experiments.runs.table import Table
-from espalier.search.thoughts.stop_rule import read_stop_rule
+from espalier.search.rules import read_stop_rule
 
 _NUMBER = "#"
 _MAY_BE_COMMON = ("algorithm", "problems")

@@ -32,7 +32,7 @@ from espalier.experiments.lab.recipe.thoughts import (
 )
 from espalier.experiments.lab.recipe.tokenizer import chat_prompt
 from espalier.experiments.lab.recipe.training import Schedule, fit, load_weights
-from espalier.search.thoughts.budget import CLOSING_SENTENCE
+from espalier.search.thoughts.plans import CLOSING_SENTENCE
 
 FOLDER = "thinking_generator"
 """Of the exported checkpoint, in a pair's folder."""

@@ -5,7 +5,147 @@ import unicodedata
 from collections.abc import Callable
 
 from espalier.search.grading.notation.decoration import visible
-from espalier.search.grading.notation.styles import function
+from espalier.search.grading.notation.units import symbol, upright_unit
+
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_FORMULA_GROUP = re.compile(r"\\text(?=\{\s*-?\s*\\(?:frac|sqrt)(?![A-Za-z]))")
+_QUOTIENT = re.compile(r"\\frac\{\s*\\text\{([^{}]*)\}\s*\}\{\s*\\text\{([^{}]*)\}\s*(\^\{?\d\}?)?\s*\}")
+_TWO_LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}|[^\W\d_A-Za-z]")
+_POINTS = re.compile("[A-Z]{2,3}")
+_LETTER = re.compile(r"[A-Za-z]|\\[A-Za-z]+")
+_UNIT_BEFORE = re.compile(r"\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?(?:\s|/|\\cdot)*$")
+_MEASURED = re.compile(r"(?:[\d})\]°]|\\(?:pi|infty))\s*$")
+_UNIT_AFTER = re.compile(r"(?:\^\{?-?\d\}?)?\s*(?:$|[,;.)\]}/&]|\\text|\\cdot\s*\\text|\\\\)")
+_APPLIED = re.compile(r"\s*[\^(\\{_A-Za-z0-9|]")
+_ENDS_IN_COMMAND = re.compile(r"\\[A-Za-z]+$")
+
+_NAMES = """sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan arccot arcsec arccsc ln log exp max min
+gcd lcm det dim ker deg arg"""
+_OTHER_NAMES = {
+    "sin": "sen",
+    "tan": "tg",
+    "cot": "ctg cotg ctan",
+    "csc": "cosec",
+    "arcsin": "arcsen asin",
+    "arccos": "acos",
+    "arctan": "arctg atan",
+    "arccot": "arcctg",
+    "sinh": "sh",
+    "cosh": "ch",
+    "log": "lg",  # to base 10, as math-verify reads \log
+}
+_FUNCTIONS = {name: name for name in _NAMES.split()}
+_FUNCTIONS |= {name: function for function, names in _OTHER_NAMES.items() for name in names.split()}
+
+
+def function(name: str) -> str:
+    r"""The LaTeX command of a function by one of its names: `\tan ` for tg."""
+    return f"\\{_FUNCTIONS[name]} "
+
+
+def upright(text: str) -> str:
+    r"""Unwrap what is no word: `\text{e}^2` becomes `e^2`, `\text{arctan} 2` becomes `\arctan 2`.
+
+    Units after a number keep their `\text`: `5\text{m}` is five metres, and 5m a product.
+    """
+    if "\\text" not in text:
+        return text
+    text = _QUOTIENT.sub(_unit_quotient, text)
+    before = None
+    while text != before and "\\text{" in text:  # what was nested comes out from the inside
+        before, text = text, _TEXT.sub(_unwrapped, text)
+    for found in reversed(list(_FORMULA_GROUP.finditer(text))):
+        text = text[: found.start()] + _without_braces(text[found.end() :], text[: found.start()])
+    return text
+
+
+def _without_braces(text: str, before: str) -> str:
+    """Drop the braces around the formula at the start of `text`, unless TeX needs them after what is `before` it."""
+    depth = 0
+    for place, sign in enumerate(text):
+        depth += (sign == "{") - (sign == "}")
+        if depth == 0:
+            needed = before.endswith(("^", "_", "}")) or _ENDS_IN_COMMAND.search(before)
+            return text if needed else text[1:place] + text[place + 1 :]
+    return text
+
+
+def _unit_quotient(found: re.Match[str]) -> str:
+    above, below = found[1].strip(), found[2].strip()
+    return f"\\text{{{above}/{below}{found[3] or ''}}}" if symbol(above) and symbol(below) else found[0]
+
+
+def _unwrapped(found: re.Match[str]) -> str:
+    inside = found[1].strip()
+    before, after = found.string[: found.start()], found.string[found.end() :]
+    if unit := _unit(found[1], before, after):
+        return f"\\text{{{unit}}}"
+    space = " " if _ENDS_IN_COMMAND.search(before) else ""
+    if inside in _FUNCTIONS and _APPLIED.match(after):
+        return space + function(inside)
+    if _LETTER.fullmatch(inside) or (_POINTS.fullmatch(inside) and not symbol(inside)):
+        return space + inside
+    return found[0] if _TWO_LETTERS.search(inside) or not inside else space + found[1]
+
+
+def _unit(inside: str, before: str, after: str) -> str:
+    """The unit of measure that stands between `before` and `after`; empty if it is none, or measures nothing there."""
+    measured = _MEASURED.search(before) or _UNIT_BEFORE.search(before)
+    if not measured or not _UNIT_AFTER.match(after):
+        return ""
+    return inside if before.endswith("°") and inside in ("C", "F") else upright_unit(inside)
+
+
+_ROWS = re.compile(
+    r"(\\\{|[(\[]|)\s*\\begin\s*\{(\w+)\*?\}\s*(?:\{[lcr|\s]*\}|\[[lcr]\])?(.*)\\end\s*\{\2\*?\}\s*(\\\}|[)\]]|)\s*"
+    r"(\^\s*(?:T|\{\s*(?:T|\\top|\\intercal|\\text\{T\})\s*\}|\\top|\\intercal))?\.?"
+)
+_TRANSPOSED = re.compile(r"[(\[](.*)[)\]]\s*\^\s*(?:T|\{\s*(?:T|\\top|\\intercal|\\text\{T\})\s*\}|\\top|\\intercal)")
+_MATRICES = ("pmatrix", "bmatrix")
+_BARE_MATRICES = ("matrix", "smallmatrix", "array")
+"""Matrices whose brackets stand around them."""
+_SYSTEMS = ["cases", "rcases", "dcases", "array", "aligned", "align", "gathered", "split", "alignedat"]
+_NAMED = re.compile(r"[^=&]{1,40}(?<!&)=\s*(?=[(\[]?\s*\\begin)")
+_ANGLES = re.compile(r"<([^<>]*,[^<>]*)>")
+_RELATION = re.compile(r"=|[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
+_ALIGNED = re.compile(r"&\s*(?==|[<>]|\\(?:le|ge|ne|in)(?![A-Za-z]))|(?<=[=<>])\s*&")
+_CONJUNCTION = re.compile(r"\s*(?:\\text\{\s*and\s*\}|and)?\s*[.,;]?\s*(?:\\text\{\s*and\s*\})?\s*$")
+
+
+def in_one_line(text: str) -> str:
+    r"""A column vector, or one in angle brackets, as `\langle 1, 2\rangle`; a system as `x=1, y=2`."""
+    if "\\\\" in text and "\\begin" not in text:
+        return _system(re.split(r"\\\\", text)) or text
+    if "\\begin" in text and (named := _NAMED.match(text)):
+        return named[0] + in_one_line(text[named.end() :])
+    if text.startswith("<") and (angles := _ANGLES.fullmatch(text)):
+        return f"\\langle {angles[1]}\\rangle"
+    if text.endswith(("T", "}", "p", "l")) and "^" in text and (row := _TRANSPOSED.fullmatch(text)):
+        return f"\\langle {row[1]}\\rangle" if "\\begin" not in text and "," in row[1] else _rows(text)
+    return _rows(text) if "\\begin" in text else text
+
+
+def _rows(text: str) -> str:
+    found = _ROWS.fullmatch(text)
+    if not found or "\\begin" in found[3]:
+        return text
+    opening, name, inside, closing, transposed = found.groups()
+    rows = [row.strip() for row in re.split(r"\\\\", inside)]
+    rows = rows if rows[-1] else rows[:-1]
+    if name in _MATRICES or (name in _BARE_MATRICES and opening in ("(", "[") and closing in (")", "]")):
+        members = rows[0].split("&") if transposed and len(rows) == 1 else [] if transposed else rows
+        alone = len(members) > 1 and not any(sign in member for member in members for sign in "&,")
+        return f"\\langle {', '.join(map(str.strip, members))}\\rangle" if alone else text
+    if name not in _SYSTEMS or transposed or closing:
+        return text
+    return _system(rows) or text
+
+
+def _system(rows: list[str]) -> str:
+    """Equations or inequalities as a list; empty if one is none, as the cases of a function."""
+    rows = [_CONJUNCTION.sub("", _ALIGNED.sub("", row)).strip() for row in rows]
+    return ", ".join(rows) if all(_RELATION.search(row) and "&" not in row for row in rows) else ""
+
 
 _COMMANDS_OF_SIGNS = """π pi, θ theta, α alpha, β beta, γ gamma, λ lambda, μ mu, σ sigma, φ phi, ω omega, Ω Omega,
 Δ Delta, ∞ infty, ∅ emptyset, ∪ cup, ∩ cap, ∈ in, ∠ angle, △ triangle, ▲ triangle, ± pm, × times, ✖ times, ⋅ cdot,

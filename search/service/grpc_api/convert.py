@@ -21,7 +21,7 @@ from espalier.search import conversation, request, result, rollout, score_sessio
 from espalier.search.common_fields import read_bias
 from espalier.search.result import CandidateDone, Event, Finished, Started, StepDone
 from espalier.search.schema import MAX_ITEMS, mapping_text
-from espalier.search.score_session import StepsScored
+from espalier.search.scores import StepsScored
 from espalier.v1 import search_pb2 as pb
 
 SESSION_OPEN = ("espalier-session", "open")

@@ -8,7 +8,7 @@ from typing import Any
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.result import Event, Finished
-from espalier.search.score_session import SessionTurn
+from espalier.search.scores import SessionTurn
 from espalier.search.service.access.calls import Call
 from espalier.search.service.grpc_api import convert
 from espalier.search.service.grpc_api.interceptor import CALL

@@ -18,12 +18,12 @@ from prometheus_client.utils import floatToGoString
 from espalier import __version__
 from espalier.engine import stats
 from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.search.result import USAGE_COUNTERS
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.service.access.calls import Call
 from espalier.search.service.engine_thread import EngineState, Search
 from espalier.search.service.errors import REASONS, NotReadyError
 from espalier.search.service.session import Session
-from espalier.search.usage import USAGE_COUNTERS
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the buckets of times; a search may take 300 seconds by default."""

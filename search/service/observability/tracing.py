@@ -14,12 +14,11 @@ from typing import Any
 
 from espalier import __version__
 from espalier.engine.errors import EspalierError
-from espalier.search.result import SearchResult, StopReason
+from espalier.search.result import USAGE_COUNTERS, SearchResult, StopReason
 from espalier.search.run.executor import AnyResult
 from espalier.search.service.access.calls import Call
 from espalier.search.service.engine_thread import Search
 from espalier.search.service.session import Observer
-from espalier.search.usage import USAGE_COUNTERS
 
 MAX_ROUNDS = 256
 """Rounds of one search that get a span; some algorithms make thousands."""

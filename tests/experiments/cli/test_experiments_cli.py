@@ -305,7 +305,6 @@ def test_environment_names_the_models(espalier, monkeypatch):
 @pytest.mark.parametrize("command", [SOLVE, EVAL, ("sweep", "--limit", 1), ("serve", "--port", 0)])
 def test_grader_memory_reaches_what_compares_answers(espalier, monkeypatch, tmp_path, command):
     """From the line, else from the environment, else as `RuntimeSettings` has it."""
-    from espalier.experiments.cli import loading
     from espalier.search.grading import math_verify as grading
     from espalier.search.service import server
 
@@ -315,7 +314,7 @@ def test_grader_memory_reaches_what_compares_answers(espalier, monkeypatch, tmp_
         seen.append(settings.grader_memory)
         raise EspalierError("seen")
 
-    monkeypatch.setattr(loading, "load_orchestrator", stop)
+    monkeypatch.setattr("espalier.search.run.load.load_orchestrator", stop)
     monkeypatch.setattr(server, "serve", lambda load, *_, **__: load())
     monkeypatch.chdir(tmp_path)
     assert RuntimeSettings().grader_memory == grading.DEFAULT_MEMORY_BYTES

@@ -19,7 +19,6 @@ from espalier.engine.models import decoder
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
 from espalier.engine.models.options import LoadFormat, Quantization
-from espalier.experiments.cli import loading
 from espalier.experiments.cli.loading import bytes_progress
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.search.run.load import load_orchestrator, with_quantizations
@@ -91,7 +90,7 @@ def test_every_option_lands_in_its_own_field(espalier, monkeypatch):
         seen.append(settings)
         raise CheckpointError("seen")
 
-    monkeypatch.setattr(loading, "load_orchestrator", remember)
+    monkeypatch.setattr("espalier.search.run.load.load_orchestrator", remember)
     options = (
         *("--generator", "g/g@1", "--verifier", "v/v", "--device", "cuda:1", "--dtype", "float16"),
         *("--generator-quantization", "int8", "--verifier-quantization", "int4"),

@@ -17,9 +17,8 @@ SOLVE = ("solve", "1+1?", "-a", "greedy")
 @pytest.fixture
 def refused(espalier, monkeypatch) -> Callable[..., str]:
     """The one line of error of a command that ends before any model loads."""
-    from espalier.experiments.cli import loading
 
-    monkeypatch.setattr(loading, "load_orchestrator", None)  # who calls it fails
+    monkeypatch.setattr("espalier.search.run.load.load_orchestrator", None)  # who calls it fails
 
     def refused(*arguments: object) -> str:
         ran = espalier(*SOLVE, *arguments)
@@ -159,13 +158,12 @@ def test_threads_have_a_limit(refused, monkeypatch, processors, most):
 
 
 def test_as_many_threads_as_the_limit_are_let_pass(espalier, monkeypatch):
-    from espalier.experiments.cli import loading
 
     def stop(settings: object, _: object) -> None:
         raise EspalierError(f"{settings}")
 
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(loading, "load_orchestrator", stop)
+    monkeypatch.setattr("espalier.search.run.load.load_orchestrator", stop)
     assert "threads=64" in espalier(*SOLVE, "--threads", 64).err
 
 

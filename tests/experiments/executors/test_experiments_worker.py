@@ -37,7 +37,7 @@ from espalier.search.result import Finished, SearchResult, Started, StopReason
 from espalier.search.run.executor import Rejected
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.score_session import ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
+from espalier.search.scores import ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
 
 PATIENCE = 60.0
 LONG = replace(MAJORITY, beam_width=64, max_steps=20, max_tokens=200, temperature=2.0)
@@ -81,7 +81,7 @@ class Running:
 def orchestrator(make_orchestrator: Callable[..., Orchestrator], monkeypatch: pytest.MonkeyPatch) -> Orchestrator:
     """What the worker loads."""
     made = make_orchestrator(kv_memory_bytes=2**25)
-    monkeypatch.setattr(worker_module, "load_orchestrator", lambda _: made)
+    monkeypatch.setattr("espalier.search.run.load.load_orchestrator", lambda _: made)
     return made
 
 
@@ -217,7 +217,7 @@ def test_a_worker_that_cannot_load_reports_why_and_answers_nothing(monkeypatch: 
     def fail(_: RuntimeSettings) -> None:
         raise CheckpointError("no-such-folder: not found")
 
-    monkeypatch.setattr(worker_module, "load_orchestrator", fail)
+    monkeypatch.setattr("espalier.search.run.load.load_orchestrator", fail)
     running = Running().start()
     report = running.next()
     assert isinstance(report, Lost)

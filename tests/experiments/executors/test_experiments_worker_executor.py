@@ -23,7 +23,7 @@ from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOpti
 from espalier.search.result import Event, Finished, SearchResult, Started, StepDone, StopReason
 from espalier.search.run.executor import Rejected, request_of
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.score_session import NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
+from espalier.search.scores import NodeScore, ScoreSessionRequest, SessionStep, SessionTurn, StepsScored
 from espalier.search.server_info import KvBlocks
 from espalier.search.service.errors import NotReadyError
 

@@ -16,7 +16,7 @@ from espalier.experiments.cli.main import app
 from espalier.experiments.report.runs import Run, load_runs
 from espalier.experiments.report.stopping import choose_rule, holds_probes, replay_rules, stopping_table
 from espalier.search.result import NodeRecord
-from espalier.search.thoughts.stop_rule import StopRule
+from espalier.search.rules import StopRule
 from espalier.search.tree import Probe
 
 

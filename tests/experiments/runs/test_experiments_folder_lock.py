@@ -117,7 +117,7 @@ def test_an_evaluation_does_not_touch_the_samples_of_another_one(hold, make_orch
 def test_every_command_that_writes_refuses_before_it_loads_a_model(hold, espalier, tmp_path, monkeypatch, command):
     for name in ("run.load.load_verifier_alone", "run.load.load_generator_alone"):
         monkeypatch.setattr(f"espalier.search.{name}", lambda *_, **__: pytest.fail("loaded a model"))
-    monkeypatch.setattr("espalier.experiments.cli.loading.load_orchestrator", lambda *_: pytest.fail("loaded a model"))
+    monkeypatch.setattr("espalier.search.run.load.load_orchestrator", lambda *_: pytest.fail("loaded a model"))
     out = tmp_path / "trees.jsonl" if command == "rollouts" else tmp_path / "run"
     process = hold(tmp_path / ".trees.jsonl.lock" if command == "rollouts" else out / ".lock")
     runs = [run_of(tmp_path / "old", [True])] if command == "report" else []

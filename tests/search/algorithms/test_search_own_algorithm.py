@@ -22,7 +22,7 @@ from espalier.search.algorithms import (
     with_defaults,
 )
 from espalier.search.algorithms.base import Expand, MemoryEstimate
-from espalier.search.request import AlgorithmName, SearchRequest, Vote, make_request, validate, with_own_code
+from espalier.search.request import AlgorithmName, SearchRequest, Vote, make_request, with_own_code
 from espalier.search.schema import CodeName, from_values
 from espalier.search.service.grpc_api.convert import request_from_wire, request_to_wire
 from espalier.search.tree import Node, Termination
@@ -155,7 +155,7 @@ def request(name: str, **fields) -> SearchRequest:
 
 def test_a_class_that_says_nothing_more_is_a_scored_search_of_n_times_m_children():
     plain = request("Plain", beam_width=2, expansion=3)
-    validate(plain)
+    plain.validate()
     assert needs_verifier(plain)
     assert with_defaults(plain) == replace(plain, vote=Vote.WEIGHTED, max_steps=40, max_step_tokens=256)
     assert memory_estimate(plain) == (MemoryEstimate(paths=6, steps=6),)
@@ -204,9 +204,9 @@ def test_a_class_may_have_parameters_of_its_own_given_by_its_name_or_by_a_field_
     assert parameters("Told:keep=0.25:name=true north") == given
     assert parameters("Told:exploration=3", exploration=4.0)["exploration"] == 4.0
     assert with_defaults(request("Told:exploration=3")).exploration == 3
-    validate(request("Told:keep=1"))
+    request("Told:keep=1").validate()
     with pytest.raises(InvalidRequestError, match="exploration: must be between 0 and 100"):
-        validate(request("Told", exploration=101.0))
+        request("Told", exploration=101.0).validate()
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_what_a_class_lacks_is_said_in_one_line(name: str, said: str):
     [
         (lambda asked: asked.candidates, 3, r"candidates failed, .*my_searches.py:\d+: ZeroDivisionError: "),
         (lambda asked: asked.candidates, 2, "candidates must return a whole number above 0, returned -8"),
-        (validate, 3, r"violations must return a list of Violations, returned \['too many'\]"),
+        (SearchRequest.validate, 3, r"violations must return a list of Violations, returned \['too many'\]"),
         (memory_estimate, 5, "memory must return at least one MemoryEstimate, returned 7"),
         (lambda asked: algorithm_of(asked).sampled(asked), 5, "sampled failed, .*: AttributeError: "),
     ],
@@ -280,9 +280,9 @@ def test_a_class_method_that_fails_or_returns_the_wrong_thing_is_an_invalid_requ
 
 def test_the_limit_on_a_round_names_the_product_only_where_it_is_one():
     with pytest.raises(InvalidRequestError, match="beam_width \\* expansion must be at most 1024, is 2048"):
-        validate(request("Plain", beam_width=256, expansion=8))
+        request("Plain", beam_width=256, expansion=8).validate()
     with pytest.raises(InvalidRequestError, match="the number of children in a round must be at most 1024, is 2000"):
-        validate(request("Wide", beam_width=2))
+        request("Wide", beam_width=2).validate()
 
 
 def test_a_constructor_that_fails_is_named_with_its_line():
@@ -337,7 +337,7 @@ def test_text_never_loads_code(my_searches: Path):
     with pytest.raises(InvalidRequestError, match=usual):
         make_request("-", {"algorithm": name})
     with pytest.raises(InvalidRequestError, match=usual):
-        validate(SearchRequest("-", name))  # pyright: ignore[reportArgumentType] - as a caller in Python may
+        SearchRequest("-", name).validate()  # pyright: ignore[reportArgumentType] - as a caller in Python may
     with pytest.raises(KeyError):
         needs_verifier(SearchRequest("-", name))  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidRequestError, match="algorithm: cannot be sent"):

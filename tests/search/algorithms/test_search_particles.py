@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from random_examples import random_examples
 from scripted_tree import EOS, LENGTH, RandomTree, Step, drive
 
-from espalier.search.algorithms.draws import picks, systematic, uniforms
-from espalier.search.algorithms.particle import ParticleSearch, weigh
+from espalier.search.algorithms.particle import ParticleSearch, picks, systematic, uniforms, weigh
 from espalier.search.request import AlgorithmName, SearchRequest
 
 

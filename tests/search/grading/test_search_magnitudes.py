@@ -4,8 +4,7 @@ import pytest
 
 from espalier.search.grading.answers import canonical, exact_match_key, extract_answer
 from espalier.search.grading.equality import is_right, is_same_value
-from espalier.search.grading.formulas import parsed
-from espalier.search.grading.magnitudes import differ
+from espalier.search.grading.formulas import differ, parsed
 
 TOWER = "9^{9^{9^{9}}}"
 ROOT = "1.41421356237309504880168872420969807856967187537694807317667973799"

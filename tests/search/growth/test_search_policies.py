@@ -12,7 +12,7 @@ from search_runs import run as run_whole
 
 from espalier.search.growth import tree
 from espalier.search.growth.policies import Expansion, PathPolicy, PolicyContext
-from espalier.search.growth.policy_list import make_policies
+from espalier.search.growth.tree import make_policies
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.orchestrator import Orchestrator

@@ -225,7 +225,7 @@ def test_a_conversation_is_rendered_by_the_template_alone_or_continued(make_orch
     messages = ({"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "First, add"})
 
     def prompt(**options: object) -> str:
-        ids = orchestrator.check(CompletionRequest((ChatPrompt(messages, **options),))).prompts[0]
+        ids = orchestrator.check(CompletionRequest((ChatPrompt(messages, **options),))).prompts[0].token_ids
         return orchestrator.engine.model("generator").tokenizer.show(list(ids))
 
     assert prompt(continue_last=True).endswith("<|im_start|>assistant\nFirst, add")

@@ -17,7 +17,8 @@ from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.completion import ChatPrompt, CompletionRequest
 from espalier.search.conversation import ChatMessage, ChatRole, split_conversation
-from espalier.search.run.generator import Generator, render_turns
+from espalier.search.run.generator import Generator
+from espalier.search.run.prompts import render_turns
 
 Load = Callable[[str | None], TextTokenizer]
 
@@ -161,10 +162,10 @@ def test_a_search_and_a_plain_chat_read_the_same_tokens_and_both_warn(
     problem, history = split_conversation(turns)
     prompted = generator.prompt(problem, history)
     chat = ChatPrompt(tuple({"role": str(turn.role), "content": turn.content} for turn in turns))
-    ids, _, warnings = generator.completion_prompt(chat, CompletionRequest((chat,)))
-    assert prompted.token_ids == ids
-    assert prompted.warnings == warnings == (FOLDED,)
-    assert generator.model.eos_token_ids[0] not in ids
+    plain = generator.completion_prompt(chat, CompletionRequest((chat,)))
+    assert prompted.token_ids == plain.token_ids
+    assert prompted.warnings == plain.warnings == (FOLDED,)
+    assert generator.model.eos_token_ids[0] not in plain.token_ids
     assert not generator.prompt("C").warnings
     with pytest.raises(InvalidRequestError, match=r"history: is rejected .* no tools; write"):
         generator.prompt(problem, [*history, ChatMessage(ChatRole.TOOL, "5")])

@@ -18,9 +18,9 @@ from espalier.engine.guidance.compiled import GrammarCompiler
 from espalier.engine.guidance.grammar import Grammar, GrammarError
 from espalier.search.common_fields import answer_in
 from espalier.search.completion import ChatPrompt, CompletionRequest
-from espalier.search.form import read_form
 from espalier.search.request import AlgorithmName
 from espalier.search.result import SearchResult, StopReason
+from espalier.search.rules import read_form
 from espalier.search.run.executor import Resolved
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.trace import replay, trace_of

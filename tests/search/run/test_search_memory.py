@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from espalier.prm.limits import PathLimits
 from espalier.search.algorithms import memory_estimate
 from espalier.search.request import AlgorithmName, SearchRequest
-from espalier.search.run.worst_case import worst_case_blocks
+from espalier.search.run.resolve import worst_case_blocks
 
 BEAM = SearchRequest("1+1?", AlgorithmName.BEAM, beam_width=2, expansion=3)
 LIMITS = PathLimits(prompt_tokens=10, path_tokens=20, step_tokens=6)

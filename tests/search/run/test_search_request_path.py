@@ -24,11 +24,11 @@ OFF = (
     "prm.full_rescore",
     "prm.scorers",
     "search.algorithms.own",
+    "search.growth.early_stop",
     "search.grading.equality",
     "search.grading.math_verify",
     "search.service",
     "search.trace",
-    "search.voting.decided",
     "search.voting.equivalence",
     *(f"search.algorithms.{name}" for name in ("adaptive", "auto", "dvts", "independent", "lookahead", "mcts")),
 )
@@ -85,4 +85,4 @@ def test_a_search_of_independent_paths_enters_the_gate_that_the_beam_does_not(or
     """The recorder sees what a feature adds."""
     majority = {"algorithm": AlgorithmName.MAJORITY}
     entered = modules_entered(orchestrator, request(12, **majority), request(25, **majority))
-    assert {"search.voting.decided", "search.algorithms.independent"} <= entered
+    assert {"search.growth.early_stop", "search.algorithms.independent"} <= entered

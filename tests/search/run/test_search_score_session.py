@@ -18,8 +18,7 @@ from espalier.prm.scorers.tokens import Confidence
 from espalier.search.request import SubmitOptions
 from espalier.search.result import StopReason
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.score_session import OpenNodes, ScoreSessionRequest, SessionStep, SessionTurn
-from espalier.search.scores import ScoreRequest, ScoreResult
+from espalier.search.scores import OpenNodes, ScoreRequest, ScoreResult, ScoreSessionRequest, SessionStep, SessionTurn
 from espalier.search.tree import Node
 
 Make = Callable[..., Orchestrator]

@@ -10,10 +10,10 @@ from search_runs import ADAPTIVE, BEAM, BEST_OF_N, GREEDY, MAJORITY, run
 from espalier.engine.errors import InvalidRequestError
 from espalier.engine.models.model import Model
 from espalier.search.algorithms import with_defaults
-from espalier.search.request import EarlyStop, SearchRequest, validate
+from espalier.search.request import EarlyStop, SearchRequest
 from espalier.search.result import SearchResult
+from espalier.search.rules import MARKERS, StepRule, read_step_rule
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.step_rule import MARKERS, StepRule, read_step_rule
 
 PATH = replace(GREEDY, max_steps=None, max_step_tokens=None, max_tokens=200)
 
@@ -52,7 +52,7 @@ def steps(result: SearchResult) -> list[str]:
 )
 def test_a_rule_is_read_from_its_text(text: str, rule: StepRule):
     assert read_step_rule(text) == rule
-    validate(SearchRequest("1+1?", step_rule=text))
+    SearchRequest("1+1?", step_rule=text).validate()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_rule_is_read_from_its_text(text: str, rule: StepRule):
 )
 def test_a_rule_that_is_none_is_refused_by_name(text: str):
     with pytest.raises(InvalidRequestError, match="step_rule"):
-        validate(SearchRequest("1+1?", step_rule=text))
+        SearchRequest("1+1?", step_rule=text).validate()
 
 
 def test_by_default_a_step_is_a_paragraph(say: Callable[..., SearchResult]):

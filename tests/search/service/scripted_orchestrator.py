@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from espalier.engine.errors import CheckpointError, DeviceError, PoolTooSmallError
 from espalier.engine.stats import RoleStats
 from espalier.search.algorithms import named
-from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions, Vote, validate
+from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -159,7 +159,7 @@ class ScriptedOrchestrator:
         return Occupancy(self.running, 0, {"generator": KvBlocks(self.running, 3, 7)}, self.stats)
 
     def check(self, request: SearchRequest) -> SearchRequest:
-        validate(request)
+        request.validate()
         if request.problem == "bug":
             raise RuntimeError(SECRET)
         if request.problem == "pool":

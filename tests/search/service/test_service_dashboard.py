@@ -23,8 +23,8 @@ from scripted_orchestrator import ScriptedOrchestrator
 from server_thread import PATIENCE, ServerThread
 
 from espalier.engine.stats import COUNTERS
+from espalier.search.result import USAGE_COUNTERS
 from espalier.search.service.settings import ServerSettings
-from espalier.search.usage import USAGE_COUNTERS
 from espalier.v1 import search_pb2 as pb
 
 ROOM = Path(__file__).parents[3] / "search" / "service" / "observability"

@@ -33,8 +33,8 @@ from espalier.search.client import SearchClient, ServiceError
 from espalier.search.growth import search as running
 from espalier.search.run.completion import RunningCompletion
 from espalier.search.run.load import load_orchestrator
-from espalier.search.run.rollout_tree import RolloutTree
-from espalier.search.run.score_session import RunningScoreSession
+from espalier.search.run.rollout import RolloutTree
+from espalier.search.run.scores import RunningScoreSession
 from espalier.search.run.settings import RuntimeSettings
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub

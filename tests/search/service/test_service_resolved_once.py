@@ -13,13 +13,12 @@ from openai import OpenAI
 from server_thread import PATIENCE, ServerThread
 
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.experiments.executors import worker as worker_module
 from espalier.experiments.executors.worker import Order, Report, Worker
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search import request as request_module
 from espalier.search.client import SearchClient
 from espalier.search.request import AnswerEquivalence, SearchRequest
-from espalier.search.run import generator as generator_module
+from espalier.search.run import prompts
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.solver import Solver
@@ -51,7 +50,7 @@ def counted(orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> Coun
 
     tokenizers = {id(model.tokenizer): f"{role} prompt tokenised" for role, model in orchestrator.engine.models.items()}
     count(request_module, "violations", lambda given, *_: "validated" if isinstance(given, SearchRequest) else None)
-    count(generator_module, "render_turns", lambda _t, _s, problem, *_: "rendered" if PROBLEM in problem else None)
+    count(prompts, "render_turns", lambda _t, _s, problem, *_: "rendered" if PROBLEM in problem else None)
     count(TextTokenizer, "encode", lambda self, text: tokenizers.get(id(self)) if PROBLEM in text else None)
     return seen
 
@@ -142,7 +141,7 @@ class Here:
 
 @pytest.fixture
 def workers(orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
-    monkeypatch.setattr(worker_module, "load_orchestrator", lambda _: orchestrator)
+    monkeypatch.setattr("espalier.search.run.load.load_orchestrator", lambda _: orchestrator)
     here = Here()
     yield here
     here.close()

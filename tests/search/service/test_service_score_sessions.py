@@ -20,14 +20,14 @@ from espalier.search.client.score_session import AsyncScoreSession
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.result import Finished, StopReason
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.score_session import (
+from espalier.search.scores import (
     NodeScore,
+    ScoreResult,
     ScoreSessionRequest,
     SessionStep,
     SessionTurn,
     StepsScored,
 )
-from espalier.search.scores import ScoreResult
 from espalier.search.service.grpc_api import convert, interceptor
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub

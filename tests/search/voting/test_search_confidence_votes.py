@@ -8,10 +8,10 @@ import pytest
 from search_runs import BEAM, MAJORITY, outcome, run
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote, validate
+from espalier.search.growth.confidence import path_confidence
+from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote
+from espalier.search.rules import DEFAULT_GROUP
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.unsure_rule import DEFAULT_GROUP
-from espalier.search.voting.confidence import path_confidence
 
 BY_CONFIDENCE = [vote for vote in Vote if vote.reads_confidence]
 
@@ -85,4 +85,4 @@ def test_a_beam_may_be_voted_on_by_confidence_and_keeps_its_steps_scores(
 
 def test_adaptive_does_not_take_them():
     with pytest.raises(InvalidRequestError, match="vote: adaptive is decided by the votes majority"):
-        validate(SearchRequest("1+1?", AlgorithmName.ADAPTIVE, vote=Vote.CONFIDENCE))
+        SearchRequest("1+1?", AlgorithmName.ADAPTIVE, vote=Vote.CONFIDENCE).validate()

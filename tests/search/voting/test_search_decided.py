@@ -13,10 +13,10 @@ from scripted_equivalence import ScriptedEquivalence
 from espalier.search.algorithms import stops_early, unused_fields
 from espalier.search.grading.answers import canonical
 from espalier.search.grading.reading import read
+from espalier.search.growth.early_stop import PartialVote, PathGate
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.result import Candidate
 from espalier.search.tree import Node, Termination
-from espalier.search.voting.decided import PartialVote, PathGate
 from espalier.search.voting.vote import select
 
 ANSWERS = "4", "5", "x", "y", "4 cm", "4 m"

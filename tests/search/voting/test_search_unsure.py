@@ -7,13 +7,13 @@ import pytest
 from search_runs import MAJORITY, outcome, run
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote, validate
+from espalier.search.growth.confidence import ConfidenceBar
+from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.result import SearchResult
+from espalier.search.rules import UnsureRule, read_unsure_rule
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.trace import replay, trace_of
 from espalier.search.tree import Node, Termination
-from espalier.search.unsure_rule import UnsureRule, read_unsure_rule
-from espalier.search.voting.unsure import ConfidenceBar
 
 PATHS = replace(
     MAJORITY,
@@ -43,7 +43,7 @@ def path(*steps: list[float], ended: bool = False) -> Node:
 )
 def test_another_rule_is_refused(text: str):
     with pytest.raises(InvalidRequestError, match=r"stop_unsure: (takes first:K,keep:P|first is at least 2)"):
-        validate(SearchRequest("1+1?", AlgorithmName.MAJORITY, stop_unsure=text))
+        SearchRequest("1+1?", AlgorithmName.MAJORITY, stop_unsure=text).validate()
     assert read_unsure_rule("first:16,keep:90") == UnsureRule(16, 90, 2048)
 
 

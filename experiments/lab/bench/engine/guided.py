@@ -23,7 +23,7 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report, Show, nothing_shown
-from espalier.search.form import Form
+from espalier.search.rules import Form
 
 _PROMPT, _WARM_UP = 16, 2
 _PERSON = {

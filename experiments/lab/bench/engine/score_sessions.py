@@ -15,7 +15,7 @@ from espalier.experiments.lab.bench.options import JsonPath, VllmPython
 from espalier.experiments.lab.bench.report import Report, Show, nothing_shown
 from espalier.prm.base import StepPath
 from espalier.prm.verifier import Verifier
-from espalier.search.scorer import Scorer
+from espalier.search.solver import Scorer
 
 SESSION, RESENT, CACHED = "session", "vLLM, re-sent", "vLLM, re-sent, prefix cache"
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.roles import GENERATOR
+from espalier.search.completion import TokenizationRequest
 from espalier.search.result import Finished
 from espalier.search.run.executor import AnyEvent
 from espalier.search.service.access.calls import Call
@@ -23,7 +24,6 @@ from espalier.search.service.http_api.openai.completion import Completion
 from espalier.search.service.http_api.openai.parameters import SampledCall
 from espalier.search.service.http_api.openai.responses import ResponseObject, ResponsesBody, read_response
 from espalier.search.service.http_api.openai.spellings import read_thinking_parameters
-from espalier.search.tokenization import TokenizationRequest
 
 _DONE: tuple[ServerSentEvent, ...] = ((b"[DONE]", None),)
 """Behind the last chunk of a completion."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from espalier.engine.errors import Violation
 from espalier.engine.guidance.grammar import OPTIONS
-from espalier.search.thoughts.mode import MAX_THINKING, SWITCHES, ThinkingMode
+from espalier.search.rules import MAX_THINKING, SWITCHES, ThinkingMode
 
 _OBJECTS = ("thinking", "reasoning", "chat_template_kwargs")
 """Parameters whose fields are spellings; `chat_template_kwargs` holds other variables of the template, too."""

@@ -108,7 +108,7 @@ def test_independent_paths_and_preemptions_are_measured_too(study: Study, tmp_pa
 
 
 def test_a_folder_that_another_process_writes_to_is_refused_before_a_model_is_loaded(study, tmp_path, monkeypatch):
-    monkeypatch.setattr("espalier.experiments.cli.loading.load_orchestrator", lambda *_: pytest.fail("loaded a model"))
+    monkeypatch.setattr("espalier.search.run.load.load_orchestrator", lambda *_: pytest.fail("loaded a model"))
     with (tmp_path / ".lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         refused = study("--out", str(tmp_path))

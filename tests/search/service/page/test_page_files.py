@@ -12,7 +12,7 @@ import pytest
 from page_server import data_of, recorded
 from page_traces import trace
 
-from espalier.search.request import AlgorithmName, SearchRequest, validate
+from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import Candidate, CandidateDone, Finished, NodeRecord, SearchResult, Started, StepDone
 from espalier.search.schema import declared
 from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, page_files, standalone_page
@@ -87,7 +87,7 @@ def test_the_examples_are_problems():
     problems = re.findall(r"<option>(.*?)</option>", body)
     assert len(problems) > 1
     for problem in problems:
-        validate(SearchRequest(html.unescape(problem)))
+        SearchRequest(html.unescape(problem)).validate()
 
 
 def test_the_default_algorithm_is_chosen_on_the_page():

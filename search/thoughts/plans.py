@@ -1,4 +1,12 @@
-"""Budgets of thoughts, and the text with which the host closes a thought at its budget."""
+r"""Plans of what the host writes into paths: the text that closes a thought at its budget, and probes of answers.
+
+A probe is sampled on a fork of a path, where the host writes what makes the model say its answer at once:
+
+    a path within its thought   the sentence and the mark that close the thought, then `\boxed{`
+    a path without a thought    a blank line, if there is none, then `\boxed{`
+
+The model then writes what stands in the box. A path that has closed its thought is about to answer, and is not probed.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,9 +15,8 @@ from itertools import count
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.work import StepMarks
-from espalier.search.step_rule import OVERRUN
+from espalier.search.rules import OVERRUN, PARAGRAPH, Thinking, ThinkingMode
 from espalier.search.thoughts.marks import ThoughtMarks
-from espalier.search.thoughts.mode import Thinking, ThinkingMode
 
 CLOSING_SENTENCE = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly now.\n"
@@ -123,3 +130,39 @@ def plan_thoughts(
 def _answer_tokens(path_tokens: int) -> int:
     """Tokens of a path that are kept for its answer."""
     return min(ANSWER_TOKENS, path_tokens // 4)
+
+
+PROBE_ANSWER_TOKENS = 32
+"""Most tokens that a probe samples; an answer that is longer is none."""
+BOX = "\\boxed{"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePlan:
+    """The probes of one search.
+
+    Attributes:
+        every: tokens of a path after which it is probed again, at the end of its step.
+        in_thought: token ids that open the box within a thought; empty for a generator that has none.
+        in_text: those behind the middle of a paragraph.
+        behind_paragraph: those behind a blank line.
+        context: most tokens of the model's context.
+    """
+
+    every: int
+    in_thought: tuple[int, ...]
+    in_text: tuple[int, ...]
+    behind_paragraph: tuple[int, ...]
+    context: int
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of one probe, written and sampled."""
+        return max(map(len, (self.in_thought, self.in_text, self.behind_paragraph))) + PROBE_ANSWER_TOKENS
+
+
+def plan_probes(every: int, tokenizer: TextTokenizer, thoughts: ThoughtPlan | None, context: int) -> ProbePlan:
+    """Work out the probes of a search, `every` so many tokens of a path; see `ProbePlan`."""
+    in_thought = closing_text(thoughts.marks) + BOX if thoughts else ""
+    in_thought, in_text, behind = (tuple(tokenizer.encode(text)) for text in (in_thought, PARAGRAPH + BOX, BOX))
+    return ProbePlan(every, in_thought, in_text, behind, context)
