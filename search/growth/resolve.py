@@ -11,8 +11,7 @@ from espalier.search import algorithms
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.common_fields import DEFAULT_MAX_STEPS
 from espalier.search.request import SearchRequest
-from espalier.search.run.executor import ResolvedRequest
-from espalier.search.run.generator import RenderedPrompt
+from espalier.search.run.executor import RenderedPrompt, ResolvedRequest
 from espalier.search.run.resolve import Resolver, worst_case
 from espalier.search.thoughts.marks import ThoughtMarks
 from espalier.search.thoughts.plans import THINKING_MAX_TOKENS, ProbePlan, ThoughtPlan, plan_probes, plan_thoughts

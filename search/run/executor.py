@@ -30,7 +30,6 @@ from espalier.search.voting.equivalence import MathVerify
 
 if TYPE_CHECKING:
     from espalier.engine.guidance.grammar import Grammar
-    from espalier.search.run.generator import RenderedPrompt
     from espalier.search.thoughts.marks import ThoughtMarks
     from espalier.search.thoughts.plans import ProbePlan, ThoughtPlan
 
@@ -108,6 +107,23 @@ class RequestDefaults:
         request = with_defaults(algorithm_of(request).advised(request, self.advised))
         max_tokens = min(request.max_tokens or DEFAULT_MAX_TOKENS, self.max_positions)
         return replace(request, **self.sampling_of(request, request.thinking.value.mode), max_tokens=max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A generator's prompt for a search.
+
+    Attributes:
+        token_ids: its tokens.
+        opened: whether it opens a thought.
+        thinks: whether the model is expected to think; of a completion, whether a thought is told apart.
+        warnings: what the chat template did not take as it stood, whole sentences.
+    """
+
+    token_ids: list[int]
+    opened: bool = False
+    thinks: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

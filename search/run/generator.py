@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ from espalier.search.completion import ChatPrompt, CompletionRequest, Prompt, To
 from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.rules import SWITCHES, ThinkingMode
 from espalier.search.run import prompts
-from espalier.search.run.executor import RequestDefaults
+from espalier.search.run.executor import RenderedPrompt, RequestDefaults
 from espalier.search.thoughts.marks import find_marks
 
 _MIN_TOP_P = 1e-9
@@ -33,23 +33,6 @@ _MIN_TOP_P = 1e-9
 
 Advice = Callable[[str], tuple[str, ...]]
 """Takes a problem's text and returns warnings, whole sentences for the caller; empty where there are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedPrompt:
-    """A generator's prompt for a search.
-
-    Attributes:
-        token_ids: its tokens.
-        opened: whether it opens a thought.
-        thinks: whether the model is expected to think; of a completion, whether a thought is told apart.
-        warnings: what the chat template did not take as it stood, whole sentences.
-    """
-
-    token_ids: list[int]
-    opened: bool = False
-    thinks: bool = False
-    warnings: tuple[str, ...] = ()
 
 
 class Generator:
