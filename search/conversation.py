@@ -185,7 +185,7 @@ class AboutProblem:
             raise InvalidRequestError(found)
 
     def all_violations(self) -> list[Violation]:
-        """What is wrong with its problem, the messages before that, and its fields, but those of its own kind."""
+        """Violations of its problem, of the messages before that, and of its declared fields."""
         of_fields, found = violations(self, self.checked_apart), list[Violation]()
         wrong = {violation.field for violation in of_fields}
         if "problem" not in wrong:

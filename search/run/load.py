@@ -171,7 +171,7 @@ def _load(
 
 
 class _Loading:
-    """What is loaded at once.
+    """One load: the checkpoints that are opened, and the models that are made of them.
 
     Attributes:
         settings: what to load.
