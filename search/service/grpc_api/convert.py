@@ -17,7 +17,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message_factory import GetMessageClass
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search import conversation, request, result, rollout, score_session, scores, server_info, tree
+from espalier.search import conversation, request, result, rollout, scores, server_info, tree
 from espalier.search.common_fields import read_bias
 from espalier.search.result import CandidateDone, Event, Finished, Started, StepDone
 from espalier.search.schema import MAX_ITEMS, mapping_text
@@ -26,7 +26,7 @@ from espalier.v1 import search_pb2 as pb
 
 SESSION_OPEN = ("espalier-session", "open")
 """Initial metadata that tell a client that its session has left the queue; a refused call has none."""
-_MODULES = (conversation, request, result, rollout, score_session, scores, server_info, tree)
+_MODULES = (conversation, request, result, rollout, scores, server_info, tree)
 _DECLARED: dict[str, Any] = {name: kind for module in _MODULES for name, kind in vars(module).items()}
 _MESSAGES: dict[type, Any] = {
     **{_DECLARED[name]: getattr(pb, name) for name in pb.DESCRIPTOR.message_types_by_name if name in _DECLARED},
@@ -35,8 +35,8 @@ _MESSAGES: dict[type, Any] = {
     request.SearchRequest: pb.SolveProblemRequest,
     scores.ScoreRequest: pb.ScoreSolutionRequest,
     scores.ScoreResult: pb.ScoreSolutionResponse,
-    score_session.ScoreSessionRequest: pb.ScoreSession,
-    score_session.SessionTurn: pb.ScoreStepsRequest,
+    scores.ScoreSessionRequest: pb.ScoreSession,
+    scores.SessionTurn: pb.ScoreStepsRequest,
     server_info.Reloaded: pb.ReloadResponse,
     server_info.ServerInfo: pb.GetServerInfoResponse,
 }
