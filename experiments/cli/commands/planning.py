@@ -56,10 +56,9 @@ def inspect_command(
     """
     from espalier.engine.models.hub import HubSettings
     from espalier.experiments.planning.inspection import inspect_checkpoint, inspect_trunk_head, paths_that_fit
-
-    hub = HubSettings(runtime.offline, runtime.cache_dir)
     from espalier.search.run.load import resolve_dtype  # imports torch
 
+    hub = HubSettings(runtime.offline, runtime.cache_dir)
     kind = resolve_dtype(runtime.dtype, runtime.device)
     how = quantization, runtime.verifier_family, runtime.verifier_reference, hub
     models: list[Inspection] = []
