@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done
@@ -50,7 +51,7 @@ class RunningScoreSession(Running[ResolvedScores, scores.ScoreResult]):
     """
 
     @classmethod
-    def resolve(cls, resolver: Resolver, request: scores.ScoreSessionRequest) -> ResolvedScores:
+    def resolve(cls, resolver: Resolver, request: Any) -> ResolvedScores:
         """See `Running`; raises as requests for scores do."""
         request.validate()
         scorer = resolver.scorer_of_texts("problem")
