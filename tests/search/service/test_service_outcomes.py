@@ -372,7 +372,7 @@ def orchestrator() -> Iterator[Any]:
     sample = RolloutTree._add
 
     def broken_tree(self: RolloutTree, *args: Any) -> None:
-        if self._problem == FAULT:
+        if self._settings.problem == FAULT:
             raise RuntimeError(FAULT)
         sample(self, *args)
 

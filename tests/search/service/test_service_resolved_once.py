@@ -15,7 +15,7 @@ from server_thread import PATIENCE, ServerThread
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.experiments.executors.worker import Order, Report, Worker
 from espalier.experiments.executors.worker_executor import WorkerExecutor
-from espalier.search import request as request_module
+from espalier.search import conversation
 from espalier.search.client import SearchClient
 from espalier.search.request import AnswerEquivalence, SearchRequest
 from espalier.search.run import prompts
@@ -49,7 +49,7 @@ def counted(orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> Coun
         monkeypatch.setattr(owner, name, counting)
 
     tokenizers = {id(model.tokenizer): f"{role} prompt tokenised" for role, model in orchestrator.engine.models.items()}
-    count(request_module, "violations", lambda given, *_: "validated" if isinstance(given, SearchRequest) else None)
+    count(conversation, "violations", lambda given, *_: "validated" if isinstance(given, SearchRequest) else None)
     count(prompts, "render_turns", lambda _t, _s, problem, *_: "rendered" if PROBLEM in problem else None)
     count(TextTokenizer, "encode", lambda self, text: tokenizers.get(id(self)) if PROBLEM in text else None)
     return seen
@@ -102,7 +102,7 @@ def test_a_served_request_is_resolved_once(
 def test_a_problem_in_process_is_resolved_once(
     orchestrator: Orchestrator, counted: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("espalier.search.solver.load_orchestrator", lambda *_: orchestrator)
+    monkeypatch.setattr("espalier.search.run.load.load_orchestrator", lambda *_: orchestrator)
     with Solver() as solver:
         assert solver.solve(PROBLEM, **FIELDS).candidates
     assert counted == ONCE
