@@ -46,7 +46,9 @@ def cluster() -> Iterator[Any]:
 
     alone = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
     gc.collect()  # KV pools of engines before: Ray forks, which Linux refuses a process with more memory than there is
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, **alone})
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_worker_niceness", "0")  # else workers give way to all other tests
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, **alone})
     yield cluster
     cluster.shutdown()
 
