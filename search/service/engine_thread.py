@@ -356,6 +356,11 @@ class EngineThread:
         _settle(self._report, NotReadyError(text))
         _settle(self._reloading, NotReadyError(text))
 
+    def _set_over(self) -> None:
+        """Say that the thread serves nobody; at once, as a server that sees it shuts down, which fails searches too."""
+        _settle(self.over, None)
+        self._fail_all(DEAD)
+
     def _deliver_report(self, report: Occupancy) -> None:
         self.last_report = report
         _settle(self._report, report)
@@ -392,8 +397,7 @@ class EngineThread:
         self._send()
         self._executor = None
         # Before closing, which may hang on a broken device and sends cancellations to searches.
-        self._post(_settle, self.over, None)
-        self._post(self._fail_all, DEAD)
+        self._post(self._set_over)
         clean &= _survives(executor.close, "the orchestrator could not be closed")
         del executor  # freed before the thread is said to end
         self._post(self.closed.set_result, clean)

@@ -131,11 +131,12 @@ class Stream:
 
     def __post_init__(self) -> None:
         self._faults: dict[str, Fault] = {}
-        make, begin, step = self.orchestrator._make, None, self.orchestrator.engine.step
+        submit, begin, step = self.orchestrator.submit, None, self.orchestrator.engine.step
         scorer = self.orchestrator._scorer
 
-        def made(search_id: str, *given: Any) -> Any:
-            running = make(search_id, *given)
+        def submitted(*given: Any, **options: Any) -> str:
+            search_id = submit(*given, **options)
+            running: Any = self.orchestrator._searches[search_id]
             if fault := self._faults.get(search_id):
                 if fault.place in ("", "_algorithm"):
                     fault.put_into(getattr(running, fault.place, None) if fault.place else running)
@@ -145,7 +146,7 @@ class Stream:
                         fault.put_into(running._tree)
                     else:  # of rollouts: there once it has begun
                         running._begin = lambda: (begins(), fault.put_into(running._tree))
-            return running
+            return search_id
 
         def begun(search: ScoredSearch) -> ScoreSession:
             assert begin
@@ -163,7 +164,7 @@ class Stream:
                     fault.meet()
             return step()
 
-        self.orchestrator._make, self.orchestrator.engine.step = made, stepped
+        self.orchestrator.submit, self.orchestrator.engine.step = submitted, stepped
         if scorer:
             begin, scorer.begin = scorer.begin, begun
         kinds = [request for seed in (1, 2) for request in requests(seed)]

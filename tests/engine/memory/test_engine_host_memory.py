@@ -8,11 +8,11 @@ import torch
 from tiny_models import edit_json
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.memory import model_memory
 from espalier.engine.memory.model_memory import free_memory, model_bytes
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.search.run import load
 from espalier.search.run.load import load_orchestrator
 from espalier.search.run.settings import RuntimeSettings
 
@@ -66,7 +66,7 @@ def test_models_that_do_not_fit_are_refused_with_the_numbers(
     folder = copy_of("qwen2-untied")
     sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
     edit_json(folder / "config.json", sizes | {"num_key_value_heads": 8, "vocab_size": 128_256})
-    monkeypatch.setattr(model_memory, "free_memory", lambda: 24 * 2**30)
+    monkeypatch.setattr(load, "free_memory", lambda: 24 * 2**30)
     settings = RuntimeSettings(
         str(folder), "", load_format=LoadFormat.DUMMY, device="cpu", generator_quantization=Quantization.NONE
     )
@@ -78,8 +78,8 @@ def test_models_that_do_not_fit_are_refused_with_the_numbers(
 
 def test_models_that_fit_are_loaded(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
     pair = RuntimeSettings(str(tiny_checkpoints["talker"]), str(tiny_checkpoints["classifier"]), device="cpu")
-    monkeypatch.setattr(model_memory, "free_memory", lambda: 2**20)
+    monkeypatch.setattr(load, "free_memory", lambda: 2**20)
     load_orchestrator(pair).close()
-    monkeypatch.setattr(model_memory, "free_memory", lambda: 2**17)
+    monkeypatch.setattr(load, "free_memory", lambda: 2**17)
     with pytest.raises(CheckpointError, match=r"--generator .* and --verifier "):
         load_orchestrator(pair)
