@@ -108,7 +108,7 @@ def test_what_the_judge_costs_and_how_other_votes_differ_from_it_are_on_the_page
     ("run", "row"),
     {
         "small-majority-16": "0.5B, majority of 16",
-        "small-evidence-16": "0.5B, the same weighed",
+        "small-evidence-16": "0.5B, weighted vote of 16",
         "small-beam-ratio": "0.5B, beam search 4 × 4",
         "large-greedy": "1.5B, greedy",
         "large-majority-16": "1.5B, majority of 16",
