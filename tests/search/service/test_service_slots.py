@@ -41,7 +41,7 @@ def test_calls_whose_time_ends_in_the_queue_are_bounded_too(start, fake):
         codes: Counter[str] = Counter()
         for _ in range(60):
             try:
-                client.solve(SearchRequest("solve", time_limit=0.001), 0.25)
+                client.solve(SearchRequest("solve", time_limit=0.001), 0.75)
             except ServiceError as error:
                 codes[error.code] += 1
         fake.release.set()
