@@ -1,10 +1,10 @@
 """Attention plans: rows that read the same blocks together, as work items for `attention.py`; no device is touched.
 
 A *run* is some neighbouring blocks that some sequences share: the blocks before their fork, or the ones that a sequence
-has for itself. Runs are cut at multiples of `chunk` positions. Shared ones end at multiples of a tile; where `chunk` is
-given they end at multiples of that too, so the logits of a token are summed in the same portions alone and beside
-siblings. A *work item* is one such portion and as many rows (tokens of the step) as fill a tile. Rows with several
-items have their partial results merged, in the order of positions.
+has for itself. Runs are cut into equal portions. Where `chunk` is given they are cut at multiples of it, and shared runs
+end there too, so the logits of a token are summed in the same portions alone and beside siblings. A *work item* is one
+such portion and as many rows (tokens of the step) as fill a tile. Rows with several items have their partial results
+merged, in the order of positions.
 """
 
 from collections.abc import Sequence
@@ -28,6 +28,9 @@ _SMALLEST_CHUNK = 128
 """Positions of the smallest portions; those of twice the size are tried too."""
 _BEYOND = -2
 """The entry of a block table beyond the context; behind all windows it is -1."""
+_ENDLESS = 2**30
+"""The end of a sequence's last portion, so that a plan outlives some steps."""
+_KEPT_PLANS = 32
 _ITEMS_PER_PROCESSOR = 4
 _ITEM_COST = 64
 """Positions that could be read in the time that an item takes to find its rows and to keep a partial result."""
@@ -50,6 +53,13 @@ class Costs:
     wide_cost: float = 1.5
 
 
+class Cut(NamedTuple):
+    """How the attention of a step is cut: about `chunk` positions to a portion, blocks shared or read by each."""
+
+    chunk: int
+    share: bool
+
+
 class AttentionPlan(NamedTuple):
     """Work items of one step, for all layers with one window; all arrays are int32.
 
@@ -60,6 +70,8 @@ class AttentionPlan(NamedTuple):
         merge_starts: `[T + 1]`, the first of each row's `merges`; rows with none were written by their only item.
         merges: places of partial results, each row's in the order of positions.
         partials: number of partial results.
+        cut: how it is cut.
+        seconds: the time it takes, in that of one position of a narrow item.
     """
 
     narrow: np.ndarray
@@ -68,6 +80,8 @@ class AttentionPlan(NamedTuple):
     merge_starts: np.ndarray
     merges: np.ndarray
     partials: int
+    cut: Cut
+    seconds: float
 
 
 class _Step(NamedTuple):
@@ -92,6 +106,7 @@ def plan_attention(
     costs: Costs,
     window: int | None = None,
     chunk: int | None = None,
+    cut: Cut | None = None,
     *,
     share: bool = True,
 ) -> AttentionPlan:
@@ -107,8 +122,9 @@ def plan_attention(
         wide_rows: rows that fit in a wide tile.
         costs: of the device.
         window: positions that a token sees, its own the last; None for all before it.
-        chunk: positions of a portion, a multiple of `TILE` and of the block size; None chooses one that keeps the
-            device busy.
+        chunk: positions of a portion, a multiple of `TILE` and of the block size, which begins at a multiple of it;
+            None for about as many as keep the device busy.
+        cut: taken as it is; None chooses the one that takes the least time.
         share: whether blocks may be read once for several sequences.
     """
     blocks = -(-context_lengths // block_size)
@@ -119,27 +135,19 @@ def plan_attention(
     order = np.argsort(as_bytes, kind="stable").astype(np.int32)  # puts those with equal first blocks side by side
 
     positions = np.repeat(context_lengths - query_starts[1:], np.diff(query_starts)) + np.arange(query_starts[-1])
-    step, shared_end = _Step(query_starts, context_lengths, positions, tables, order, block_size), chunk or TILE
+    step = _Step(query_starts, context_lengths, positions, tables, order, block_size)
+    tiles, fixed = (narrow_rows, wide_rows), chunk is not None
+    lanes = _OVERLAP * costs.processors / kv_heads  # items that are computed at a time
 
-    def plan(chunk: int, share: bool) -> AttentionPlan:
-        return _plan(step, (narrow_rows, wide_rows), window or 0, chunk, shared_end, share)
-
-    def seconds(plan: AttentionPlan) -> float:
-        """Time of a plan, in that of a position of a narrow item: of narrow items, then wide ones, then merging.
-
-        Each kind takes as long as its longest item, or as every processor's share; merging, as the row with most to do.
-        """
-        longest, total = int(context_lengths.max()), _MERGE_COST * float(np.diff(plan.merge_starts).max())
-        for items, cost in ((plan.narrow, 1.0), (plan.wide, costs.wide_cost)):
-            if len(items):
-                each = cost * (np.minimum(items[:, 4], longest) - items[:, 3] + _ITEM_COST)
-                total += max(float(each.max()), float(each.sum()) * kv_heads / (_OVERLAP * costs.processors))
-        return total
+    def plan(cut: Cut) -> AttentionPlan:
+        return _plan(step, tiles, window or 0, cut, fixed, costs.wide_cost, lanes)
 
     def best(*chunks: int) -> AttentionPlan:
         shared = (False, True) if share and len(order) > 1 else (False,)
-        return min((plan(chunk, share) for chunk in chunks for share in shared), key=seconds)
+        return min((plan(Cut(chunk, share)) for chunk in chunks for share in shared), key=lambda made: made.seconds)
 
+    if cut is not None:
+        return plan(cut)
     if chunk is not None:
         return best(chunk)
     small = best(_SMALLEST_CHUNK, 2 * _SMALLEST_CHUNK)
@@ -155,7 +163,8 @@ class Planner:
     """Plans the steps of one model, and keeps the last plan as long as it holds.
 
     While the same sequences decode, their blocks before the last stay as they are, so a plan holds for many steps:
-    until a sequence reaches the next portion, or a block is copied.
+    until a block is copied, or a sequence has grown by so much that its last portion is far too long. Where other
+    sequences decode, a plan is cut as the last one was: nearly the same number of rows is best cut in the same way.
     """
 
     def __init__(
@@ -172,47 +181,75 @@ class Planner:
         self._windows = windows
         self._arguments = block_size, kv_heads, *tiles, costs
         self._chunk = chunk
-        self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
         self._plans: list[AttentionPlan] = []
+        self._known: tuple[np.ndarray, np.ndarray] | None = None  # block tables, and contexts up to which plans hold
+        self._kept_cuts: Sequence[Cut | None] = ()
+        self._kept_for = range(0)  # numbers of rows, and
+        self._kept_times = 0  # plans to come, for which cuts are kept
 
     def plan(
         self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: Sequence[np.ndarray]
     ) -> list[AttentionPlan]:
         """One plan for each window, which has block tables of its own; arguments as `plan_attention` takes them."""
-        decodes = query_starts[-1] == len(context_lengths)
-        portions = -(-context_lengths // _SMALLEST_CHUNK)
-        if decodes and self._known is not None and self._still_holds(query_starts, portions, block_tables[0]):
+        rows = len(context_lengths)
+        decodes = query_starts[-1] == rows
+        if decodes and self._still_holds(context_lengths, block_tables[0]):
             return self._plans
+        kept = decodes and rows in self._kept_for and self._kept_times > 0
+        cuts = self._kept_cuts if kept else [None] * len(self._windows)
         self._plans = [
-            plan_attention(query_starts, context_lengths, tables, *self._arguments, window, self._chunk)
-            for tables, window in zip(block_tables, self._windows, strict=True)
+            plan_attention(query_starts, context_lengths, tables, *self._arguments, window, self._chunk, cut)
+            for tables, window, cut in zip(block_tables, self._windows, cuts, strict=True)
         ]
         self._known = None
+        if kept:
+            self._kept_times -= 1
+        elif decodes:
+            self._kept_cuts, self._kept_times = [plan.cut for plan in self._plans], _KEPT_PLANS
+            self._kept_for = range(rows - rows // 8, rows + rows // 8 + 1)
         if decodes and self._windows == [None]:
             blocks = -(-context_lengths // self._block_size)
             columns = np.arange(block_tables[0].shape[1], dtype=np.int32)
-            self._known = query_starts, portions, np.where(columns < blocks[:, None], block_tables[0], -1)
+            until = context_lengths + _SMALLEST_CHUNK
+            if self._chunk:
+                until = -(-context_lengths // self._chunk) * self._chunk
+            self._known = np.where(columns < blocks[:, None], block_tables[0], -1), until
         return self._plans
 
-    def _still_holds(self, starts: np.ndarray, portions: np.ndarray, tables: np.ndarray) -> bool:
-        assert self._known is not None
-        known_starts, known_portions, known_tables = self._known
-        if len(starts) != len(known_starts) or tables.shape[1] < known_tables.shape[1]:
+    def _still_holds(self, contexts: np.ndarray, tables: np.ndarray) -> bool:
+        """Whether the last plan is one of these sequences: rows see nothing behind their own positions."""
+        if self._known is None or len(contexts) != len(self._known[1]):
             return False
-        same = (tables[:, : known_tables.shape[1]] == known_tables) | (known_tables < 0)
-        return bool(same.all()) and np.array_equal(portions, known_portions)
+        known, until = self._known
+        width = known.shape[1]
+        if tables.shape[1] < width or (contexts > until).any():
+            return False
+        return bool(((tables[:, :width] == known) | (known < 0)).all())
 
 
 @compiled()
-def _plan(step: _Step, tiles: tuple[int, int], window: int, chunk: int, shared_end: int, share: bool) -> AttentionPlan:
-    (starts, _, positions, _, order, _), (narrow_rows, wide_rows) = step, tiles
+def _plan(
+    step: _Step,
+    tiles: tuple[int, int],
+    window: int,
+    cut: Cut,
+    fixed: bool,
+    wide_cost: float,
+    lanes: float,
+) -> AttentionPlan:
+    """A plan; narrow items are computed first, then wide ones, then results are merged.
+
+    Each kind takes as long as its longest item, or as its share of `lanes`; merging, as the row with most to do.
+    """
+    (starts, _, positions, _, order, _), (narrow_rows, wide_rows), (chunk, share) = step, tiles, cut
     tokens = len(positions)
-    runs = _find_runs(step, chunk, shared_end, share)
-    items = np.empty((16, FIELDS), np.int32)
+    runs = _find_runs(step, chunk if fixed else TILE, share)
+    items = np.empty((2 * len(runs) + 16, FIELDS), np.int32)
     rows = np.empty(max(16, 2 * tokens), np.int32)
     of_row = np.zeros(tokens + 1, np.int32)  # items of each row
     count = filled = 0
     together = np.empty(tokens, np.int32)
+    longest, total = np.zeros(2), np.zeros(2)  # of narrow items, and of wide ones
     for run in range(len(runs)):
         first, end, begin, stop = runs[run, 0], runs[run, 1], runs[run, 2], runs[run, 3]
         size = 0
@@ -223,25 +260,41 @@ def _plan(step: _Step, tiles: tuple[int, int], window: int, chunk: int, shared_e
         tile = narrow_rows if size <= narrow_rows else wide_rows
         for at in range(0, size, tile):
             own = together[at : min(at + tile, size)]
-            low = begin
+            low, high = begin, min(stop, positions[own].max() + 1)
             if window:
                 low = max(begin, max(0, positions[own].min() - window + 1) // TILE * TILE)
-            for at_chunk in range(low // chunk * chunk, min(stop, positions[own].max() + 1), chunk):
+            if high <= low:
+                continue
+            portion, here = chunk, low // chunk * chunk
+            if not fixed:  # equal portions, of whole tiles
+                parts = max(1, (high - low + chunk // 2) // chunk)
+                portion, here = -(-(high - low) // (parts * TILE)) * TILE, low
+            while here < high:
                 if count == len(items):
                     items = np.concatenate((items, np.empty_like(items)))
                 while filled + len(own) > len(rows):
                     rows = np.concatenate((rows, np.empty_like(rows)))
+                last = not fixed and here + portion >= high
                 items[count, 0], items[count, 1], items[count, 2] = filled, len(own), order[first]
-                items[count, 3], items[count, 4] = max(low, at_chunk), min(at_chunk + chunk, stop)
+                items[count, 3], items[count, 4] = max(low, here), stop if last else min(here + portion, stop)
                 rows[filled : filled + len(own)] = own
                 of_row[own] += 1
+                wide = int(len(own) > narrow_rows)
+                seconds = min(here + portion, high) - max(low, here) + _ITEM_COST
+                longest[wide] = max(longest[wide], seconds)
+                total[wide] += seconds
                 filled += len(own)
                 count += 1
-    return _place_partials(items[:count], rows[:filled], of_row, narrow_rows)
+                here += portion
+    seconds = _MERGE_COST * float(of_row.max() if of_row.max() > 1 else 0)
+    seconds += max(longest[0], total[0] / lanes) + wide_cost * max(longest[1], total[1] / lanes)
+    return _place_partials(items[:count], rows[:filled], of_row, narrow_rows, cut, seconds)
 
 
 @compiled()
-def _place_partials(items: np.ndarray, rows: np.ndarray, of_row: np.ndarray, narrow_rows: int) -> AttentionPlan:
+def _place_partials(
+    items: np.ndarray, rows: np.ndarray, of_row: np.ndarray, narrow_rows: int, cut: Cut, seconds: float
+) -> AttentionPlan:
     """Give every item that has a row with several items a place for its partial results, and list them by row."""
     partials = 0
     merged = np.zeros(len(of_row), np.int32)  # by row, then where the row's list begins
@@ -261,16 +314,16 @@ def _place_partials(items: np.ndarray, rows: np.ndarray, of_row: np.ndarray, nar
             merges[filled[own]] = item[5] + np.arange(len(own))
             filled[own] += 1
     is_narrow = items[:, 1] <= narrow_rows
-    return AttentionPlan(items[is_narrow], items[~is_narrow], rows, merged, merges, partials)
+    return AttentionPlan(items[is_narrow], items[~is_narrow], rows, merged, merges, partials, cut, seconds)
 
 
 @compiled()
-def _find_runs(step: _Step, chunk: int, shared_end: int, share: bool) -> np.ndarray:
+def _find_runs(step: _Step, shared_end: int, share: bool) -> np.ndarray:
     """Runs `[runs, 4]`: first and end in `order`, first position and end; a parent stands before its children.
 
-    Runs that several sequences share end at multiples of `shared_end`, others at multiples of `chunk`.
+    Runs that several sequences share end at multiples of `shared_end`; one of a sequence alone has no end.
     """
-    _, contexts, _, tables, order, size = step
+    _, _, _, tables, order, size = step
     sequences = len(order)
     common = np.zeros(sequences + 1, np.int32)  # positions that a sequence and the one before it in order share
     if share:
@@ -288,8 +341,7 @@ def _find_runs(step: _Step, chunk: int, shared_end: int, share: bool) -> np.ndar
         left -= 1
         first, end, begin = waiting[left, 0], waiting[left, 1], waiting[left, 2]
         if end - first == 1:
-            stop = -(-contexts[order[first]] // chunk) * chunk  # beyond the context: so a plan outlives some steps
-            runs[count, 0], runs[count, 1], runs[count, 2], runs[count, 3] = first, end, begin, stop
+            runs[count, 0], runs[count, 1], runs[count, 2], runs[count, 3] = first, end, begin, _ENDLESS
             count += 1
             continue
         stop = common[first + 1 : end].min()

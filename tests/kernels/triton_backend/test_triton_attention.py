@@ -17,7 +17,7 @@ from espalier.kernels.attention import Terms
 from espalier.kernels.layers import UnsupportedShapeError
 from espalier.kernels.triton.attention import DevicePlan, attend, rows_of_tiles
 from espalier.kernels.triton.cache import TokenMajorLayout
-from espalier.kernels.triton.plan import AttentionPlan, Costs, Planner, plan_attention
+from espalier.kernels.triton.plan import AttentionPlan, Costs, Cut, Planner, plan_attention
 
 SMALL = Costs(processors=1, wide_cost=1.0)
 """A device on which reading less is always faster."""
@@ -251,7 +251,7 @@ def test_chunks_are_small_where_few_rows_must_keep_a_device_busy_and_large_where
     def longest(rows: int) -> int:
         problem = paged_problem([(2048, 1)] * rows, heads=2, kv_heads=2, head_dim=8, kind=TokenMajorLayout)
         plan = plan_of(problem, chunk=None, costs=Costs(processors=8))
-        return int((plan.narrow[:, 4] - plan.narrow[:, 3]).max())
+        return int((plan.narrow[:, 4].clip(max=2048) - plan.narrow[:, 3]).max())
 
     assert longest(1) <= 256
     assert longest(16) == 2048
@@ -278,23 +278,65 @@ def test_blocks_are_read_together_where_a_card_was_faster_so(
     assert np.diff(plan.merge_starts).max() < 20
 
 
-def test_a_plan_holds_while_the_same_sequences_decode_and_not_beyond_a_portion_or_a_copied_block():
-    planner = Planner(16, 2, rows_of_tiles(2), SMALL, [None], None)
+@pytest.mark.parametrize(("chunk", "holds"), [(None, 128), (64, 6)], ids=["any portions", "portions of 64"])
+def test_a_plan_holds_while_the_same_sequences_decode_and_not_far_beyond_a_portion_or_a_copied_block(
+    chunk: int | None, holds: int
+):
+    planner = Planner(16, 2, rows_of_tiles(2), SMALL, [None], chunk)
     contexts = np.array([250, 300, 40], np.int32)
     tables = np.arange(3 * 32, dtype=np.int32).reshape(3, 32)
     starts = np.arange(4, dtype=np.int32)
     plans = planner.plan(starts, contexts, [tables])
-    for _ in range(6):
-        contexts = contexts + 1
-        assert planner.plan(starts, contexts, [tables.copy()]) is plans
-    beyond = planner.plan(starts, contexts + 1, [tables])
-    assert beyond is not plans, "257 positions are two portions"
-    assert planner.plan(starts, contexts + 2, [tables]) is beyond
+    for grown in range(holds + 1):
+        assert planner.plan(starts, contexts + grown, [tables.copy()]) is plans
+    contexts += holds + 1
+    beyond = planner.plan(starts, contexts, [tables])
+    assert beyond is not plans
+    assert planner.plan(starts, contexts + 1, [tables]) is beyond
     copied = tables.copy()
     copied[2, 2] = 99
-    other = planner.plan(starts, contexts + 2, [copied])
+    other = planner.plan(starts, contexts + 1, [copied])
     assert other is not beyond
-    assert planner.plan(starts[:3], contexts[:2] + 2, [copied[:2]]) is not other
+    assert planner.plan(starts[:3], contexts[:2] + 1, [copied[:2]]) is not other
+
+
+def test_attention_by_a_plan_of_earlier_steps_equals_dense_attention():
+    """The last portion of each sequence has no end, and what was shared still is."""
+
+    def grown_by(tokens: int) -> PagedProblem:
+        sequences = [(context + tokens, 1) for context in (250, 300, 141, 290)]
+        problem = paged_problem(sequences, heads=2, kv_heads=1, kind=TokenMajorLayout)
+        for sequence in (1, 3):
+            share_leading_blocks(problem, sequence, 0, 10)
+        return problem
+
+    plan = plan_of(grown_by(0), chunk=None)
+    assert np.diff(plan.merge_starts).max() > 1
+    later = grown_by(100)
+    torch.testing.assert_close(attended(later, plan), dense_attention(later, 0.2), rtol=1e-5, atol=1e-5)
+
+
+def test_a_plan_of_other_rows_is_cut_as_the_last_one_while_there_are_about_as_many(monkeypatch: pytest.MonkeyPatch):
+    """Choosing a cut takes up to eight plans; steps in which a row comes or goes take one."""
+    given = []
+
+    def recording(*arguments: Any) -> AttentionPlan:
+        given.append(arguments[-1])
+        return plan_attention(*arguments)
+
+    monkeypatch.setattr("espalier.kernels.triton.plan.plan_attention", recording)
+    planner = Planner(16, 2, rows_of_tiles(2), Costs(), [None], None)
+    tables = np.arange(64 * 32, dtype=np.int32).reshape(64, 32)
+
+    def cut_for(rows: int) -> Cut | None:
+        planner.plan(np.arange(rows + 1, dtype=np.int32), np.full(rows, 300, np.int32), [tables[:rows]])
+        return given[-1]
+
+    assert cut_for(40) is None
+    assert isinstance(cut_for(41), Cut)
+    assert isinstance(cut_for(39), Cut)
+    assert cut_for(60) is None, "far more rows may be better cut in another way"
+    assert [cut_for(rows) is None for rows in (59, 60) * 20].count(True) == 1, "kept for some steps"
 
 
 def test_a_plan_with_a_window_is_made_anew_each_step():

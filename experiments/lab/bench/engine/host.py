@@ -26,6 +26,8 @@ from espalier.kernels.layout import LayerKV
 
 ROWS = (1, 64, 256)
 _PROMPT, _WARM_UP = 32, 20
+_SPREAD = 128
+"""Tokens by which contexts differ where they are mixed: rows then reach the end of a portion at different steps."""
 
 
 class _NoLayers(Layers):
@@ -97,14 +99,14 @@ def _gpu_layers(layers: Layers, backend: Backend) -> Layers:
     )
 
 
-def _step_seconds(model: Model, rows: int, steps: int) -> float:
-    """Median thread time of a decode step of `rows` sequences."""
-    blocks = rows * (-(-(_PROMPT + steps) // 16) + 1)
+def _step_seconds(model: Model, rows: int, steps: int, spread: int) -> float:
+    """Median thread time of a decode step of `rows` sequences, whose prompts differ by up to `spread` tokens."""
+    blocks = rows * (-(-(_PROMPT + spread + steps) // 16) + 1)
     config = model.config
     block_bytes = 16 * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 4
     engine = Engine({GENERATOR: model}, EngineSettings(2 * blocks * block_bytes + 2**24, max_batch_tokens=8192))
     for row in range(rows):
-        sequence = engine.open(GENERATOR, [3 + row % 7] * _PROMPT)
+        sequence = engine.open(GENERATOR, [3 + row % 7] * (_PROMPT + row * 37 % (spread + 1)))
         sampling = Sampling(temperature=1.0, key=stream_key(0, str(row), (0,)))
         engine.submit(Generate(None, sequence, (sampling,), steps + _WARM_UP, "", in_place=True))
     engine.step()  # the prompts
@@ -123,9 +125,13 @@ def run(steps: int, repeats: int, show: Show = nothing_shown) -> tuple[list[dict
     rows = []
     for count in ROWS:
         found: dict[str, Any] = {"rows": count}
-        for name, gpu in (("layers replaced, ms", False), ("with a GPU's plan and packing, ms", True)):
+        for name, gpu, spread in (
+            ("layers replaced, ms", False, 0),
+            ("with a GPU's plan and packing, ms", True, 0),
+            ("the same, mixed contexts, ms", True, _SPREAD),
+        ):
             stubbed = without_model(model, repeat(5), gpu)
-            found[name] = 1e3 * statistics.median(_step_seconds(stubbed, count, steps) for _ in range(repeats))
+            found[name] = 1e3 * statistics.median(_step_seconds(stubbed, count, steps, spread) for _ in range(repeats))
         rows.append(found)
         show(rows, {})
     return rows, {}
