@@ -13,7 +13,7 @@ from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton import layers as triton_layers
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout
-from espalier.kernels.triton.plan import FIELDS, AttentionPlan, Costs
+from espalier.kernels.triton.plan import FIELDS, AttentionPlan, Costs, Cut
 from espalier.kernels.triton.recording import LADDER, room_of
 from espalier.kernels.triton.steps import DeviceStep, StepTokens
 
@@ -118,7 +118,7 @@ def test_memory_that_is_copied_to_the_device_is_not_overwritten_before_that():
         with cuda.running() as counted:
             for position in range(7):
                 tokens, none = np.full(2, position), np.empty((0, FIELDS), np.int32)
-                plan = AttentionPlan(none, none, tokens[:0], np.zeros(3, np.int32), tokens[:0], 0)
+                plan = AttentionPlan(none, none, tokens[:0], np.zeros(3, np.int32), tokens[:0], 0, Cut(128, False), 0.0)
                 on_device.load(StepTokens(tokens, tokens, [tokens.astype(np.int64)], [np.zeros((2, 3))], [plan]))
             torch.cuda.synchronize()
     assert counted["to_device"] == 2 * 7
