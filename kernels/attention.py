@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.batch import AttentionBatch, StepBatch
+from espalier.kernels.batch import AttentionBatch, StateBatch, StepBatch
 from espalier.kernels.layout import LayerKV
 
 _MAX_GATHERED = 2**26
@@ -217,10 +217,12 @@ class StepCalls(Protocol):
     Attributes:
         token_ids: `[T]`, those just drawn filled in.
         positions: `[T]`.
+        states: those of recurrent layers; None for a decoder that has none.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
+    states: StateBatch | None
 
     def write(self, layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write the step's keys `[T, kv_heads, key_dim]` and values `[T, kv_heads, value_dim]` to their blocks."""
@@ -246,6 +248,7 @@ class TorchStepCalls:
         _: Sequence[LayerKV],
     ) -> None:
         self.token_ids, self.positions = step.known_token_ids(device), step.positions.to(device)
+        self.states = step.states and step.states.placed(*(each.to(device) for each in step.states.places))
         self._batch = step.attention.to(device)
         self._prepare_attention = prepare_attention
         self._write_kv = write_kv

@@ -60,7 +60,7 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
-    """The recurrent states of a step's sequences; where they lie is in the host's memory.
+    """The recurrent states of a step's sequences; where they lie is in the host's memory until layers move it.
 
     Attributes:
         rows: the sequences that go on; their tokens come first. Addresses are those of whole states.
@@ -70,6 +70,17 @@ class StateBatch:
 
     rows: StateRows
     read_again: torch.Tensor
+
+    @property
+    def places(self) -> tuple[torch.Tensor, ...]:
+        """All that says where they lie: spans, sources and targets of the rows, states that are read again."""
+        return self.rows.spans, self.rows.sources, self.rows.targets, self.read_again
+
+    def placed(
+        self, spans: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, again: torch.Tensor
+    ) -> "StateBatch":
+        """The same states with their places on a device."""
+        return StateBatch(StateRows(self.rows.memory, spans, sources, targets), again)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,6 @@ class StateRows:
     sources: torch.Tensor
     targets: torch.Tensor
 
-    def to(self, device: torch.device) -> "StateRows":
-        """The same with addresses on a device."""
-        places = (each.to(device, non_blocking=True) for each in (self.spans, self.sources, self.targets))
-        return StateRows(self.memory, *places)
-
     def part(self, offset: int) -> "StateRows":
         """Places of a part of the states that begins `offset` elements into each."""
         sources = torch.where(self.sources < 0, self.sources, self.sources + offset)

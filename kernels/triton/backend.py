@@ -17,7 +17,7 @@ from espalier.kernels.triton.linear import FixedLinear, StackedLinear
 from espalier.kernels.triton.plan import Costs
 from espalier.kernels.triton.pointwise import take_drawn
 from espalier.kernels.triton.recording import Recorder
-from espalier.kernels.triton.recurrent import causal_convolution, gated_recurrence
+from espalier.kernels.triton.recurrent import causal_convolution, gated_recurrence, selective_scan
 from espalier.kernels.triton.sampling import draw_tokens
 from espalier.kernels.triton.steps import fetch, to_device
 
@@ -68,6 +68,7 @@ class TritonBackend(TorchBackend):
     draw_tokens = staticmethod(draw_tokens)
     causal_convolution = staticmethod(causal_convolution)
     gated_recurrence = staticmethod(gated_recurrence)
+    selective_scan = staticmethod(selective_scan)
     to_device = staticmethod(to_device)
     fetch = staticmethod(fetch)
 

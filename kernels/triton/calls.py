@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from espalier.kernels.attention import Call, Terms
-from espalier.kernels.batch import StepBatch
+from espalier.kernels.batch import StateBatch, StepBatch
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.triton.attention import attend, require_room, rows_of_tiles
 from espalier.kernels.triton.cache import write_heads
@@ -49,18 +49,23 @@ class CallPlanner:
             tables.append(its.block_tables.numpy())
             plans += planner.plan(batch.query_starts.numpy(), batch.context_lengths.numpy(), tables[-1:])
             places.append(places_of(its, layer_kv, len(step.token_ids)))
-        tokens = StepTokens(step.token_ids.numpy(), step.positions.numpy(), places, tables, plans, step.drawn)
-        programs = programs_of(self._costs, min(call.kv_heads for call in self._calls))
+        addresses = [each.numpy() for each in step.states.places] if step.states else []
+        tokens = StepTokens(
+            step.token_ids.numpy(), step.positions.numpy(), places, tables, plans, addresses, step.drawn
+        )
+        programs = programs_of(self._costs, min((call.kv_heads for call in self._calls), default=1))
         on_device = DeviceStep(tokens.room, len(read), programs, self._device)
         on_device.load(tokens)
-        return TritonStepCalls(list(read), on_device)
+        sizes = [len(each) for each in addresses]
+        states = step.states and step.states.placed(*on_device.addresses.split(sizes))
+        return TritonStepCalls(list(read), on_device, states)
 
 
 class TritonStepCalls:
     """See `kernels.attention.StepCalls`."""
 
-    def __init__(self, kinds: Sequence[_Kind], step: DeviceStep) -> None:
-        self.token_ids, self.positions = step.token_ids, step.positions
+    def __init__(self, kinds: Sequence[_Kind], step: DeviceStep, states: StateBatch | None) -> None:
+        self.token_ids, self.positions, self.states = step.token_ids, step.positions, states
         self._step = step
         self._index = {kind: index for index, kind in enumerate(kinds)}
         self._of_group = {group: index for index, (group, _, _) in enumerate(kinds)}

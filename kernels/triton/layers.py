@@ -158,7 +158,7 @@ class TritonLayers(TorchLayers):
         tables = [its.block_tables.numpy() for _, its in groups]
         plans = self._planner.plan(batch.query_starts.numpy(), batch.context_lengths.numpy(), tables)
         places = [places_of(its, layer_kv, len(step.token_ids)) for layer_kv, its in groups]
-        return StepTokens(step.token_ids.numpy(), step.positions.numpy(), places, tables, plans, step.drawn)
+        return StepTokens(step.token_ids.numpy(), step.positions.numpy(), places, tables, plans, drawn=step.drawn)
 
 
 def _pool_of(layer_kvs: Sequence[LayerKV]) -> int:

@@ -1,7 +1,7 @@
 """Attention plans: rows that read the same blocks together, as work items for `attention.py`; no device is touched.
 
 A *run* is some neighbouring blocks that some sequences share: the blocks before their fork, or the ones that a sequence
-has for itself. Runs are cut into equal portions. Where `chunk` is given they are cut at multiples of it, and shared runs
+has for itself. Runs are cut into equal portions. Where `chunk` is given they are cut at its multiples, and shared runs
 end there too, so the logits of a token are summed in the same portions alone and beside siblings. A *work item* is one
 such portion and as many rows (tokens of the step) as fill a tile. Rows with several items have their partial results
 merged, in the order of positions.

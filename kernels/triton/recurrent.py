@@ -1,4 +1,4 @@
-"""Convolutions, the gated delta rule and Mamba-2's scan over a flat batch; states stay in registers for all tokens."""
+"""Convolutions, the gated delta rule and scans over a flat batch; states stay in registers for all tokens."""
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 # (within kernels, numbers, tensors and ranges have Triton's types, which are not those of Python)
@@ -72,6 +72,31 @@ def gated_recurrence(
             COLUMNS=columns,
             PORTION=COLUMNS,
             BY_ROW=log_decay.dim() == 3,
+        )
+    return output
+
+
+def selective_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    rows: StateRows,
+) -> torch.Tensor:
+    """See `kernels.recurrent.selective_scan`."""
+    channels, size = a.shape
+    output = x.new_empty(x.shape)
+    if len(rows.sources):
+        scan_channels[len(rows.sources), triton.cdiv(channels, COLUMNS)](
+            *(tensor.contiguous() for tensor in (x, dt, a, b, c)),
+            None if d is None else d.contiguous(),
+            output,
+            *(rows.memory, rows.spans, rows.sources, rows.targets),
+            CHANNELS=channels,
+            SIZE=size,
+            PORTION=COLUMNS,
         )
     return output
 
@@ -208,4 +233,54 @@ def recur_heads(
         state += k[:, None] * new[None, :]
         result = tl.sum(state * q[:, None], 0)
         tl.store(output + at * COLUMNS + c, result.to(output.dtype.element_ty), mask=in_columns)
+    tl.store(memory + tl.load(targets + sequence) + place, state, mask=whole)
+
+
+@triton.jit
+def scan_channels(
+    x,
+    dt,
+    a,
+    b,
+    c,
+    d,
+    output,
+    memory,
+    spans,
+    sources,
+    targets,
+    CHANNELS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PORTION: tl.constexpr,
+):
+    """Take a sequence's tokens through the states of some channels; the grid is `[S, portions of CHANNELS]`.
+
+    Args:
+        x: `[T, CHANNELS]`; likewise dt.
+        a: `[CHANNELS, SIZE]`.
+        b: `[T, SIZE]`; likewise c.
+        d: `[CHANNELS]`, or None.
+        output: `[T, CHANNELS]`, written.
+        memory: float32, states of `[CHANNELS, SIZE]`.
+        spans: int64 `[S + 1]`.
+        sources: int64 `[S]`; likewise targets.
+    """
+    sequence, channel = tl.program_id(0), tl.program_id(1) * PORTION + tl.arange(0, PORTION)
+    n = tl.arange(0, triton.next_power_of_2(SIZE))
+    inside, in_size = channel < CHANNELS, n < SIZE
+    place, whole = channel[:, None] * SIZE + n[None, :], inside[:, None] & in_size[None, :]
+    source, rates = tl.load(sources + sequence), tl.load(a + place, mask=whole, other=0.0).to(tl.float32)
+    state = tl.load(memory + tl.maximum(source, 0) + place, mask=whole, other=0.0)
+    state = tl.where(source >= 0, state, 0.0)
+    for token in range(tl.load(spans + sequence), tl.load(spans + sequence + 1)):
+        at = token * CHANNELS + channel
+        given = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        step = tl.load(dt + at, mask=inside, other=0.0).to(tl.float32)
+        enters = tl.load(b + token * SIZE + n, mask=in_size, other=0.0).to(tl.float32)
+        leaves = tl.load(c + token * SIZE + n, mask=in_size, other=0.0).to(tl.float32)
+        state = state * tl.exp(rates * step[:, None]) + (step * given)[:, None] * enters[None, :]
+        result = tl.sum(state * leaves[None, :], 1)
+        if d is not None:
+            result += tl.load(d + channel, mask=inside, other=0.0).to(tl.float32) * given
+        tl.store(output + at, result.to(output.dtype.element_ty), mask=inside)
     tl.store(memory + tl.load(targets + sequence) + place, state, mask=whole)

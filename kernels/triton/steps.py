@@ -24,6 +24,7 @@ class Room(NamedTuple):
     rows: int
     partials: int
     table_entries: int
+    addresses: int = 0
 
     def holds(self, other: "Room") -> bool:
         """True if there is room for all of another."""
@@ -40,6 +41,7 @@ class StepTokens(NamedTuple):
             written. One for each window that layers have, as layers with one are a KV group.
         tables: int32 `[S, blocks]`, one for each window.
         plans: of attention, one for each window.
+        addresses: int64, of recurrent states; see `StateBatch.places`.
         drawn: on the device; see `StepBatch`.
     """
 
@@ -48,14 +50,16 @@ class StepTokens(NamedTuple):
     places: Sequence[np.ndarray]
     tables: Sequence[np.ndarray]
     plans: Sequence[AttentionPlan]
+    addresses: Sequence[np.ndarray] = ()
     drawn: torch.Tensor | None = None
 
     @property
     def room(self) -> Room:
         """The room it needs."""
+        entries, addresses = max((table.size for table in self.tables), default=0), sum(map(len, self.addresses))
         needs = [Room(0, len(p.narrow), len(p.wide), len(p.rows), p.partials, 0) for p in self.plans]
-        most = Room(*map(max, *needs)) if len(needs) > 1 else needs[0]
-        return most._replace(tokens=len(self.token_ids), table_entries=self.tables[0].size)
+        least = Room(len(self.token_ids), 0, 0, 0, 0, entries, addresses)
+        return Room(*(max(each) for each in zip(least, *needs, strict=True)))
 
 
 class DeviceStep:
@@ -65,6 +69,7 @@ class DeviceStep:
         token_ids: int32 `[tokens]`.
         positions: int32 `[tokens]`.
         places: int64 `[tokens]`, one for each window; see `StepTokens`.
+        addresses: int64; see `StepTokens`.
         tables: int32, block tables, one after the other; one for each window.
         plans: one for each window.
     """
@@ -72,7 +77,8 @@ class DeviceStep:
     def __init__(self, room: Room, windows: int, programs: int, device: torch.device) -> None:
         """Make room on `device` for steps with plans for `windows`; `programs` of each kv head share the items."""
         self.room = room
-        of_step = [(2 * room.tokens,)] * windows + [(room.tokens,)] * 2 + [(room.table_entries,)] * windows
+        of_step = [(2 * room.tokens,)] * windows + [(room.tokens,)] * 2 + [(2 * room.addresses,)]
+        of_step += [(room.table_entries,)] * windows
         of_plan = [(4,), (room.narrow, FIELDS), (room.wide, FIELDS), (room.rows,), (room.tokens + 1,), (room.partials,)]
         shapes: list[tuple[int, ...]] = of_step + of_plan * windows
         self._starts = np.cumsum([0, *(-(-int(np.prod(shape)) // 4) * 4 for shape in shapes)]).tolist()
@@ -85,7 +91,8 @@ class DeviceStep:
         ]
         self.places = [view.view(torch.int64).fill_(-1) for view in views[:windows]]
         self.token_ids, self.positions = views[windows : windows + 2]
-        self.tables = views[windows + 2 : len(of_step)]
+        self.addresses = views[windows + 2].view(torch.int64)
+        self.tables = views[windows + 3 : len(of_step)]
         self._of_step = len(of_step)
         self._loaded: Sequence[AttentionPlan] = ()  # the plans that are on the device, and the size of a block table
         self._table_size = 0
@@ -101,14 +108,16 @@ class DeviceStep:
         self._hosts.reverse()
         self._hosts[0].wait()
         places = np.full((len(self.places), self.room.tokens), -1, np.int64)
-        places[:, : len(step.token_ids)] = step.places
+        for row, given in zip(places, step.places, strict=True):
+            row[: len(given)] = given
         # The embedding of the whole room is looked up, so that an id left by a step before must not stay there.
         token_ids = np.zeros(self.room.tokens, np.int32)
         token_ids[: len(step.token_ids)] = step.token_ids
-        self._copy(0, [*places.view(np.int32), token_ids, step.positions, *step.tables])
+        addresses = np.concatenate([*step.addresses, np.empty(0, np.int64)]).view(np.int32)
+        self._copy(0, [*places.view(np.int32), token_ids, step.positions, addresses, *step.tables])
         if step.drawn is not None:
             take_drawn(self.token_ids[: len(step.token_ids)], step.drawn)
-        if self._loaded is not step.plans or self._table_size != step.tables[0].shape[1]:
+        if step.plans and (self._loaded is not step.plans or self._table_size != step.tables[0].shape[1]):
             self._load_plans(step)
         self._hosts[0].is_read_from_now_on()
 

@@ -67,6 +67,17 @@ def scan(tokens: int, heads: int = 6, groups: int = 2, size: int = 16, dim: int 
     return Problem(run, given, heads * size * dim)
 
 
+def selective(tokens: int, channels: int = 40, size: int = 16, skips: bool = True) -> Problem:
+    a, d = -3 * torch.rand(channels, size), random(channels) if skips else None
+
+    def run(backend: TorchBackend, given: Sequence[torch.Tensor], rows: StateRows) -> torch.Tensor:
+        x, dt, b, c = given
+        return backend.selective_scan(x, dt, a, b, c, d, rows)
+
+    given = [random(tokens, channels), torch.rand(tokens, channels), *random(2, tokens, size)]
+    return Problem(run, given, channels * size)
+
+
 CASES: dict[str, Callable[[int], Problem]] = {
     "convolution": convolution,
     "convolution of width 7, no bias": lambda tokens: convolution(tokens, 17, 7, biased=False, silu=False),
@@ -77,6 +88,8 @@ CASES: dict[str, Callable[[int], Problem]] = {
     "delta rule with decays of rows": lambda tokens: delta_rule(tokens, wide=True),
     "scan": scan,
     "scan without skip": lambda tokens: scan(tokens, 4, 4, 8, 64, skips=False),
+    "selective scan": selective,
+    "selective scan of odd sizes without skip": lambda tokens: selective(tokens, 35, 5, skips=False),
 }
 
 

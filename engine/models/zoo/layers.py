@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from espalier.engine.models.zoo.calls import filled_rows, running
 from espalier.engine.models.zoo.products import ROWS
 from espalier.kernels.attention import Call, PrepareStep, StepCalls, Terms
-from espalier.kernels.batch import StateBatch, StepBatch
+from espalier.kernels.batch import StepBatch
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV, StateLayout, StateShape
 from espalier.kernels.recurrent import StateRows
@@ -33,24 +32,22 @@ class PagedStep:
         step: StepCalls,
         added: int,
         places: Sequence[tuple[StateShape, int]],
-        states: StateBatch | None,
     ) -> None:
         """Serve `calls` of a step, whose queries have `added` tokens more than it has, to fill it up.
 
         Args:
             calls: of attention.
             layer_kvs: the KV of all layers.
-            step: computes attention.
+            step: computes attention, and says where states are.
             added: tokens.
             places: shape and offset of the state of each recurrent call, and then of the hidden state.
-            states: where they are; None for a decoder without.
         """
         self.config_windows = False  # each call has its window already
         self._calls = iter(calls)
         self._layer_kvs = layer_kvs
         self._step = step
         self._added = added
-        self._states, self._last = states, places[-1][1]
+        self._last = places[-1][1]
         self._places = iter(places[:-1])
 
     def attend(
@@ -69,7 +66,8 @@ class PagedStep:
         """See `calls.Step`."""
         expected, offset = next(self._places)
         assert shape == expected, f"a recurrent layer has a state of {shape}"
-        return self._rows.part(offset)
+        assert self._step.states is not None, "a decoder without states makes no recurrent calls"
+        return self._step.states.rows.part(offset)
 
     def finish(self, hidden: torch.Tensor) -> None:
         """Check that the step made every call; put away the rows' last hidden states, and fill in those asked again.
@@ -79,17 +77,12 @@ class PagedStep:
         """
         left = len([*self._calls, *self._places])
         assert not left, f"a step lacks {left} of its calls"
-        if self._states is None:
+        if (states := self._step.states) is None:
             return
-        self._rows.part(self._last).write(hidden[self._rows.spans[1:] - 1].float())
-        if again := len(self._states.read_again):
-            sources = self._states.read_again.to(hidden.device) + self._last
-            hidden[-again:] = replace(self._rows, sources=sources).read(hidden.shape[1]).to(hidden.dtype)
-
-    @cached_property
-    def _rows(self) -> StateRows:
-        assert self._states is not None, "a decoder without states makes no recurrent calls"
-        return self._states.rows.to(self._step.token_ids.device)
+        states.rows.part(self._last).write(hidden[states.rows.spans[1:] - 1].float())
+        if again := len(states.read_again):
+            sources = states.read_again + self._last
+            hidden[-again:] = replace(states.rows, sources=sources).read(hidden.shape[1]).to(hidden.dtype)
 
 
 class TransformersLayers(Layers):
@@ -160,7 +153,7 @@ class TransformersLayers(Layers):
         """See `Layers`."""
         added = -len(step.token_ids) % self._fill
         of_step = self._prepare_step(step, layer_kvs)
-        paged = PagedStep(self._calls, layer_kvs, of_step, added, self._places, step.states)
+        paged = PagedStep(self._calls, layer_kvs, of_step, added, self._places)
         token_ids, positions = (F.pad(each, (0, added)) for each in (of_step.token_ids, of_step.positions))
         with torch.inference_mode(), running(paged):
             hidden = hidden_states(self.model, token_ids, positions)[: len(step.token_ids)]

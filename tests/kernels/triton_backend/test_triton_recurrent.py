@@ -31,14 +31,16 @@ def test_nothing_waits_for_the_device():
         def on_device(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype).to("cuda")
 
-        x, heads, of_heads = on_device(9, 64), on_device(9, 4, 16), on_device(9, 4)
+        x, heads, of_heads, size = on_device(9, 64), on_device(9, 4, 16), on_device(9, 4), on_device(9, 16)
         places = [torch.tensor(each).to("cuda") for each in ([0, 5, 6], [0, -1], [0, 4096])]
         rows = StateRows(on_device(8192, dtype=torch.float32), *places)
         weight, of_model = on_device(64, 4), on_device(4, dtype=torch.float32)
+        rates = on_device(64, 16, dtype=torch.float32)
         with cuda.running() as counted:
             causal_convolution(x[:, :40], weight[:40], None, True, rows)
             gated_recurrence(heads, heads, heads, of_heads, of_heads, rows)
             TritonBackend().state_space_scan(heads, of_heads, of_model, heads, heads, of_model, rows)
+            TritonBackend().selective_scan(x, x, rates, size, size, None, rows)
     assert counted["blocking"] == 0
     kernels = [launch.kernel for launch in cuda.launched]
-    assert kernels == ["convolve_tokens", "keep_inputs", "recur_heads", "recur_heads"]
+    assert kernels == ["convolve_tokens", "keep_inputs", "recur_heads", "recur_heads", "scan_channels"]

@@ -29,13 +29,15 @@ FEW = [
 ]
 """In every run those that have all of these between them."""
 EXPERTS = {"qwen3_moe", "gpt_oss", "deepseek_v3"}
+RECURRENT = {"mamba": "scan_channels", "mamba2": "recur_heads", "qwen3_next": "recur_heads"}
+"""Without attention, and hybrid, with the kernel of each."""
 GREEDY = Sampling(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("zoo")
-    return {kind: write_checkpoint(root / kind, kind) for kind in KINDS}
+    return {kind: write_checkpoint(root / kind, kind) for kind in (*KINDS, *RECURRENT)}
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def assert_logits_equal(logits: np.ndarray, folder: Path, token_ids: list[int]) 
     assert (torch.from_numpy(logits) - expected).abs().max() / expected.abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", [*FEW, *RECURRENT])
 def test_prefill_forks_and_decoding_equal_transformers(
     kind: str, make_engine: Callable[..., Engine], interpreted: Callable[..., Model], folders: dict[str, Path]
 ):
@@ -106,7 +108,7 @@ def cuda() -> Iterator[FakeCuda]:
         yield fake
 
 
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", [*FEW, *RECURRENT])
 def test_steps_wait_for_nothing_but_their_results(
     kind: str, cuda: FakeCuda, make_engine: Callable[..., Engine], folders: dict[str, Path]
 ):
@@ -119,7 +121,9 @@ def test_steps_wait_for_nothing_but_their_results(
         done = drain(engine)
     assert len(done) == 2
     assert counted["blocking"] == 0
-    expected = {"attend_items", "write_tokens"} | ({"grouped_product"} if kind in EXPERTS else set())
+    expected = {"attend_items", "write_tokens"} if kind not in ("mamba", "mamba2") else set()
+    expected |= {"grouped_product"} if kind in EXPERTS else set()
+    expected |= {"convolve_tokens", RECURRENT[kind]} if kind in RECURRENT else set()
     assert {launch.kernel for launch in cuda.launched} >= expected
     release(engine, *sequences, *(each.sequence for each in done if isinstance(each, Generated)))
 

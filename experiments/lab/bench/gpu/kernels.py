@@ -259,6 +259,19 @@ def _recurrent() -> Named:
                 },
             ),
         )
+    yield (
+        "scan_channels",
+        Specialisation(
+            recurrent.scan_channels,
+            {
+                **dict.fromkeys(("x", "dt", "b", "c", "output"), bf16),
+                **dict.fromkeys(("a", "d"), f32),
+                **places,
+                "targets": i64,
+            },
+            {"CHANNELS": 5120, "SIZE": 16, "PORTION": recurrent.COLUMNS},
+        ),
+    )
 
 
 def _attend(s: ModelShape, tile: attention.Tile, windowed: bool, extras: bool = False) -> Specialisation:
