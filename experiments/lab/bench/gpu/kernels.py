@@ -71,7 +71,7 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
         for name, kernel in kernels(MODELS[model]):
             yield name, model, kernel
     for name, kernel in _recurrent():
-        yield name, "Qwen3.5-0.8B", kernel
+        yield name, "mamba-2.8b" if name == "scan_channels" else "Qwen3.5-0.8B", kernel
 
 
 def _kv(s: ModelShape) -> Named:
