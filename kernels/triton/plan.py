@@ -54,7 +54,7 @@ class Costs:
 
 
 class Cut(NamedTuple):
-    """How the attention of a step is cut: about `chunk` positions to a portion, blocks shared or read by each."""
+    """A way to cut the attention of a step: about `chunk` positions to a portion, blocks shared or read by each."""
 
     chunk: int
     share: bool
@@ -217,7 +217,7 @@ class Planner:
         return self._plans
 
     def _still_holds(self, contexts: np.ndarray, tables: np.ndarray) -> bool:
-        """Whether the last plan is one of these sequences: rows see nothing behind their own positions."""
+        """True if the last plan is one of these sequences: rows see nothing behind their own positions."""
         if self._known is None or len(contexts) != len(self._known[1]):
             return False
         known, until = self._known
