@@ -90,7 +90,7 @@ def selective_scan(
     output = x.new_empty(x.shape)
     if len(rows.sources):
         scan_channels[len(rows.sources), triton.cdiv(channels, COLUMNS)](
-            *(tensor.contiguous() for tensor in (x, dt, a, b, c)),
+            *(x.contiguous(), dt.contiguous(), a.contiguous(), b.contiguous(), c.contiguous()),
             None if d is None else d.contiguous(),
             output,
             *(rows.memory, rows.spans, rows.sources, rows.targets),
