@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from espalier.engine.batches import Batches
+from espalier.engine.batches import Batches, FairSharing, GeneratorFirst
 from espalier.engine.errors import MisuseError, name_tokens
 from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.interrupts import interrupts_held
@@ -18,12 +18,10 @@ from espalier.engine.roles import DRAFT, GENERATOR
 from espalier.engine.scheduling.admission import Admission, Preemption
 from espalier.engine.scheduling.launch_ahead import LaunchAheadScheduler
 from espalier.engine.scheduling.scheduler import Scheduler
-from espalier.engine.scheduling.turns import FairSharing, GeneratorFirst
 from espalier.engine.speculation.draft_model import ModelDrafter
 from espalier.engine.speculation.lengths import MeasuredLength
 from espalier.engine.speculation.speculation import Speculation, SuffixDrafter
-from espalier.engine.stats import RoleStats
-from espalier.engine.step_record import StepRecord
+from espalier.engine.stats import RoleStats, StepRecord
 from espalier.engine.work import Done, Generated, Work
 
 log = logging.getLogger("espalier.engine")

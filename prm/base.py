@@ -13,7 +13,6 @@ import torch
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.limits import PathLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +181,6 @@ class PrmFamily(ABC):
         before = [] if system is None else [{"role": "system", "content": system}]
         tokenizer = self.model.tokenizer
         return tokenizer.encode(tokenizer.render_chat([*before, {"role": "user", "content": content}]))
-
-    def bounds(self, limits: PathLimits) -> PathLimits:
-        """Turn bounds on the tokens of steps into those of a search that this family scores."""
-        return limits
 
     def full_path(self, path: StepPath) -> ScoreInput:
         """Return the full path as one input, for the newest step; `read` must give the same score.

@@ -17,8 +17,9 @@ from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Score, Scored
 from espalier.prm.base import PrmFamily, Sampled, ScoreInput, StepPath, with_probe
 from espalier.prm.full_rescore import FullRescore
-from espalier.prm.limits import UNLIMITED, PathLimits, verifier_limits
 from espalier.prm.scorer import (
+    UNLIMITED,
+    PathLimits,
     ScoredSearch,
     Scorer,
     ScorerNeeds,
@@ -27,6 +28,7 @@ from espalier.prm.scorer import (
     StepNode,
     StepScore,
     steps_with_text,
+    verifier_limits,
 )
 
 Family = TypeVar("Family", bound=PrmFamily)
@@ -91,6 +93,11 @@ class VerifierSession(SequenceSession[Family]):
         self.prompt_tokens = len(search.prompt)
         self._root = self._engine.open(VERIFIER, list(search.prompt), search.salt, search.owner)
         self._states: dict[StepNode, NodeState] = {search.root: NodeState(wanted=False, sequence=self._root)}
+
+    @classmethod
+    def bounds(cls, family: Family, limits: PathLimits) -> PathLimits:
+        """Turn bounds on the tokens of steps into those of a search that the family scores."""
+        return limits
 
     def prefill(self) -> None:
         """See `ScoreSession`; forks share what is computed."""
@@ -348,6 +355,7 @@ class Verifier(Scorer):
             merges=read,
             rescored=VERIFIER if full_rescore else "",
         )
+        self._session: type[VerifierSession[Any]] = family.session or StepSession
         self._same_vocabulary: dict[TextTokenizer, bool] = {}
 
     @property
@@ -374,11 +382,9 @@ class Verifier(Scorer):
             self._same_vocabulary[tokenizer] = family.model.tokenizer.vocabulary == tokenizer.vocabulary
         same = self._same_vocabulary[tokenizer]
         special_tokens = family.max_special_tokens, family.max_probe_tokens, 1 + len(family.other_probes)
-        return family.bounds(
-            verifier_limits(generator, prompt_tokens, family.context, max_steps, same, *special_tokens)
-        )
+        limits = verifier_limits(generator, prompt_tokens, family.context, max_steps, same, *special_tokens)
+        return self._session.bounds(family, limits)
 
     def begin(self, search: ScoredSearch) -> ScoreSession:
         """See `Scorer`."""
-        session = self.family.session or StepSession
-        return session(self.family, search, self.rescore_check(search, self.family.rounding))
+        return self._session(self.family, search, self.rescore_check(search, self.family.rounding))

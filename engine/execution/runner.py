@@ -15,8 +15,7 @@ from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.roles import VERIFIER
 from espalier.engine.scheduling.planner import StepPlan
-from espalier.engine.scheduling.requests import DecodeRows
-from espalier.engine.scheduling.running_samples import Draws, StepResults
+from espalier.engine.scheduling.running_samples import DecodeRows, Draws, StepResults
 from espalier.kernels.batch import AttentionBatch, StateBatch, StepBatch
 from espalier.kernels.layout import KVLayout, Layout, StateLayout, kv_groups
 from espalier.kernels.recurrent import StateRows

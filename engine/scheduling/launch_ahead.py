@@ -14,9 +14,8 @@ their results are there.
 
 import numpy as np
 
-from espalier.engine.scheduling.planner import StepPlan
-from espalier.engine.scheduling.requests import DecodeRows, RunningRequest, WaitingRequest
-from espalier.engine.scheduling.running_samples import Draws, StepResults
+from espalier.engine.scheduling.planner import StepPlan, WaitingRequest
+from espalier.engine.scheduling.running_samples import DecodeRows, Draws, RunningRequest, StepResults
 from espalier.engine.scheduling.scheduler import Scheduler
 from espalier.engine.work import Done
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
-from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
-from espalier.engine.scheduling.running_samples import Draws
-from espalier.engine.work import Score
+from espalier.engine.scheduling.running_samples import Draws, RunningRequest
+from espalier.engine.work import Score, Work
 
 MakeRoom = Callable[[Collection[Hashable]], bool]
 """Makes one owner give up its KV for those given, all with work that finds no blocks; returns whether one did."""
@@ -28,6 +27,28 @@ class BlockedWork:
 
     owner: Hashable
     blocks: np.ndarray
+
+
+@dataclass(slots=True, eq=False)
+class WaitingRequest:
+    """Work whose sequence still has tokens to compute.
+
+    Attributes:
+        work: as it was submitted.
+        base: the sequence's length before it, so the position of a Score's first token.
+        computed_tokens: tokens computed for it so far.
+        values: what the head gave so far, float32 `[1, k]` for each read.
+    """
+
+    work: Work
+    base: int
+    computed_tokens: int = 0
+    values: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def row(self) -> int:
+        """Its sequence's row of the table."""
+        return self.work.sequence.row
 
 
 Target = TypeVar("Target", bound=WaitingRequest | RunningRequest)

@@ -8,9 +8,8 @@ import numpy as np
 from espalier.engine.errors import MisuseError, NumericalError
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, Read, StepPlan
-from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
-from espalier.engine.scheduling.running_samples import RunningSamples, StepResults
+from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, Read, StepPlan, WaitingRequest
+from espalier.engine.scheduling.running_samples import RunningRequest, RunningSamples, StepResults
 from espalier.engine.speculation.speculation import Speculation
 from espalier.engine.work import Done, Generate, Score, Scored, Work
 

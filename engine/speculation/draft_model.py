@@ -11,7 +11,7 @@ from espalier.engine.errors import NumericalError, PoolExhaustedError
 from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.execution.sampling import key_after
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
-from espalier.engine.scheduling.requests import RunningRequest
+from espalier.engine.scheduling.running_samples import RunningRequest
 from espalier.engine.scheduling.scheduler import Scheduler
 from espalier.engine.work import Generate, Generated
 

@@ -12,8 +12,7 @@ import numpy as np
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.scheduling.planner import StepPlan
-from espalier.engine.scheduling.requests import RunningRequest
-from espalier.engine.scheduling.running_samples import Draws
+from espalier.engine.scheduling.running_samples import Draws, RunningRequest
 from espalier.engine.speculation.lengths import MeasuredLength
 from espalier.engine.work import Generated
 

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
-from espalier.engine.step_record import StepRecord
+from espalier.engine.stats import StepRecord
 from espalier.search.run.executor import Executor
 
 _Args = dict[str, Any] | None

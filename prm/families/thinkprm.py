@@ -48,8 +48,7 @@ from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, stream_key
 from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath
 from espalier.prm.heads import read_settings, require_one_token
-from espalier.prm.limits import PathLimits, RationaleLimits
-from espalier.prm.scorer import StepNode, StepScore, steps_with_text
+from espalier.prm.scorer import PathLimits, RationaleLimits, StepNode, StepScore, steps_with_text
 from espalier.prm.verifier import NodeState, VerifierSession
 
 _PROMPT = (
@@ -107,6 +106,14 @@ class RationaleSession(VerifierSession["ThinkPrm"]):
     sequences, released with its score. A rationale ends in tokens that its verdict must not see, so its kept prefix is
     computed again on a fork of the text.
     """
+
+    @classmethod
+    def bounds(cls, family: "ThinkPrm", limits: PathLimits) -> PathLimits:
+        """Bounds with rationales: each is generated once and read once, after the text of a path."""
+        text = min(limits.prompt_tokens + limits.path_tokens + family.closing_tokens, family.context)
+        path = text + family.rationales_cost
+        rationales = RationaleLimits(text, family.settings.chains, family.rationale_tokens)
+        return replace(limits, path_tokens=path, step_tokens=path, rationales=rationales)
 
     def _submit(self, node: StepNode, parent: KVSequence, state: NodeState, max_tokens: int) -> int | None:
         family, search, path = self._family, self._search, self._path(steps_with_text(node))
@@ -282,13 +289,6 @@ class ThinkPrm(PrmFamily):
         """Probability of yes: the softmax of the logits of yes and no."""
         yes, no = (float(values[0, i]) for i in self.verdict_ids)
         return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))
-
-    def bounds(self, limits: PathLimits) -> PathLimits:
-        """Bounds with rationales: each is generated once and read once, after the text of a path."""
-        text = min(limits.prompt_tokens + limits.path_tokens + self.closing_tokens, self.context)
-        path = text + self.rationales_cost
-        rationales = RationaleLimits(text, self.settings.chains, self.rationale_tokens)
-        return replace(limits, path_tokens=path, step_tokens=path, rationales=rationales)
 
     def _text(self, problem: str, solution: str) -> str:
         # Not by str.format or successive replacement: either text may contain braces.

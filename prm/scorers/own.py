@@ -10,8 +10,7 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.own_code import file_digest, load_code, place_and_reason
 from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done
-from espalier.prm.limits import PathLimits
-from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode, StepScore, steps_with_text
+from espalier.prm.scorer import PathLimits, ScoredSearch, Scorer, ScoreSession, StepNode, StepScore, steps_with_text
 
 ScoreFunction = Callable[[str, list[str]], float]
 """Takes a problem and the steps of a path so far, and returns the score of the last one, from 0 to 1."""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Done, Generate, Generated, Sampling, StepMarks, StopCause
-from espalier.prm.limits import UNLIMITED
-from espalier.prm.scorer import ScoredSearch, Scorer, ScorerNeeds, ScoreSession, StepNode, StepScore
+from espalier.prm.scorer import UNLIMITED, ScoredSearch, Scorer, ScorerNeeds, ScoreSession, StepNode, StepScore
 from espalier.search.common_fields import answer_in
 from espalier.search.grading.answers import exact_match_key
 from espalier.search.grading.boxes import content_before_brace

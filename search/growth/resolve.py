@@ -5,8 +5,7 @@ from dataclasses import replace
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, Violation
 from espalier.engine.guidance.grammar import Grammar
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.prm.limits import PathLimits
-from espalier.prm.scorer import Scorer
+from espalier.prm.scorer import PathLimits, Scorer
 from espalier.search import algorithms
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.common_fields import DEFAULT_MAX_STEPS

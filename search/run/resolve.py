@@ -9,8 +9,7 @@ from espalier.engine.guidance.compiled import GrammarCompiler
 from espalier.engine.guidance.grammar import Grammar, GrammarError
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.prm.limits import UNLIMITED, PathLimits
-from espalier.prm.scorer import Scorer
+from espalier.prm.scorer import UNLIMITED, PathLimits, Scorer
 from espalier.search.algorithms.base import MemoryEstimate, Scores
 from espalier.search.common_fields import PenaltyFields, unknown_bias
 from espalier.search.run.generator import Generator

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from espalier.engine.engine import Engine
 from espalier.engine.roles import GENERATOR
-from espalier.engine.scheduling.requests import RunningRequest
+from espalier.engine.scheduling.running_samples import RunningRequest
 from espalier.engine.speculation.lengths import MeasuredLength
 from espalier.engine.work import Generated
 

@@ -24,7 +24,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.engine.scheduling import turns
-from espalier.engine.scheduling.requests import RunningRequest
+from espalier.engine.scheduling.running_samples import RunningRequest
 from espalier.engine.speculation.speculation import Speculation
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 

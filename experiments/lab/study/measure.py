@@ -12,7 +12,7 @@ import numpy as np
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.engine.step_record import StepRecord
+from espalier.engine.stats import StepRecord
 from espalier.experiments.lab.study.figures import PHASES
 from espalier.experiments.planning.closed_form import HeldBlocks, PathLengths, TreeShape, blocks_by_round
 from espalier.search.algorithms import algorithm_of

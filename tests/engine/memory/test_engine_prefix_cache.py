@@ -10,7 +10,7 @@ from tiny_pools import tiny_pools
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import PoolExhaustedError
-from espalier.engine.memory.prefix_cache import EvictableBlocks, PrefixCache, chain_hashes
+from espalier.engine.memory.blocks import EvictableBlocks, PrefixCache, chain_hashes
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.work import Sampling, Score
 

@@ -7,11 +7,10 @@ from engine_driver import drain, release
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier.engine.batches import FairSharing, RoleLoad
 from espalier.engine.engine import Engine
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.engine.scheduling.planner import Chunk, StepPlan, fair_shares
-from espalier.engine.scheduling.requests import WaitingRequest
-from espalier.engine.scheduling.turns import FairSharing, RoleLoad
+from espalier.engine.scheduling.planner import Chunk, StepPlan, WaitingRequest, fair_shares
 from espalier.engine.work import Done, Generate, Generated, Sampling
 
 

@@ -1,7 +1,7 @@
 import pytest
 
+from espalier.engine.batches import GeneratorFirst, RoleLoad
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.engine.scheduling.turns import GeneratorFirst, RoleLoad
 
 IDLE = RoleLoad(0, 0)
 

@@ -8,7 +8,7 @@ import pytest
 from search_runs import BEAM, run
 from typer.testing import CliRunner
 
-from espalier.engine.step_record import StepRecord
+from espalier.engine.stats import StepRecord
 from espalier.experiments.cli.main import app
 from espalier.experiments.runs.chrome_trace import profiled
 from espalier.search.run.orchestrator import Orchestrator

@@ -9,7 +9,7 @@ from scripted_drafts import FixedLength
 from search_runs import ADAPTIVE, ALL, BEAM, BEST_OF_N, DVTS, MCTS, crowd, outcome, outcome_alone, run
 
 from espalier.engine.roles import GENERATOR
-from espalier.engine.scheduling.requests import RunningRequest
+from espalier.engine.scheduling.running_samples import RunningRequest
 from espalier.engine.work import Generated
 from espalier.search.request import SearchRequest
 from espalier.search.run.orchestrator import Orchestrator

@@ -20,7 +20,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.engine.step_record import StepRecord
+from espalier.engine.stats import StepRecord
 from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.kernels.triton import layers as triton_layers
 from espalier.prm.families import load_verifier
