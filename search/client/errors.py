@@ -34,6 +34,10 @@ class ServiceError(EspalierError):
         super().__init__(text)
 
 
+_FAILED_WRITE = "Internal error from Core"
+"""What gRPC says of a write to a call that has ended; it then forgets the server's status, even one that has come."""
+
+
 def cancelled(request_id: str = "") -> ServiceError:
     """Return the error of a call that was cancelled on this side."""
     return ServiceError("CANCELLED", "the search was cancelled", request_id=request_id)
@@ -50,6 +54,8 @@ def typed_error(error: Exception, endpoint: str, request_id: str = "") -> Espali
         return InvalidRequestError(violations)
     code: grpc.StatusCode = call.code()
     text = _text(code, call.details() or "", endpoint, from_server)
+    if code is grpc.StatusCode.INTERNAL and call.details() == _FAILED_WRITE:
+        code, text = grpc.StatusCode.UNAVAILABLE, f"the server at {endpoint} ended the call while it was written to"
     return ServiceError(code.name, text, retry_seconds, request_id)
 
 

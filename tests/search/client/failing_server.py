@@ -25,10 +25,15 @@ RESULT = result_of(SearchRequest("solve"), "s0", StopReason.FINISHED)
 
 @dataclass
 class FailingServer(SearchServiceServicer):
-    """Fails with each of `failures` in turn, a stream after `events` events, and answers from then on."""
+    """Fails with each of `failures` in turn, a stream after `events` events, and answers from then on.
+
+    It reads the first message of a session before it refuses it, as Espalier's server does, unless `unread`: the
+    client's write may fail then, and of a failed write gRPC tells no status.
+    """
 
     failures: list[Failure]
     events: int = 0
+    unread: bool = False
     address: str = ""
     metadata: list[dict[str, Any]] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
@@ -51,6 +56,8 @@ class FailingServer(SearchServiceServicer):
 
     def ScoreSteps(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802 (the contract's)
         self._note(context)
+        if not self.unread:
+            next(request_iterator)
         if self.failures:
             context.abort_with_status(_status(self.failures.pop(0)))
         context.send_initial_metadata((("espalier-session", "open"),))
@@ -70,8 +77,8 @@ def _status(failure: Failure) -> Any:
 
 
 @contextmanager
-def failing_server(failures: Sequence[Failure], events: int = 0) -> Iterator[FailingServer]:
-    servicer = FailingServer(list(failures), events)
+def failing_server(failures: Sequence[Failure], events: int = 0, unread: bool = False) -> Iterator[FailingServer]:
+    servicer = FailingServer(list(failures), events, unread)
     server = grpc.server(futures.ThreadPoolExecutor(4))
     add_SearchServiceServicer_to_server(servicer, server)
     servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

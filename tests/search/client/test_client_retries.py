@@ -202,6 +202,15 @@ def test_a_session_is_opened_again_until_the_server_has_a_place():
         assert len({each["x-request-id"] for each in server.metadata}) == 1
 
 
+def test_a_session_whose_first_write_fails_is_opened_again():
+    soon = Failure("RESOURCE_EXHAUSTED", "busy", "the server is busy", retry_seconds=0.001)
+    policy = RetryPolicy(attempts=17, first_delay=0.001, largest_delay=0.01)
+    with failing_server([soon] * 16, unread=True) as server, SearchClient(server.address, retry=policy) as client:
+        with client.score_session("solve", PATIENCE) as session:
+            assert session.score("a step").score == 0.5
+        assert len(server.arrivals) == 17
+
+
 def test_a_session_that_stays_refused_is_given_up():
     with failing_server([BROKEN]) as server, SearchClient(server.address, retry=FAST) as client:
         with pytest.raises(ServiceError, match="internal error, id=1"):
