@@ -284,7 +284,7 @@ class Form:
             except (ValueError, RecursionError):
                 return None
             return text[:end] if text.startswith("}", end) else None
-        from espalier.search.grading.boxes import content_before_brace  # here, as a client needs no grading
+        from espalier.search.grading.answers import content_before_brace  # here, as a client needs no grading
 
         return content_before_brace(text)
 

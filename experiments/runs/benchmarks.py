@@ -53,8 +53,7 @@ from espalier.experiments.runs.benchmark_files import (
     value_at,
 )
 from espalier.search.conversation import ChatMessage
-from espalier.search.grading.answers import doubt_of, extract_gold
-from espalier.search.grading.boxes import boxed
+from espalier.search.grading.answers import boxed, doubt_of, extract_gold
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "problem": ("problem", "Body+Question", "question", "prompt"),

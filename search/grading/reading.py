@@ -11,15 +11,16 @@ from fractions import Fraction
 from functools import cache, lru_cache
 
 from espalier.search.grading.notation import languages
-from espalier.search.grading.notation.clock import date_in, ratio_in, time_of
-from espalier.search.grading.notation.decoration import undressed
-from espalier.search.grading.notation.latex import in_one_line, plain, upright
+from espalier.search.grading.notation.latex import in_one_line, plain, undressed, upright
 from espalier.search.grading.notation.numerals import (
+    date_in,
     foreign_number,
     long_decimal,
     number_in,
     number_in_words,
     number_text,
+    ratio_in,
+    time_of,
 )
 from espalier.search.grading.notation.units import product_unit, ratio, symbol, unit_of, units_agree, upright_unit
 from espalier.search.grading.programs import as_program, is_program, is_text_of_lines

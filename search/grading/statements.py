@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from espalier.search.grading.notation import languages
-from espalier.search.grading.notation.decoration import undressed
+from espalier.search.grading.notation.latex import undressed
 from espalier.search.grading.programs import fenced_at, is_program
 from espalier.search.grading.reading import bare, read, without_remark
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from espalier.engine.work import StopCause
-from espalier.search.grading.boxes import boxed
+from espalier.search.grading.answers import boxed
 from espalier.search.rules import PARAGRAPH, StepRule
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.tree import Node, Termination

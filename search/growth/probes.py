@@ -16,8 +16,7 @@ from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Done, Generate, Generated, Sampling, StepMarks, StopCause
 from espalier.prm.scorer import UNLIMITED, ScoredSearch, Scorer, ScorerNeeds, ScoreSession, StepNode, StepScore
 from espalier.search.common_fields import answer_in
-from espalier.search.grading.answers import exact_match_key
-from espalier.search.grading.boxes import content_before_brace
+from espalier.search.grading.answers import content_before_brace, exact_match_key
 from espalier.search.growth.policies import Branch, Expansion, PathPolicy, PolicyContext
 from espalier.search.rules import PARAGRAPH
 from espalier.search.run.executor import penalties_of

@@ -21,8 +21,7 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generate, Generated, Sampling, StopCause, stream_key
 from espalier.prm.scorer import PathLimits
 from espalier.search.algorithms.base import MemoryEstimate
-from espalier.search.grading.answers import exact_match_key, extract_answer
-from espalier.search.grading.boxes import boxed
+from espalier.search.grading.answers import boxed, exact_match_key, extract_answer
 from espalier.search.grading.notation.numerals import number_in
 from espalier.search.result import StopReason
 from espalier.search.rollout import Labels, RolloutRequest, RolloutResult, RolloutStep, grade

@@ -22,7 +22,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.work import Generated, PathStreams, StopCause
 from espalier.experiments.cli.render import show_result
-from espalier.search.grading.boxes import content_before_brace
+from espalier.search.grading.answers import content_before_brace
 from espalier.search.growth.policies import Branch, PolicyContext
 from espalier.search.growth.probes import AnswerProbes, ProbeScorer, probe_score
 from espalier.search.request import SearchRequest, Vote

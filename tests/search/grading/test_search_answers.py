@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.search.grading.answers import canonical, extract_answer, extract_gold
-from espalier.search.grading.boxes import boxed
+from espalier.search.grading.answers import boxed, canonical, extract_answer, extract_gold
 
 
 @pytest.mark.parametrize(
