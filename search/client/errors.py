@@ -35,7 +35,7 @@ class ServiceError(EspalierError):
 
 
 _FAILED_WRITE = "Internal error from Core"
-"""What gRPC says of a write to a call that has ended; it then forgets the server's status, even one that has come."""
+"""gRPC's words for a write to a call that has ended; it then forgets the server's status, even one that has come."""
 
 
 def cancelled(request_id: str = "") -> ServiceError:
