@@ -197,7 +197,7 @@ class ReadPrompt:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionResult:
     """The outcome of a `CompletionRequest`; `configuration` is the request with every default filled in.
 
@@ -205,8 +205,8 @@ class CompletionResult:
     """
 
     search_id: str
-    prompts: tuple[ReadPrompt, ...]
-    choices: tuple[Choice, ...]
+    prompts: tuple[ReadPrompt, ...] = ()
+    choices: tuple[Choice, ...] = ()
     stop_reason: StopReason
     usage: Usage
     configuration: CompletionRequest

@@ -234,7 +234,7 @@ class Sampled:
     verifier_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """The outcome of one search.
 
@@ -248,16 +248,16 @@ class SearchResult:
     """
 
     search_id: str
-    answer: str
-    score: float | None
+    answer: str = ""
+    score: float | None = None
     stop_reason: StopReason
-    best: Candidate | None
-    candidates: tuple[Candidate, ...]
-    nodes: tuple[NodeRecord, ...]
+    best: Candidate | None = None
+    candidates: tuple[Candidate, ...] = ()
+    nodes: tuple[NodeRecord, ...] = ()
     usage: Usage
     configuration: SearchRequest
-    digests: dict[str, str]
-    grader: str
+    digests: dict[str, str] = field(default_factory=dict)
+    grader: str = ""
     rounds: tuple[Round, ...] = ()
     error: str = ""
     warnings: tuple[str, ...] = ()

@@ -143,7 +143,7 @@ class RolloutStep(StepRecord):
     continuation_answers: list[str] = field(default_factory=list[str])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutResult:
     """The outcome of a `RolloutRequest`.
 
@@ -159,12 +159,12 @@ class RolloutResult:
     """
 
     search_id: str
-    prompt_token_ids: tuple[int, ...]
-    steps: tuple[RolloutStep, ...]
+    prompt_token_ids: tuple[int, ...] = ()
+    steps: tuple[RolloutStep, ...] = ()
     stop_reason: StopReason
     usage: Usage
     configuration: RolloutRequest
-    digests: dict[str, str]
+    digests: dict[str, str] = field(default_factory=dict)
     error: str = ""
 
 

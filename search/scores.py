@@ -7,7 +7,7 @@ node may have several steps below it, and steps below one node share what the ve
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from annotated_types import Interval
@@ -248,7 +248,7 @@ class SolutionScores:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreResult:
     """The outcome of a `ScoreRequest`, or of a session, whose scores were reported before.
 
@@ -264,10 +264,10 @@ class ScoreResult:
     """
 
     search_id: str
-    solutions: tuple[SolutionScores, ...]
+    solutions: tuple[SolutionScores, ...] = ()
     stop_reason: StopReason
     usage: Usage
     configuration: ScoreRequest | ScoreSessionRequest
-    scorer: str
-    digests: dict[str, str]
+    scorer: str = ""
+    digests: dict[str, str] = field(default_factory=dict)
     error: str = ""

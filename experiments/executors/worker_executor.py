@@ -35,8 +35,7 @@ from espalier.experiments.executors.worker import (
 from espalier.search.completion import Tokenization, TokenizationRequest
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
 from espalier.search.result import Finished, StopReason
-from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, reason_of
-from espalier.search.run.kinds import result_without
+from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Rejected, Resolved, reason_of, result_without
 from espalier.search.run.settings import RuntimeSettings, model_names
 from espalier.search.scores import SessionTurn
 from espalier.search.server_info import KvBlocks, Occupancy

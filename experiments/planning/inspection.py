@@ -31,7 +31,7 @@ from espalier.prm.families.eurus import PolicyPairDecoder
 from espalier.prm.scorers import names_checkpoint
 from espalier.prm.scorers.own_path import tokens_of_questions
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
-from espalier.search.run import generator, prompts
+from espalier.search.run import generation_config, generator
 from espalier.search.run.load import asks_on_own_paths
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.thoughts.marks import find_marks, unknown_thoughts
@@ -141,21 +141,21 @@ def inspect_checkpoint(
     match = decide(outline, family, other is not None)
     if match is None:
         configured, system = outline.files.optional_json("generation_config.json"), system_prompt_of(outline)
-        if warning := generator.not_applied(configured):
+        if warning := generation_config.not_applied(configured):
             outline.warn(warning)
         model = load_generator(outline, dtype, "meta")
         tokenizer, marks = model.tokenizer, find_marks(model.tokenizer)
         others, begin = families.families_of(outline.architecture), f"no chat template; {tokenizer.begin_source}"
-        warned = "" if marks else unknown_thoughts(tokenizer), prompts.no_template(tokenizer)
+        warned = "" if marks else unknown_thoughts(tokenizer), generator.no_template(tokenizer)
         of_role = {
             "note": f"also a verifier if --verifier-family names one of {', '.join(others)}" if others else "",
-            "prompt": prompts.render_prompt(tokenizer, system, PROBLEM),
+            "prompt": generator.render_prompt(tokenizer, system, PROBLEM),
             "special_source": begin if tokenizer.chat_template is None else "the chat template",
-            "sampling": generator.sampling_defaults(configured),
+            "sampling": generation_config.sampling_defaults(configured),
             "warnings": (*outline.warnings, *filter(None, warned)),
         }
-        if marks and prompts.has_thinking_switch(tokenizer, system):
-            of_role["answering"] = generator.sampling_for(configured, thinks=False)
+        if marks and generator.has_thinking_switch(tokenizer, system):
+            of_role["answering"] = generation_config.sampling_for(configured, thinks=False)
     else:
         verifier = families.load_verifier(outline, dtype, "meta", family, other)
         model, tokenizer = verifier.model, verifier.model.tokenizer

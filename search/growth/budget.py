@@ -4,7 +4,7 @@ from espalier.engine.work import Generated, StopCause
 from espalier.prm.scorer import UNLIMITED, ScoreStatus
 from espalier.search.growth.policies import Branch, Draft, Expansion, PathPolicy
 from espalier.search.request import SearchRequest
-from espalier.search.run.usage import UsageMeter
+from espalier.search.run.running import UsageMeter
 from espalier.search.tree import Node, Termination
 
 

@@ -29,7 +29,7 @@ from espalier.search.common_fields import Vote
 from espalier.search.growth.policies import Branch, PathPolicy
 from espalier.search.result import Candidate
 from espalier.search.rules import DEFAULT_GROUP, UnsureRule
-from espalier.search.run.usage import UsageMeter
+from espalier.search.run.running import UsageMeter
 from espalier.search.tree import Node, Termination
 
 

@@ -8,7 +8,7 @@ from espalier.search.grading.answers import exact_match_key, leader_and_rival
 from espalier.search.growth.policies import Branch, Expansion, PathPolicy
 from espalier.search.request import SearchRequest
 from espalier.search.result import Candidate
-from espalier.search.run.usage import UsageMeter
+from espalier.search.run.running import UsageMeter
 from espalier.search.tree import Node
 
 _SHARE = 8

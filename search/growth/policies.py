@@ -1,4 +1,4 @@
-"""The contract of path policies: what shapes how the paths of a search grow, beside its algorithm.
+"""The contract of path policies: what shapes how the paths of a search grow, beside its algorithm; and `Merging`.
 
 The tree asks the policies of its search one after the other, in the order of `tree.make_policies`:
 
@@ -7,9 +7,11 @@ The tree asks the policies of its search one after the other, in the order of `t
 A search that asks for none of them has an empty list. A policy keeps its own state, and is asked on one thread.
 """
 
-from collections.abc import Callable, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from espalier.engine.engine import Engine
 from espalier.engine.guidance.grammar import Grammar
@@ -19,10 +21,11 @@ from espalier.engine.work import NO_MARKS, Done, Generated, PathStreams, StepMar
 from espalier.prm.scorer import UNLIMITED, Scorer, ScoreStatus
 from espalier.search.result import Candidate
 from espalier.search.run.executor import ResolvedRequest
-from espalier.search.run.usage import UsageMeter
+from espalier.search.run.running import UsageMeter
 from espalier.search.tree import Node, Termination
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from espalier.search.growth.thoughts import PathThoughts
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +52,7 @@ class Branch:
     scored: bool = False
     alone: bool = False
     expected: int = 0
-    held: "Expansion | None" = None
+    held: Expansion | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -115,19 +118,15 @@ class Grower(Protocol):
 
     def resume(self, expansion: Expansion) -> None:
         """Go on with children that the policy held back."""
-        ...
 
     def write(self, branch: Branch, injected: InjectedText) -> None:
         """Write text behind a node, so that its path is open; the path ends where it has no room."""
-        ...
 
     def score(self, branch: Branch) -> None:
         """Have a node scored whose score the policy held back."""
-        ...
 
     def settle(self, branch: Branch) -> None:
         """Count a node as finished."""
-        ...
 
 
 class PathPolicy:
@@ -221,3 +220,47 @@ class PolicyContext:
     meter: UsageMeter
     matchers: Mapping[Grammar, Matcher]
     call_outside: Callable[[Callable[[], Any], Callable[[Any], None]], None]
+
+
+class Merging(PathPolicy):
+    """Merges single steps of one parent with the same text into one node, with a multiplicity."""
+
+    def __init__(self, thoughts: PathThoughts | None, meter: UsageMeter) -> None:
+        self._thoughts = thoughts
+        self._meter = meter
+        self._first: dict[Hashable, Branch] = {}
+
+    def begin_round(self, paths: int) -> bool:
+        """See `PathPolicy`; steps of one round are merged with one another only."""
+        self._first.clear()
+        return True
+
+    def merges(self, branch: Branch) -> bool:
+        """See `PathPolicy`. The same text can be complete in one sample and cut off in another: both stay."""
+        node = branch.node
+        position = self._thoughts.position(node) if self._thoughts else None
+        alike = node.parent, node.text, node.termination, position, node.written
+        if (kept := self._first.setdefault(alike, branch)) is branch:
+            return False
+        if node.path < kept.node.path:
+            _swap_samples(branch, kept)
+        kept.node.draws = tuple(sorted((*kept.node.draws, *node.draws)))
+        kept.node.multiplicity += node.multiplicity
+        node.termination = Termination.DUPLICATE
+        self._meter.duplicates += 1
+        return True
+
+
+def _swap_samples(one: Branch, other: Branch) -> None:
+    """Swap what was sampled, so that descendants do not depend on which of two siblings finished first."""
+    one.sequence, other.sequence = other.sequence, one.sequence
+    one.streams, other.streams = other.streams, one.streams
+    one.matcher, other.matcher = other.matcher, one.matcher
+    a, b = one.node, other.node
+    a.path, b.path = b.path, a.path
+    a.num_tokens, b.num_tokens = b.num_tokens, a.num_tokens
+    a.own_tokens, b.own_tokens = b.own_tokens, a.own_tokens
+    a.log_probability, b.log_probability = b.log_probability, a.log_probability
+    a.log_probabilities, b.log_probabilities = b.log_probabilities, a.log_probabilities
+    if a.score is not None:  # it is of the tokens; other scores are of the text, which is the same
+        a.score, b.score = b.score, a.score

@@ -19,7 +19,7 @@ from espalier.search.common_fields import answer_in
 from espalier.search.grading.answers import content_before_brace, exact_match_key
 from espalier.search.growth.policies import Branch, Expansion, PathPolicy, PolicyContext
 from espalier.search.rules import PARAGRAPH
-from espalier.search.run.executor import penalties_of
+from espalier.search.run.resolve import penalties_of
 from espalier.search.thoughts.plans import PROBE_ANSWER_TOKENS
 from espalier.search.tree import Node, Probe
 

@@ -14,11 +14,10 @@ from espalier.search.algorithms import make_algorithm, needs_verifier
 from espalier.search.algorithms.base import Expand
 from espalier.search.common_fields import answer_in
 from espalier.search.growth.policies import PolicyContext
-from espalier.search.growth.resolve import resolve_search
 from espalier.search.growth.tree import SearchTree
 from espalier.search.request import SearchRequest, Vote
 from espalier.search.run.executor import ResolvedRequest
-from espalier.search.run.resolve import Resolver
+from espalier.search.run.resolve import Resolver, resolve_search
 from espalier.search.run.running import Running, Submission
 from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
 from espalier.search.voting.vote import VoteResult, is_decided, probed_answer, select

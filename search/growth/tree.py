@@ -11,9 +11,17 @@ from espalier.prm.scorer import UNLIMITED, ScoredSearch, ScoreSession, ScoreStat
 from espalier.search.algorithms import stops_early, unused_fields
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.growth.endings import Endings
-from espalier.search.growth.policies import Branch, Draft, Expansion, InjectedText, PathPolicy, PolicyContext
+from espalier.search.growth.policies import (
+    Branch,
+    Draft,
+    Expansion,
+    InjectedText,
+    Merging,
+    PathPolicy,
+    PolicyContext,
+)
 from espalier.search.result import Candidate
-from espalier.search.run.executor import sampling_of
+from espalier.search.run.resolve import sampling_of
 from espalier.search.tree import HostText, Node, Termination
 
 
@@ -48,8 +56,6 @@ def make_policies(context: PolicyContext) -> list[PathPolicy]:
 
         policies.append(ConfidenceFilter(unsure, context.meter) if unsure else LogProbabilities())
     if request.merge_duplicates and (scorer is None or scorer.needs.merges == "text"):
-        from espalier.search.growth.merging import Merging
-
         policies.append(Merging(thoughts, context.meter))
     return policies
 

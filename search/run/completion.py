@@ -35,8 +35,8 @@ from espalier.search.completion import (
     TokenLogprob,
 )
 from espalier.search.result import StopReason
-from espalier.search.run.executor import ResolvedCompletion, sampling_of
-from espalier.search.run.resolve import Resolver, worst_case
+from espalier.search.run.executor import ResolvedCompletion
+from espalier.search.run.resolve import Resolver, sampling_of, worst_case
 from espalier.search.run.running import Running, Submission
 from espalier.search.run.sampled_text import SampledAnswer, SampledText
 from espalier.search.thoughts.reading import AfterThought, make_reader

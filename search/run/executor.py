@@ -6,6 +6,7 @@ Imported without torch, so that a server can handle signals before it loads anyt
 from __future__ import annotations
 
 import logging
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,6 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from espalier.engine.errors import EspalierError, MisuseError
-from espalier.engine.work import NO_PENALTIES, Penalties, Sampling
 from espalier.prm.scorer import UNLIMITED, PathLimits
 from espalier.search import completion
 from espalier.search.algorithms import algorithm_of, named, with_defaults
@@ -21,15 +21,23 @@ from espalier.search.algorithms.advised import AdvisedSearch
 from espalier.search.algorithms.base import Scores
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS, PenaltyFields
 from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
-from espalier.search.result import Event, Finished, SearchResult
+from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
 from espalier.search.rollout import RolloutRequest, RolloutResult
 from espalier.search.rules import ThinkingMode
-from espalier.search.scores import ScoreRequest, ScoreResult, ScoreSessionRequest, SessionTurn, StepsScored
+from espalier.search.scores import (
+    ScoreRequest,
+    ScoreResult,
+    ScoreSessionRequest,
+    SessionTurn,
+    SolutionScores,
+    StepsScored,
+)
 from espalier.search.server_info import Occupancy
 from espalier.search.voting.equivalence import MathVerify
 
 if TYPE_CHECKING:
     from espalier.engine.guidance.grammar import Grammar
+    from espalier.search.run.running import Running
     from espalier.search.thoughts.marks import ThoughtMarks
     from espalier.search.thoughts.plans import ProbePlan, ThoughtPlan
 
@@ -48,19 +56,6 @@ class Rejected:
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields whose default may be the checkpoint's."""
-
-
-def sampling_of(request: SearchRequest | completion.CompletionRequest, prompt_tokens: int) -> Sampling:
-    """The sampling of a request, whose defaults are filled in, behind a prompt of so many tokens; without a key."""
-    filters = request.temperature or 0.0, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
-    return Sampling(*filters, penalties=penalties_of(request, prompt_tokens))
-
-
-def penalties_of(request: PenaltyFields, prompt_tokens: int) -> Penalties:
-    """The penalties of a request whose defaults are filled in."""
-    of_tokens = request.repetition_penalty or 1.0, request.presence_penalty or 0.0, request.frequency_penalty or 0.0
-    bias = request.logit_bias.value
-    return Penalties(*of_tokens, bias, prompt_tokens) if bias or of_tokens != (1, 0, 0) else NO_PENALTIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +235,48 @@ def request_of(checked: AnyRequest | Resolved) -> AnyRequest:
     return checked if isinstance(checked, AnyRequest) else checked.request
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of request.
+
+    Attributes:
+        result: the class of its results.
+        runner: the class that resolves and runs it, a subclass of `Running`, by module and name; imported as late as
+            it is needed.
+        empty: makes the fields that have no default of the result of a request that was not run, and of the reason.
+    """
+
+    result: type[Any]
+    runner: str
+    empty: Callable[[Any, str], dict[str, Any]] = lambda request, why: {}
+
+    @property
+    def running(self) -> type[Running[Any, Any]]:
+        """The class that resolves and runs it."""
+        return pkgutil.resolve_name(self.runner)
+
+
+def _no_scores(request: ScoreRequest, why: str) -> dict[str, Any]:
+    return {"solutions": tuple(SolutionScores(None, (None,) * len(steps), why) for steps in request.solutions)}
+
+
+KINDS: dict[type, Kind] = {
+    SearchRequest: Kind(SearchResult, "espalier.search.growth.search:RunningSearch"),
+    completion.CompletionRequest: Kind(completion.CompletionResult, "espalier.search.run.completion:RunningCompletion"),
+    ScoreRequest: Kind(ScoreResult, "espalier.search.run.scores:RunningScores", _no_scores),
+    ScoreSessionRequest: Kind(ScoreResult, "espalier.search.run.scores:RunningScoreSession"),
+    RolloutRequest: Kind(RolloutResult, "espalier.search.run.rollout:RunningRollout"),
+}
+"""The kinds of requests that an orchestrator runs, each registered once, by the class of their requests."""
+
+
+def result_without(search_id: str, request: AnyRequest, reason: StopReason, why: str = "") -> AnyResult:
+    """The result of a request that was not run, because of the error `why` if that is not empty."""
+    kind = KINDS[type(request)]
+    of_request = {"search_id": search_id, "configuration": request, **kind.empty(request, why)}
+    return kind.result(**of_request, stop_reason=reason, usage=Usage(), error=why)
+
+
 class Executor(Protocol):
     """Runs searches; the `Orchestrator`, for one. All methods but `check` are called on one thread.
 
@@ -336,23 +373,18 @@ class Executor(Protocol):
         What runs goes on where it is: its tokens stay, and are read again by the new weights. What was kept of prompts
         is dropped.
         """
-        ...
 
     def cancel_reload(self) -> None:
         """Let go of what `prepare_reload` has loaded; may be called on any thread."""
-        ...
 
     def tell(self, search_id: str, turn: SessionTurn) -> None:
         """Go on with a session of scores. Unknown and finished ids are ignored."""
-        ...
 
     def cancel(self, search_id: str) -> None:
         """Stop a search at the next `step`, which still finishes it. Unknown and finished ids are ignored."""
-        ...
 
     def drop(self, search_ids: Iterable[str]) -> None:
         """Cancel searches immediately; `step` does not return them."""
-        ...
 
     def step(self) -> list[AnyResult]:
         """Work on the searches for a moment, and return those that finished.
@@ -364,7 +396,6 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Cancel all searches and release everything."""
-        ...
 
 
 log = logging.getLogger("espalier.search")

@@ -1,9 +1,19 @@
-"""The generator's side of a search: prompts and sampling defaults."""
+"""The generator's side of a search: its prompts, what callers write in them as text, and defaults of its requests.
+
+Thoughts of earlier turns are told apart from what was said, so that the chat template keeps or drops them:
+
+    reasoning_content     handed to the template as it is
+    <think> in a content  apart for templates that read thoughts apart, else in the content, between the marks' tokens
+
+Marks in the rest of a message are text, so that no template cuts an answer that quotes one.
+"""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from espalier.engine.engine import Engine
@@ -15,21 +25,16 @@ from espalier.engine.errors import (
     Violation,
     name_tokens,
 )
-from espalier.engine.models.chat.arrangement import RenderedChat, render_conversation
+from espalier.engine.models.chat.arrangement import DROPPED, FOLDED, RenderedChat, folded, leading, render_conversation
 from espalier.engine.models.model import Model
-from espalier.engine.models.text_files import require, shown
-from espalier.engine.models.tokenizer import SPECIAL_TOKENS
+from espalier.engine.models.tokenizer import SPECIAL_TOKENS, TextTokenizer
 from espalier.engine.roles import GENERATOR
 from espalier.search.completion import ChatPrompt, CompletionRequest, Prompt, Tokenization, TokenizationRequest
-from espalier.search.conversation import ChatMessage, ChatRole
+from espalier.search.conversation import ChatMessage, ChatRole, turns_text, whole_conversation
 from espalier.search.rules import SWITCHES, ThinkingMode
-from espalier.search.run import prompts
 from espalier.search.run.executor import RenderedPrompt, RequestDefaults
-from espalier.search.thoughts.marks import find_marks
-
-_MIN_TOP_P = 1e-9
-"""top_p that keeps only the most likely token, as a configured 0 does in transformers."""
-
+from espalier.search.run.generation_config import Parameters, sampling_defaults, sampling_for
+from espalier.search.thoughts.marks import ThoughtMarks, find_marks
 
 Advice = Callable[[str], tuple[str, ...]]
 """Takes a problem's text and returns warnings, whole sentences for the caller; empty where there are none."""
@@ -63,7 +68,7 @@ class Generator:
         self.system_prompt = system_prompt
         self.advice = advice
         self.marks = find_marks(self.model.tokenizer, thought_marks)
-        self._caller_text = prompts.CallerText(self.model.tokenizer)
+        self._caller_text = CallerText(self.model.tokenizer)
         try:
             self.prompt_ids("2")
         except NoEmbeddingError as error:
@@ -118,8 +123,8 @@ class Generator:
         """A message before the problem, whose thought is where the chat template looks for it."""
         thought, said, in_content = message.reasoning_content, message.content, False
         if self.marks and message.role == ChatRole.ASSISTANT and not thought:
-            thought, said = prompts.split_message(said, self.marks)
-            in_content = bool(thought) and not prompts.reads_thoughts_apart(self.model.tokenizer.chat_template or "")
+            thought, said = split_message(said, self.marks)
+            in_content = bool(thought) and not reads_thoughts_apart(self.model.tokenizer.chat_template or "")
         thought, said = (self._caller_text.protect(text, tags) for text in (thought, said))
         if in_content and self.marks:
             opening, closing = self.marks.opening.text + self.marks.label, self.marks.closing.text
@@ -150,7 +155,7 @@ class Generator:
     @cached_property
     def _has_switch(self) -> bool:
         """True if the chat template can switch thinking off."""
-        return prompts.has_thinking_switch(self.model.tokenizer, self.system_prompt)
+        return has_thinking_switch(self.model.tokenizer, self.system_prompt)
 
     @cached_property
     def _answers_by_default(self) -> bool:
@@ -161,7 +166,7 @@ class Generator:
     def _render(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> RenderedChat:
         switches = SWITCHES[mode if self.marks else ThinkingMode.OFF]
         try:
-            return prompts.render_turns(self.model.tokenizer, self.system_prompt, problem, history, switches)
+            return render_turns(self.model.tokenizer, self.system_prompt, problem, history, switches)
         except CheckpointError as error:
             if not history:
                 raise
@@ -230,7 +235,7 @@ class Generator:
             spoken = [message for message in messages if message["role"] != ChatRole.SYSTEM]
             if not spoken or spoken[-1]["role"] == ChatRole.ASSISTANT:
                 raise InvalidRequestError([Violation("prompts", "must end with the user's message: no chat template")])
-            return prompts.plain_text(self.model.tokenizer, messages, continued)
+            return plain_text(self.model.tokenizer, messages, continued)
         try:
             chat = render_conversation(self.model.tokenizer, messages, not prompt.continue_last, **prompt.variables)
         except CheckpointError as error:
@@ -253,78 +258,139 @@ class Generator:
         return ids
 
 
-def sampling_defaults(defaults: dict[str, Any]) -> dict[str, Any]:
-    """Values of `generation_config.json` for the parameters of sampling that requests leave open, or those without.
-
-    Raises:
-        CheckpointError: one of them is not a number or is out of range.
-    """
-    return {
-        "temperature": _configured(defaults, "temperature", 0.8, 0, 10),
-        "top_k": max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0),  # -1 is another word for all
-        "top_p": max(_configured(defaults, "top_p", 1, 0, 1), _MIN_TOP_P),
-        "min_p": _configured(defaults, "min_p", 0, 0, 1),
-        "repetition_penalty": _configured(defaults, "repetition_penalty", 1, 1e-6, 100),
-    }
+_BEGIN, _END = "\ue000", "\ue001"
+_PLACE = re.compile(f"{_BEGIN}(\\d+){_END}")
+_APART = re.compile(r"\breasoning_content\b|\.thinking\b|\[['\"]thinking['\"]\]")
+"""Templates that read the thought of a message apart."""
 
 
-_NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
-    # what changes a draw in transformers or vLLM, and its values besides null that change nothing
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "diversity_penalty", "penalty_alpha"), (0,)),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
-    **dict.fromkeys(("encoder_repetition_penalty", "typical_p", "num_beams", "guidance_scale"), (1,)),
-    **dict.fromkeys(("sequence_bias", "logit_bias"), ({}, [])),
-    **dict.fromkeys(("bad_words_ids", "force_words_ids", "constraints", "forced_decoder_ids"), ([],)),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), ([],)),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
-    **dict.fromkeys(("top_h", "watermarking_config", "dola_layers"), ()),
-    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), (0,)),
-    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "xtc_probability", "mirostat"), (0,)),
-    "stop_strings": ([], ""),
-    "token_healing": (False,),
-}
+def render_prompt(
+    tokenizer: TextTokenizer,
+    system_prompt: str,
+    problem: str,
+    history: Sequence[ChatMessage] = (),
+    switches: Mapping[str, bool] = MappingProxyType({"enable_thinking": False}),
+) -> str:
+    """Return the text of `render_turns`."""
+    return render_turns(tokenizer, system_prompt, problem, history, switches).text
 
 
-def not_applied(defaults: Mapping[str, Any]) -> str:
-    """Warn of what `generation_config.json` sets that changes draws and is not applied; empty for nothing."""
-    found = {
-        name: value
-        for name, harmless in _NOT_APPLIED.items()
-        if (value := defaults.get(name)) is not None and value not in harmless
-    }
-    text = " and ".join(f"{name} {shown(value)}" for name, value in found.items())
-    return f"generation_config.json has {text}, which {'is' if len(found) == 1 else 'are'} not applied" if found else ""
-
-
-def _configured(defaults: dict[str, Any], name: str, default: float, minimum: float, maximum: float) -> float:
-    """Read a value of `generation_config.json`; the default if it is absent."""
-    if (value := defaults.get(name)) is None:
-        return default
-
-    def in_range(value: object) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= maximum
-
-    rule = f"a number from {minimum} to {maximum}"
-    return float(require("generation_config.json", name, value, rule, in_range))
-
-
-Parameters = Mapping[str, float]
-"""`temperature`, `top_k` and `top_p`."""
-_PAIRS: tuple[tuple[Parameters, Parameters], ...] = (
-    # Qwen3's model cards, "Best Practices"
-    ({"temperature": 0.6, "top_k": 20, "top_p": 0.95}, {"temperature": 0.7, "top_k": 20, "top_p": 0.8}),
-)
-"""Those for thinking, and those without."""
-
-
-def sampling_for(configured: Parameters, thinks: bool) -> Parameters:
-    """The parameters of a mode that differ from those in the file; empty where the file's are used.
+def render_turns(
+    tokenizer: TextTokenizer,
+    system_prompt: str,
+    problem: str,
+    history: Sequence[ChatMessage],
+    switches: Mapping[str, bool],
+) -> RenderedChat:
+    """Render the prompt: through the chat template, or as plain text and a blank line without one.
 
     Args:
-        configured: those of the file, others are ignored; of a checkpoint that can think and be kept from it.
-        thinks: whether the model thinks in this mode.
+        tokenizer: has the chat template.
+        system_prompt: used unless `history` starts with a system message.
+        problem: what the user says last.
+        history: the messages around it.
+        switches: variables of the template that switch thinking on or off; see `SWITCHES`.
+
+    Raises:
+        TemplateLimitError: the template takes too much time or memory.
+        CheckpointError: the template rejects the messages without a system message too, or turns of tools.
     """
-    for pair in _PAIRS:
-        if any(all(configured.get(name) == value for name, value in each.items()) for each in pair):
-            return {name: value for name, value in pair[not thinks].items() if configured[name] != value}
-    return {}
+    messages = [{"role": "user", "content": problem}]
+    if history:
+        messages = [turn.for_template() for turn in whole_conversation(problem, history)]
+    if messages[0]["role"] != ChatRole.SYSTEM:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    if not messages[0]["content"]:
+        messages.pop(0)
+    if tokenizer.chat_template is None:
+        return plain_text(tokenizer, messages)
+    rendered = render_conversation(tokenizer, messages, **switches)
+    if any(message.role == ChatRole.SYSTEM for message in history):  # the caller's own
+        return rendered
+    return replace(rendered, warnings=tuple(each for each in rendered.warnings if each not in (FOLDED, DROPPED)))
+
+
+def plain_text(tokenizer: TextTokenizer, messages: list[dict[str, Any]], continued: str = "") -> RenderedChat:
+    """A conversation for a model without a chat template: what the system says first, then the turns by name."""
+    front = leading(messages)
+    system = "".join(f"{message['content']}\n\n" for message in front)
+    arranged = folded(messages[len(front) :])
+    warnings = (FOLDED,) if len(arranged) < len(messages) - len(front) else ()
+    return RenderedChat(f"{tokenizer.begin}{system}{turns_text(arranged)}\n\n{continued}", warnings)
+
+
+def no_template(tokenizer: TextTokenizer) -> str:
+    """A warning of a generator without a chat template, as base models are; empty for others."""
+    if tokenizer.chat_template is not None:
+        return ""
+    return (
+        "the tokenizer has no chat template, as of a base model, which goes on with the text instead of answering: "
+        "problems stand in its prompt as plain text, and paths may not end; take the instruction-tuned model"
+    )
+
+
+def has_thinking_switch(tokenizer: TextTokenizer, system_prompt: str) -> bool:
+    """Return whether the chat template can switch thinking off."""
+    on, off = (
+        render_prompt(tokenizer, system_prompt, "2", (), SWITCHES[mode]) for mode in (ThinkingMode.ON, ThinkingMode.OFF)
+    )
+    return on != off
+
+
+def reads_thoughts_apart(template: str) -> bool:
+    """Return whether a chat template looks at `reasoning_content` or `thinking` of messages."""
+    return bool(_APART.search(template))
+
+
+def split_message(content: str, marks: ThoughtMarks) -> tuple[str, str]:
+    """Split what an assistant said into its thought, which stands between marks at the beginning, and the rest.
+
+    Returns:
+        The thought, empty without one, and the content behind it.
+    """
+    opening, closing = marks.opening.text + marks.label, marks.closing.text
+    if not content.lstrip().startswith(opening):
+        return "", content
+    begin = content.index(opening) + len(opening)
+    depth = 1
+    for mark in re.compile(f"{re.escape(marks.opening.text)}|{re.escape(closing)}").finditer(content, begin):
+        depth += 1 if mark[0] == marks.opening.text else -1
+        if not depth:
+            rest = content[mark.end() :].removeprefix(marks.header)
+            return content[begin : mark.start()].strip("\n"), rest.lstrip("\n")
+    return "", content
+
+
+class CallerText:
+    """Hides tokens in the texts of callers while a prompt is rendered, and encodes them as ordinary text."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        hidden = tokenizer.control_tokens | {_BEGIN, _END}
+        self._hidden = re.compile("|".join(map(re.escape, sorted(hidden, key=len, reverse=True))))
+
+    def protect(self, text: str, tags: list[str]) -> str:
+        """Return a text with a place for each token in it, which is added to `tags`."""
+
+        def place(found: re.Match[str]) -> str:
+            tags.append(found[0])
+            return f"{_BEGIN}{len(tags) - 1}{_END}"
+
+        return self._hidden.sub(place, text)
+
+    def encode(self, prompt: str, tags: list[str]) -> list[int]:
+        """Return the token ids of a rendered prompt, with the text of the `tags` at their places."""
+        if not tags:
+            return self._tokenizer.encode(prompt)
+        ids: list[int] = []
+        for i, part in enumerate(_PLACE.split(prompt)):
+            ids += self._plain(tags[int(part)]) if i % 2 else self._tokenizer.encode(part)
+        return ids
+
+    def _plain(self, text: str) -> list[int]:
+        """Token ids of a text without any added token: each is encoded in two parts."""
+        ids: list[int] = []
+        while found := self._hidden.search(text):
+            ids += self._tokenizer.encode(text[: found.start() + 1])
+            text = text[found.start() + 1 :]
+        return ids + self._tokenizer.encode(text)

@@ -31,9 +31,9 @@ from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
 from espalier.prm.verifier import Verifier
 from espalier.search.algorithms.advised import read_advice
 from espalier.search.run import settings as given
-from espalier.search.run.generator import Advice, Generator, not_applied
+from espalier.search.run.generation_config import not_applied
+from espalier.search.run.generator import Advice, Generator, no_template
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.prompts import no_template
 from espalier.search.run.reload import load_weights
 from espalier.search.run.settings import REFERENCE, RuntimeSettings
 from espalier.search.thoughts.marks import find_marks, unknown_thoughts

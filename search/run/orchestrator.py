@@ -25,9 +25,8 @@ from espalier.search.completion import Tokenization, TokenizationRequest
 from espalier.search.fairness import AccountThreads
 from espalier.search.request import DEFAULT_OPTIONS, EXACT_MATCH, SubmitOptions
 from espalier.search.result import StopReason
-from espalier.search.run.executor import AnyEvent, AnyRequest, AnyResult, Resolved, reason_of
+from espalier.search.run.executor import KINDS, AnyEvent, AnyRequest, AnyResult, Resolved, reason_of, result_without
 from espalier.search.run.generator import Generator
-from espalier.search.run.kinds import KINDS, result_without
 from espalier.search.run.resolve import Resolver
 from espalier.search.run.running import AnyRunning, Submission, digests
 from espalier.search.run.search_queue import SearchQueue

@@ -13,7 +13,8 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.checkpoint.adapter import is_adapter
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import GENERATOR
-from espalier.search.run.generator import Generator, sampling_defaults
+from espalier.search.run.generation_config import sampling_defaults
+from espalier.search.run.generator import Generator
 
 
 def load_weights(

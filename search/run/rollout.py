@@ -25,9 +25,9 @@ from espalier.search.grading.answers import boxed, exact_match_key, extract_answ
 from espalier.search.grading.notation.numerals import number_in
 from espalier.search.result import StopReason
 from espalier.search.rollout import Labels, RolloutRequest, RolloutResult, RolloutStep, grade
-from espalier.search.run.executor import ResolvedRollout, penalties_of
+from espalier.search.run.executor import ResolvedRollout
 from espalier.search.run.generator import Generator
-from espalier.search.run.resolve import Resolver, worst_case
+from espalier.search.run.resolve import Resolver, penalties_of, worst_case
 from espalier.search.run.running import Running, Submission, digests
 
 VALUED_AT_ONCE = 4

@@ -129,7 +129,8 @@ class FakeWorkers:
 
 def result_of(search_id: str, request: SearchRequest, reason: StopReason) -> SearchResult:
     answer = f"{request.problem}/{request.seed}"
-    return SearchResult(search_id, answer, None, reason, None, (), (), Usage(), request, {}, "exact-match")
+    of_request = {"search_id": search_id, "stop_reason": reason, "usage": Usage(), "configuration": request}
+    return SearchResult(**of_request, answer=answer, grader="exact-match")
 
 
 SILENT = NoAnswerError("no answer")

@@ -22,9 +22,9 @@ from espalier.prm.scorer import ScoredSearch, ScoreStatus, StepNode
 from espalier.prm.scorers.own_path import OwnPathSession, OwnPathVerifier, tokens_in_common, tokens_of_questions
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.result import SearchResult, StopReason
+from espalier.search.run.generator import render_prompt
 from espalier.search.run.load import load_orchestrator, load_verifier_alone
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.prompts import render_prompt
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.scores import ScoreRequest
 from espalier.search.tree import Node

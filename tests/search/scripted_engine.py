@@ -22,8 +22,7 @@ from espalier.search.growth.search import RunningSearch
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.executor import ResolvedRequest
-from espalier.search.run.running import Submission
-from espalier.search.run.usage import UsageMeter
+from espalier.search.run.running import Submission, UsageMeter
 from espalier.search.voting.vote import select
 
 PROMPT, VERIFIER_PROMPT = 5, 7

@@ -32,8 +32,8 @@ from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.resolve import Resolver
+from espalier.search.run.running import UsageMeter
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.run.usage import UsageMeter
 from espalier.search.service.grpc_api.convert import from_wire, to_wire
 from espalier.search.service.http_api.endpoints import event_json
 from espalier.search.service.http_api.openai.bodies import read_chat

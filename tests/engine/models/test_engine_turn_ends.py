@@ -15,7 +15,7 @@ from espalier.engine.models.chat.turns import turn_ends
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.search.run.prompts import render_prompt
+from espalier.search.run.generator import render_prompt
 
 IM_END, TEXT_END, MARK = 2, 0, 3
 """`<|im_end|>`, `<|endoftext|>` and `<extra_0>`, a special token whose name says nothing of an end."""

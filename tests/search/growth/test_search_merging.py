@@ -3,9 +3,8 @@
 import pytest
 
 from espalier.engine.work import PathStreams
-from espalier.search.growth.merging import Merging
-from espalier.search.growth.policies import Branch
-from espalier.search.run.usage import UsageMeter
+from espalier.search.growth.policies import Branch, Merging
+from espalier.search.run.running import UsageMeter
 from espalier.search.tree import Node, Termination
 
 

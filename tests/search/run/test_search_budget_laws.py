@@ -19,7 +19,7 @@ from espalier.search.growth.budget import Budget
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
 from espalier.search.result import CandidateDone, Event, SearchResult, StopReason
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.usage import UsageMeter
+from espalier.search.run.running import UsageMeter
 from espalier.search.tree import Node
 
 MOST = 2**62

@@ -17,8 +17,7 @@ from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.completion import ChatPrompt, CompletionRequest
 from espalier.search.conversation import ChatMessage, ChatRole, split_conversation
-from espalier.search.run.generator import Generator
-from espalier.search.run.prompts import render_turns
+from espalier.search.run.generator import Generator, render_turns
 
 Load = Callable[[str | None], TextTokenizer]
 

@@ -20,7 +20,8 @@ from espalier.experiments.planning.inspection import inspect_checkpoint
 from espalier.search.completion import CompletionRequest
 from espalier.search.request import SearchRequest, make_request
 from espalier.search.rollout import RolloutRequest
-from espalier.search.run.generator import Generator, not_applied, sampling_defaults
+from espalier.search.run.generation_config import not_applied, sampling_defaults
+from espalier.search.run.generator import Generator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.solver import Solver
 

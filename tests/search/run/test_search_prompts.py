@@ -15,9 +15,8 @@ from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.verifier import Verifier
 from espalier.search.conversation import ChatMessage, ChatRole
-from espalier.search.run.generator import Generator
+from espalier.search.run.generator import Generator, render_prompt
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.prompts import render_prompt
 
 REFUSES_SYSTEM = """\
 {%- for message in messages %}

@@ -18,7 +18,7 @@ from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search import conversation
 from espalier.search.client import SearchClient
 from espalier.search.request import AnswerEquivalence, SearchRequest
-from espalier.search.run import prompts
+from espalier.search.run import generator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.solver import Solver
@@ -50,7 +50,7 @@ def counted(orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> Coun
 
     tokenizers = {id(model.tokenizer): f"{role} prompt tokenised" for role, model in orchestrator.engine.models.items()}
     count(conversation, "violations", lambda given, *_: "validated" if isinstance(given, SearchRequest) else None)
-    count(prompts, "render_turns", lambda _t, _s, problem, *_: "rendered" if PROBLEM in problem else None)
+    count(generator, "render_turns", lambda _t, _s, problem, *_: "rendered" if PROBLEM in problem else None)
     count(TextTokenizer, "encode", lambda self, text: tokenizers.get(id(self)) if PROBLEM in text else None)
     return seen
 

@@ -27,7 +27,7 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report, Show, nothing_shown
-from espalier.search.run.prompts import render_prompt
+from espalier.search.run.generator import render_prompt
 
 TEXTS = (
     "The steam engine was improved step by step: Newcomen pumped water, Watt condensed the steam apart.",

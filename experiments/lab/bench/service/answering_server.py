@@ -8,7 +8,7 @@ from espalier.experiments.cli import main as cli
 from espalier.search.common_fields import answer_in
 from espalier.search.growth import search
 from espalier.search.request import SearchRequest
-from espalier.search.run.kinds import KINDS
+from espalier.search.run.executor import KINDS
 from espalier.search.tree import Node
 
 ROOTS, TOWERS = 10**6, 2 * 10**6
