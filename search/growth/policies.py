@@ -7,11 +7,9 @@ The tree asks the policies of its search one after the other, in the order of `t
 A search that asks for none of them has an empty list. A policy keeps its own state, and is asked on one thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from espalier.engine.engine import Engine
 from espalier.engine.guidance.grammar import Grammar
@@ -23,9 +21,6 @@ from espalier.search.result import Candidate
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.running import UsageMeter
 from espalier.search.tree import Node, Termination
-
-if TYPE_CHECKING:
-    from espalier.search.growth.thoughts import PathThoughts
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +47,7 @@ class Branch:
     scored: bool = False
     alone: bool = False
     expected: int = 0
-    held: Expansion | None = None
+    held: "Expansion | None" = None
 
 
 @dataclass(slots=True, eq=False)
@@ -225,8 +220,9 @@ class PolicyContext:
 class Merging(PathPolicy):
     """Merges single steps of one parent with the same text into one node, with a multiplicity."""
 
-    def __init__(self, thoughts: PathThoughts | None, meter: UsageMeter) -> None:
-        self._thoughts = thoughts
+    def __init__(self, position: Callable[[Node], Hashable], meter: UsageMeter) -> None:
+        """Merge steps whose `position`, in a thought or not, is the same too."""
+        self._position = position
         self._meter = meter
         self._first: dict[Hashable, Branch] = {}
 
@@ -238,8 +234,7 @@ class Merging(PathPolicy):
     def merges(self, branch: Branch) -> bool:
         """See `PathPolicy`. The same text can be complete in one sample and cut off in another: both stay."""
         node = branch.node
-        position = self._thoughts.position(node) if self._thoughts else None
-        alike = node.parent, node.text, node.termination, position, node.written
+        alike = node.parent, node.text, node.termination, self._position(node), node.written
         if (kept := self._first.setdefault(alike, branch)) is branch:
             return False
         if node.path < kept.node.path:

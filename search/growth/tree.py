@@ -56,7 +56,7 @@ def make_policies(context: PolicyContext) -> list[PathPolicy]:
 
         policies.append(ConfidenceFilter(unsure, context.meter) if unsure else LogProbabilities())
     if request.merge_duplicates and (scorer is None or scorer.needs.merges == "text"):
-        policies.append(Merging(thoughts, context.meter))
+        policies.append(Merging(thoughts.position if thoughts else lambda _: None, context.meter))
     return policies
 
 

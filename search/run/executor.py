@@ -37,7 +37,6 @@ from espalier.search.voting.equivalence import MathVerify
 
 if TYPE_CHECKING:
     from espalier.engine.guidance.grammar import Grammar
-    from espalier.search.run.running import Running
     from espalier.search.thoughts.marks import ThoughtMarks
     from espalier.search.thoughts.plans import ProbePlan, ThoughtPlan
 
@@ -251,8 +250,8 @@ class Kind:
     empty: Callable[[Any, str], dict[str, Any]] = lambda request, why: {}
 
     @property
-    def running(self) -> type[Running[Any, Any]]:
-        """The class that resolves and runs it."""
+    def running(self) -> type[Any]:
+        """The class that resolves and runs it, see `Running`."""
         return pkgutil.resolve_name(self.runner)
 
 

@@ -152,7 +152,8 @@ class Orchestrator:
 
     def check(self, request: AnyRequest) -> Resolved:
         """Resolve a request, for `submit`; may be called on any thread. See `Running.resolve`."""
-        return KINDS[type(request)].running.resolve(self._resolver, request)
+        kind: type[AnyRunning] = KINDS[type(request)].running
+        return kind.resolve(self._resolver, request)
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
         """See `Executor.tokenize`."""
@@ -208,7 +209,7 @@ class Orchestrator:
         resolved = self.check(request) if isinstance(request, AnyRequest) else request
         name, of_engine = search_id or secrets.token_hex(8), (self.engine, self._scorer, self.equivalence, self._clock)
         submission = Submission(name, options, on_event or (lambda _: None), *of_engine, self._work_out)
-        search = KINDS[type(resolved.request)].running(resolved, submission)
+        search: AnyRunning = KINDS[type(resolved.request)].running(resolved, submission)
         search.arrival = next(self._arrivals)
         self._searches[search.search_id] = search
         self._next_due = min(self._next_due, search.deadline)

@@ -14,7 +14,7 @@ def test_the_lower_path_gives_streams_and_tokens_whichever_came_first(first: int
     both = [Branch(Node(i + 1, root, (i,), "same", 3 + i, draws=(i,)), False, streams.child(i)) for i in range(2)]
     expected = both[0].streams
     kept, merged = both[first], both[1 - first]
-    merging = Merging(None, UsageMeter())
+    merging = Merging(lambda _: None, UsageMeter())
     merging.begin_round(2)
     assert [merging.merges(kept), merging.merges(merged)] == [False, True]
     assert kept.streams is expected
