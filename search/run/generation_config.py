@@ -1,4 +1,4 @@
-"""What a checkpoint's `generation_config.json` sets: defaults of sampling, and what is not applied."""
+"""Defaults of sampling from a checkpoint's `generation_config.json`, and a warning of what is not applied."""
 
 from collections.abc import Mapping
 from typing import Any
