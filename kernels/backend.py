@@ -1,5 +1,6 @@
 """The choice of a backend, by the kind of device: `Backend` is all that the engine may ask of one."""
 
+import logging
 from importlib.util import find_spec
 
 import torch
@@ -20,7 +21,8 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, batch_invaria
         from espalier.kernels.cpu.backend import CpuBackend  # numba takes half a second to import
 
         return CpuBackend()
-    if torch.device(device).type == "cuda" and find_spec("triton"):
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu and find_spec("triton"):
         from espalier.kernels.triton.backend import TritonBackend  # triton comes with torch's builds for GPUs
         from espalier.kernels.triton.plan import Costs
         from espalier.kernels.triton.recording import GraphRecorder
@@ -29,4 +31,9 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, batch_invaria
         return TritonBackend(Costs(processors), GraphRecorder(), batch_invariant=batch_invariant)
     if batch_invariant:
         raise ValueError(f"no backend for {dtype} on {device} computes a row alike in any batch")
+    if on_gpu:
+        logging.getLogger(__name__).warning(
+            "triton is not installed: steps on %s use torch's operations, which wait for the device in every layer",
+            device,
+        )
     return TorchBackend()

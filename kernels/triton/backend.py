@@ -41,6 +41,9 @@ class TritonBackend(TorchBackend):
         self._costs = costs or Costs()
         self._recorder = recorder
         self.rows_are_independent = batch_invariant
+        # cuBLAS may split few rows' long sums, and would add the parts in half precision.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
     def prepare_layers(
         self, count: int, load: Callable[[int], LayerWeights], spec: DecoderSpec, outer: EmbeddingAndNorm

@@ -17,7 +17,7 @@ from espalier.kernels.triton.cache import norm_rotate_write
 from espalier.kernels.triton.plan import Costs, Planner
 from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.recording import LADDER, RecordedStep, Recorder, room_of
-from espalier.kernels.triton.steps import DeviceStep, StepTokens, places_of, programs_of
+from espalier.kernels.triton.steps import DeviceStep, StepMemory, StepTokens, places_of, programs_of
 
 PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """Makes a product of a weight, `[out, in]`, and a bias, `[out]`."""
@@ -68,7 +68,10 @@ class TritonLayers(TorchLayers):
         self._planner: Planner | None = None  # once it is known how blocks are cut
 
     def _on_taps(self) -> None:
-        self._recorded_steps.clear()
+        if self._recorded_steps:
+            raise RuntimeError(
+                "decode steps are recorded already, without these states: tap layers before an engine is made"
+            )
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`. What it returns for a step of one token to a sequence holds until the next such step."""
@@ -81,7 +84,7 @@ class TritonLayers(TorchLayers):
         return self._compute(on_device, layer_kvs)
 
     def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool) -> None:
-        """Record the steps of every number of tokens that are replayed, the largest first: they share its memory.
+        """Record the steps of every number of tokens that are replayed, the largest first: all share its memory.
 
         Where none are, compute one that is written nowhere, so that kernels are compiled.
         """
@@ -89,9 +92,13 @@ class TritonLayers(TorchLayers):
             self._compute(self._empty_step(self._tiles[0] + 1, layer_kvs), layer_kvs)  # with items of each kind
             return
         recorded: dict[int, RecordedStep] = {}
+        memory, embedding = None, self.outer.embedding
+        parts = 1 + len(self.taps) + (self.raw_tap is not None)
+        output = torch.empty((LADDER[-1], parts * embedding.shape[1]), dtype=embedding.dtype, device=self._device)
         for tokens in reversed(LADDER):
-            on_device = self._empty_step(tokens, layer_kvs)
-            compute = partial(self._compute, on_device, layer_kvs)
+            on_device = self._empty_step(tokens, layer_kvs, memory)
+            memory = on_device.memory
+            compute = partial(self._compute, on_device, layer_kvs, output[:tokens])
             recorded[tokens] = RecordedStep(on_device, *self._recorder(compute))
         self._recorded_steps[_pool_of(layer_kvs)] = recorded
 
@@ -107,7 +114,7 @@ class TritonLayers(TorchLayers):
         smallest = recorded[LADDER[bisect_left(LADDER, tokens)]]
         return smallest if smallest.on_device.room.holds(step.room) else None
 
-    def _empty_step(self, tokens: int, layer_kvs: Sequence[LayerKV]) -> DeviceStep:
+    def _empty_step(self, tokens: int, layer_kvs: Sequence[LayerKV], memory: StepMemory | None = None) -> DeviceStep:
         """A step with room for so many tokens, none of which is written anywhere."""
         room = room_of(tokens)
         narrow_rows, _ = self._tiles
@@ -115,13 +122,18 @@ class TritonLayers(TorchLayers):
             room = room._replace(narrow=0)
         elif tokens <= narrow_rows:  # whatever they share, one narrow item holds them all
             room = room._replace(wide=0)
-        return DeviceStep(room, len(self._windows), self._programs(layer_kvs), self._device)
+        return DeviceStep(room, len(self._windows), self._programs(layer_kvs), self._device, memory)
 
     def _programs(self, layer_kvs: Sequence[LayerKV]) -> int:
         return programs_of(self._costs, layer_kvs[0].keys.shape[3])
 
-    def _compute(self, step: DeviceStep, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
-        """States of a step's tokens, as `forward` returns them; waits for nothing and asks nothing of the host."""
+    def _compute(
+        self, step: DeviceStep, layer_kvs: Sequence[LayerKV], output: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """States of a step's tokens, as `forward` returns them; waits for nothing and asks nothing of the host.
+
+        They are written to `output`, if there is one.
+        """
         s, outer = self._spec, self.outer
         of_window = dict(zip(self._windows, zip(step.plans, step.places, step.tables, strict=True), strict=True))
         rotaries = [rotary_table(inverse, step.positions, factor) for inverse, factor in self._frequencies]
@@ -144,8 +156,10 @@ class TritonLayers(TorchLayers):
             added = out(mixed.flatten(1))
             normed = add_norm(hidden, added, layer.mlp_norm, s.norm_eps, layer.attention_post_norm)
             added, added_norm = down(gated(gate_up(normed), s.activation)), layer.mlp_post_norm
-        last = add_norm(hidden, added, outer.norm, s.norm_eps, added_norm)
-        return torch.cat([last, *tapped, *raw], dim=1) if tapped or raw else last
+        if tapped or raw:
+            last = add_norm(hidden, added, outer.norm, s.norm_eps, added_norm)
+            return torch.cat([last, *tapped, *raw], dim=1, out=output)
+        return add_norm(hidden, added, outer.norm, s.norm_eps, added_norm, output)
 
     def _describe(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> StepTokens:
         """Plan a step's attention, and say where its keys and values go."""

@@ -18,13 +18,15 @@ def add_norm(
     weight: torch.Tensor,
     eps: float,
     added_norm: torch.Tensor | None = None,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Add `added` to `hidden`, `[T, hidden]`, in place; returns RMSNorm of the sum, times `weight`, `[hidden]`.
 
-    With `added_norm`, factors `[hidden]`, RMSNorm of `added` is what is added.
+    With `added_norm`, factors `[hidden]`, RMSNorm of `added` is what is added. The result is written to `output`, if
+    there is one.
     """
     rows, size = hidden.shape
-    normed = torch.empty_like(hidden)
+    normed = torch.empty_like(hidden) if output is None else output
     if rows:
         add_and_norm[(rows,)](hidden, added, weight, added_norm, normed, eps, SIZE=size)
     return normed

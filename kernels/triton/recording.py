@@ -11,6 +11,8 @@ from espalier.kernels.triton.steps import DeviceStep, Room, StepTokens
 LADDER = (1, 2, 4, *range(8, 257, 8), *range(288, 513, 32), *range(576, 1025, 64))
 """Numbers of tokens that steps are recorded for; a step takes the next one, with tokens that are written nowhere."""
 _MAX_ITEMS = 1024
+_TABLE_ENTRIES = 2**20
+"""Of all sequences: 4 MiB, which all recorded steps share."""
 
 Recorder = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
 """Records what a function does on the device; returns what does it again, and what the function returned, which that
@@ -35,7 +37,7 @@ class RecordedStep:
 def room_of(tokens: int) -> Room:
     """Room for steps of so many tokens of any usual context; a step that needs more is not replayed."""
     items = tokens + _MAX_ITEMS
-    return Room(tokens, items, items, 4 * items, 4 * items, 256 * tokens + 4096)
+    return Room(tokens, items, items, 4 * items, 4 * items, _TABLE_ENTRIES)
 
 
 class GraphRecorder:
@@ -60,7 +62,8 @@ class GraphRecorder:
         shared = next(iter(self._graphs), None)
         pool = torch.cuda.graph_pool_handle() if shared is None else shared.pool()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+        # Other threads may allocate on the device meanwhile.
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             output = compute()
         self._graphs.add(graph)
         return graph.replay, output

@@ -62,6 +62,28 @@ class StepTokens(NamedTuple):
         return Room(*(max(each) for each in zip(least, *needs, strict=True)))
 
 
+class StepMemory:
+    """Memory that steps are copied to the device in, one after the other.
+
+    Attributes:
+        device: int32, on the device.
+        loaded: the room of the step whose plans are there, these plans, and the size of their block tables.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Make room for so many int32 numbers."""
+        self.device = torch.zeros(size, dtype=torch.int32, device=device)
+        self.loaded: tuple[Room, Sequence[AttentionPlan], int] | None = None
+        # Two, for the copy of the step before may still wait for its turn on the device.
+        self._hosts = [_PinnedBuffer(size, device) for _ in range(2)]
+
+    def next_host(self) -> "_PinnedBuffer":
+        """Memory of the host that no copy reads any more."""
+        self._hosts.reverse()
+        self._hosts[0].wait()
+        return self._hosts[0]
+
+
 class DeviceStep:
     """A step on the device, in room that it may leave partly unused: tokens beyond its own are not written anywhere.
 
@@ -72,30 +94,33 @@ class DeviceStep:
         addresses: int64; see `StepTokens`.
         tables: int32, block tables, one after the other; one for each window.
         plans: one for each window.
+        memory: what all of these lie in.
     """
 
-    def __init__(self, room: Room, windows: int, programs: int, device: torch.device) -> None:
-        """Make room on `device` for steps with plans for `windows`; `programs` of each kv head share the items."""
+    def __init__(
+        self, room: Room, windows: int, programs: int, device: torch.device, memory: StepMemory | None = None
+    ) -> None:
+        """Make room on `device` for steps with plans for `windows`; `programs` of each kv head share the items.
+
+        With `memory`, take that of a step with more room: only one of them can be computed at a time.
+        """
         self.room = room
         of_step = [(2 * room.tokens,)] * windows + [(room.tokens,)] * 2 + [(2 * room.addresses,)]
         of_step += [(room.table_entries,)] * windows
         of_plan = [(4,), (room.narrow, FIELDS), (room.wide, FIELDS), (room.rows,), (room.tokens + 1,), (room.partials,)]
         shapes: list[tuple[int, ...]] = of_step + of_plan * windows
         self._starts = np.cumsum([0, *(-(-int(np.prod(shape)) // 4) * 4 for shape in shapes)]).tolist()
-        # Two, for the copy of the step before may still wait for its turn on the device.
-        self._hosts = [_PinnedBuffer(self._starts[-1], device) for _ in range(2)]
-        self._device = torch.zeros(self._starts[-1], dtype=torch.int32, device=device)
+        self.memory = memory or StepMemory(self._starts[-1], device)
+        self.memory.device.zero_()  # what another step has left there would be no tokens of this one
         views = [
-            self._device[start : start + int(np.prod(shape))].view(shape)
+            self.memory.device[start : start + int(np.prod(shape))].view(shape)
             for start, shape in zip(self._starts, shapes, strict=False)
         ]
         self.places = [view.view(torch.int64).fill_(-1) for view in views[:windows]]
         self.token_ids, self.positions = views[windows : windows + 2]
         self.addresses = views[windows + 2].view(torch.int64)
         self.tables = views[windows + 3 : len(of_step)]
-        self._of_step = len(of_step)
-        self._loaded: Sequence[AttentionPlan] = ()  # the plans that are on the device, and the size of a block table
-        self._table_size = 0
+        self._first_table, self._of_step = windows + 3, len(of_step)
         self.plans = [
             DevicePlan(narrow, wide, sizes, rows, merge_starts, merges, room.partials, programs)
             for sizes, narrow, wide, rows, merge_starts, merges in (
@@ -105,41 +130,45 @@ class DeviceStep:
 
     def load(self, step: StepTokens) -> None:
         """Copy a step to the device; it must fit in the room."""
-        self._hosts.reverse()
-        self._hosts[0].wait()
+        host = self.memory.next_host()
         places = np.full((len(self.places), self.room.tokens), -1, np.int64)
         for row, given in zip(places, step.places, strict=True):
             row[: len(given)] = given
-        # The embedding of the whole room is looked up, so that an id left by a step before must not stay there.
-        token_ids = np.zeros(self.room.tokens, np.int32)
-        token_ids[: len(step.token_ids)] = step.token_ids
+        # The whole room is computed: an id left by a step before, or what another one has there, must not stay.
+        token_ids, positions = np.zeros((2, self.room.tokens), np.int32)
+        token_ids[: len(step.token_ids)], positions[: len(step.positions)] = step.token_ids, step.positions
         addresses = np.concatenate([*step.addresses, np.empty(0, np.int64)]).view(np.int32)
-        self._copy(0, [*places.view(np.int32), token_ids, step.positions, addresses, *step.tables])
+        self._copy(host, 0, [*places.view(np.int32), token_ids, positions, addresses, *step.tables[:1]])
+        for index, table in enumerate(step.tables[1:], self._first_table + 1):
+            self._copy(host, index, [table])
         if step.drawn is not None:
             take_drawn(self.token_ids[: len(step.token_ids)], step.drawn)
-        if step.plans and (self._loaded is not step.plans or self._table_size != step.tables[0].shape[1]):
-            self._load_plans(step)
-        self._hosts[0].is_read_from_now_on()
+        table_size = step.tables[0].shape[1] if step.tables else 0
+        room, plans, size = self.memory.loaded or (None, None, 0)
+        if not (plans is step.plans and size == table_size and room == self.room):
+            self._load_plans(host, step, table_size)
+        host.is_read_from_now_on()
 
-    def _load_plans(self, step: StepTokens) -> None:
-        self._loaded, self._table_size = step.plans, step.tables[0].shape[1]
+    def _load_plans(self, host: "_PinnedBuffer", step: StepTokens, table_size: int) -> None:
+        self.memory.loaded = self.room, step.plans, table_size
         sections = []
         for plan in step.plans:
-            sizes = np.array([len(plan.narrow), self._table_size, len(plan.wide), self._table_size], np.int32)
+            sizes = np.array([len(plan.narrow), table_size, len(plan.wide), table_size], np.int32)
             ends = np.full(self.room.tokens + 1, plan.merge_starts[-1], np.int32)  # tokens beyond merge nothing
             ends[: len(step.token_ids) + 1] = plan.merge_starts[: len(step.token_ids) + 1]
             sections += [sizes, plan.narrow, plan.wide, plan.rows, ends, plan.merges]
-        self._copy(self._of_step, sections)
+        if sections:
+            self._copy(host, self._of_step, sections)
 
-    def _copy(self, first: int, sections: list[np.ndarray]) -> None:
+    def _copy(self, buffer: "_PinnedBuffer", first: int, sections: list[np.ndarray]) -> None:
         """Copy arrays to the sections from `first` on, at once."""
-        host, end = self._hosts[0].memory, 0
+        host, end = buffer.memory, 0
         array = host.numpy()
         for start, section in zip(self._starts[first:], sections, strict=False):
             end = start + section.size
             array[start:end] = section.reshape(-1)
         begin = self._starts[first]
-        self._device[begin:end].copy_(host[begin:end], non_blocking=True)
+        self.memory.device[begin:end].copy_(host[begin:end], non_blocking=True)
 
 
 class _PinnedBuffer:

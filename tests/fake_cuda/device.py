@@ -127,8 +127,15 @@ class FakeCuda(TorchDispatchMode):
         yield
 
     @contextmanager
-    def _capture(self, graph: graphs.Graph, pool: graphs.Pool | None = None, stream: Any = None) -> Iterator[None]:
+    def _capture(
+        self,
+        graph: graphs.Graph,
+        pool: graphs.Pool | None = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+    ) -> Iterator[None]:
         self.counts["streams"] += stream is None  # torch makes one
+        self.counts[f"captures, {capture_error_mode}"] += 1
         graph.begin(pool)
         self._capturing = graph
         try:

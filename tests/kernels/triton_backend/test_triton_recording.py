@@ -1,6 +1,7 @@
 """Decode steps that are recorded and replayed, with a stand-in for a CUDA graph that computes again."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,14 +9,15 @@ import torch
 from fake_cuda import FakeCuda
 from layer_steps import LAYERS, Step, make_step, random_layer, random_outer
 
+from espalier.kernels.backend import choose_backend
 from espalier.kernels.layers import DecoderSpec
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton import layers as triton_layers
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout
 from espalier.kernels.triton.plan import FIELDS, AttentionPlan, Costs, Cut
-from espalier.kernels.triton.recording import LADDER, room_of
-from espalier.kernels.triton.steps import DeviceStep, StepTokens
+from espalier.kernels.triton.recording import LADDER, GraphRecorder, RecordedStep, room_of
+from espalier.kernels.triton.steps import DeviceStep, Room, StepTokens
 
 SHAPE = DecoderSpec(4, 2, 12, 1e-6)
 
@@ -122,6 +124,66 @@ def test_memory_that_is_copied_to_the_device_is_not_overwritten_before_that():
                 on_device.load(StepTokens(tokens, tokens, [tokens.astype(np.int64)], [np.zeros((2, 3))], [plan]))
             torch.cuda.synchronize()
     assert counted["to_device"] == 2 * 7
+
+
+def test_recorded_steps_share_memory_and_output_and_hold_long_contexts(layers, monkeypatch: pytest.MonkeyPatch):
+    step = make_step([(30, 1)], SHAPE, TokenMajorLayout)
+    kvs = [step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)]
+    kept: list[triton_layers.RecordedStep] = []
+
+    def keep(*arguments: Any) -> triton_layers.RecordedStep:
+        kept.append(RecordedStep(*arguments))
+        return kept[-1]
+
+    monkeypatch.setattr(triton_layers, "RecordedStep", keep)
+    layers.warm_up(kvs, decodes=True)
+    assert [len(each.output) for each in kept] == [4, 2, 1]
+    assert len({each.output.data_ptr() for each in kept}) == 1
+    assert len({id(each.on_device.memory) for each in kept}) == 1
+    blocks = -(-16384 // 16)
+    assert room_of(64).holds(Room(64, 0, 0, 0, 0, 64 * blocks)), "64 sequences of 16,384 tokens"
+
+
+def test_steps_of_several_sizes_take_turns_in_the_same_memory(layers, recorder: StandIn):
+    pool = make_step([(90, 1)] * 4, SHAPE, TokenMajorLayout)
+    kvs = [pool.layout.layer_view(pool.kv_pool, i) for i in range(LAYERS)]
+    layers.warm_up(kvs, decodes=True)
+    pool.kv_pool.copy_(
+        torch.randn(pool.kv_pool.numel() // 4, generator=torch.Generator().manual_seed(3)).view(torch.uint8)
+    )
+    for sequences in ([(90, 1)] * 4, [(70, 1)], [(90, 1)] * 4, [(70, 1), (7, 1)], [(70, 1)]):
+        step = make_step(sequences, SHAPE, TokenMajorLayout)
+        copies = pool.kv_pool.clone()
+        reference = [pool.layout.layer_view(copies, i) for i in range(LAYERS)]
+        found = layers.forward(step.given(), kvs)
+        expected = make_layers(TorchBackend()).forward(step.given(), reference)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert recorder.replayed == [4, 1, 4, 2, 1]
+
+
+def test_layers_cannot_be_tapped_once_steps_are_recorded(layers):
+    step = make_step([(30, 1)], SHAPE, TokenMajorLayout)
+    layers.warm_up([step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)], decodes=True)
+    with pytest.raises(RuntimeError, match="before an engine is made"):
+        layers.tap([1])
+
+
+def test_other_threads_may_allocate_while_a_step_is_recorded_and_products_add_in_float32():
+    if torch.cuda.is_available():
+        pytest.skip("there is a real GPU, which a fake one must not replace")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    with FakeCuda(torch.zeros).installed() as cuda:
+        backend = choose_backend("cuda", torch.bfloat16)
+        assert isinstance(backend, TritonBackend)
+        GraphRecorder()(lambda: torch.zeros(3, device="cuda"))
+    assert cuda.counts["captures, thread_local"] == 1
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+
+
+def test_a_gpu_without_triton_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setattr("espalier.kernels.backend.find_spec", lambda _: None)
+    assert type(choose_backend("cuda", torch.bfloat16)) is TorchBackend
+    assert "triton is not installed" in caplog.text
 
 
 def test_a_kv_pool_that_was_released_is_not_replayed_on(layers, recorder: StandIn):
