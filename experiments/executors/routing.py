@@ -5,6 +5,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from espalier.engine.stats import RoleStats, total
 from espalier.search.completion import TextSampled
@@ -40,9 +41,8 @@ class Search:
         arrival: its position in the order of submission.
         submitted: time of the submission.
         died_on: the number of each worker that died while it ran the search, once for each death.
-        started: whether it has reported its start, which a second run does not repeat.
         turns: what the caller has said so far, of a session of scores.
-        reports: reports that were passed on, by choice of a text or node of a session.
+        reports: reports that were passed on, by choice of a text or node of a session; its start is one, too.
         repeated: how many of them this run has made again.
         cancelled: whether its cancellation was requested.
         due: time at which it ends wherever it is; infinite without a limit.
@@ -55,10 +55,9 @@ class Search:
     arrival: int
     submitted: float
     died_on: list[int] = field(default_factory=list)
-    started: bool = False
     turns: list[SessionTurn] = field(default_factory=list[SessionTurn])
-    reports: Counter[int] = field(default_factory=Counter[int])
-    repeated: Counter[int] = field(default_factory=Counter[int])
+    reports: Counter[int | None] = field(default_factory=Counter[int | None])
+    repeated: Counter[int | None] = field(default_factory=Counter[int | None])
     cancelled: bool = False
     due: float = field(init=False)
 
@@ -76,8 +75,7 @@ class Search:
         """An event without what was passed on in an earlier run; a choice's text is the same, in the same pieces."""
         match event:
             case Started():
-                before, self.started = self.started, True
-                return None if before else event
+                return None if self._repeats(None) else event
             case TextSampled(index=index):
                 return None if self._repeats(index) else event
             case StepsScored(search_id, scores):
@@ -86,7 +84,7 @@ class Search:
             case _:
                 return event
 
-    def _repeats(self, what: int) -> bool:
+    def _repeats(self, what: int | None) -> bool:
         self.repeated[what] += 1
         before = self.repeated[what] <= self.reports[what]
         self.reports[what] = max(self.reports[what], self.repeated[what])
@@ -114,12 +112,8 @@ class RecentProblems:
 
     def saved_tokens(self, salt: bytes, problem: str) -> int:
         """About how many tokens of the problem need not be computed, as one with the same beginning was added."""
-        known = 0
-        for piece in _pieces(salt, problem):
-            if piece not in self._pieces:
-                break
-            known += _PIECE
-        return min(known, len(problem)) // _CHARACTERS_PER_TOKEN
+        known = sum(1 for _ in takewhile(self._pieces.__contains__, _pieces(salt, problem)))
+        return min(known * _PIECE, len(problem)) // _CHARACTERS_PER_TOKEN
 
 
 def _pieces(salt: bytes, problem: str) -> Iterator[int]:
@@ -132,10 +126,9 @@ def _pieces(salt: bytes, problem: str) -> Iterator[int]:
 
 def totals(counted: Iterable[Mapping[str, RoleStats]]) -> dict[str, RoleStats]:
     """Sums of counters by role."""
-    of_role: dict[str, list[RoleStats]] = {}
-    for role, stats in (item for each in counted for item in each.items()):
-        of_role.setdefault(role, []).append(stats)
-    return {role: total(stats) for role, stats in of_role.items()}
+    known = list(counted)
+    roles = dict.fromkeys(role for each in known for role in each)
+    return {role: total(each[role] for each in known if role in each) for role in roles}
 
 
 @dataclass(eq=False, slots=True)
@@ -184,8 +177,7 @@ class WorkerState:
             return True
         account, accounts = search.options.account, [other.options.account for other in self.running.values()]
         share, _ = Shares(most - sum(higher > 0 for higher in priorities), [*accounts, account]).of(account)
-        held, _ = Holdings(accounts).of(account)
-        return held < share and len(priorities) < _MAX_HELD * most
+        return Holdings(accounts).of(account)[0] < share and len(priorities) < _MAX_HELD * most
 
     def give(self, search: Search) -> None:
         """Note that it was given a search."""

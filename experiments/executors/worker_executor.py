@@ -140,7 +140,7 @@ class WorkerExecutor:
         except NoAnswerError as why:
             request.validate()
             log.warning("a request was checked without a worker: %s", why)
-            return request
+        return request
 
     def tokenize(self, request: TokenizationRequest) -> Tokenization:
         """Have one of the workers look at a prompt."""
@@ -148,18 +148,17 @@ class WorkerExecutor:
 
     def prepare_reload(self, folder: str) -> str:
         """Have all workers load weights beside those that go on; if one cannot, all let go of them."""
-        workers = [worker.number for worker in self._workers]
+        workers, asked = range(len(self._workers)), PrepareReload(folder)
         try:
             with ThreadPoolExecutor(len(workers)) as pool:
-                asked = PrepareReload(folder)
-                found = list(pool.map(lambda number: self._transport.check(number, asked, _LOAD_SECONDS), workers))
-            if len(set(found)) > 1:
+                digest, *others = {*pool.map(lambda at: self._transport.check(at, asked, _LOAD_SECONDS), workers)}
+            if others:
                 raise CheckpointError(f"{folder} is not the same for all workers: their digests differ")
         except BaseException:
             self.cancel_reload()
             raise
-        self._prepared = folder, found[0]
-        return found[0]
+        self._prepared = folder, digest
+        return digest
 
     def cancel_reload(self) -> None:
         """Have all workers let go of what they have loaded beside."""
@@ -223,28 +222,28 @@ class WorkerExecutor:
         """Go on with a session of scores, which a worker that takes it over begins again. Other ids are ignored."""
         if search := self._searches.get(search_id):
             search.turns.append(turn)
-            for worker in self._workers:
-                if search_id in worker.running:
-                    self._transport.send(worker.number, Tell(search_id, turn))
+            self._send_on(Tell(search_id, turn))
 
     def cancel(self, search_id: str) -> None:
         """Stop a search, which ends with its best answer so far. Unknown and finished ids are ignored."""
-        if not (search := self._searches.get(search_id)) or search.cancelled:
-            return
-        search.cancelled = True
-        for worker in self._workers:
-            if search_id in worker.running:
-                self._transport.send(worker.number, Cancel(search_id))
+        if (search := self._searches.get(search_id)) and not search.cancelled:
+            search.cancelled = True
+            self._send_on(Cancel(search_id))
+
+    def _send_on(self, order: Cancel | Tell) -> WorkerState | None:
+        """Send an order to the worker that runs its search, if one does, and return that worker."""
+        worker = next((worker for worker in self._workers if order.search_id in worker.running), None)
+        if worker:
+            self._transport.send(worker.number, order)
+        return worker
 
     def drop(self, search_ids: Iterable[str]) -> None:
         """Cancel searches immediately; `step` does not return them."""
         names = set(search_ids)
         self._finished = [result for result in self._finished if result.search_id not in names]
         for name in names:
-            if self._searches.pop(name, None):
-                for worker in self._workers:
-                    if worker.running.pop(name, None):
-                        self._transport.send(worker.number, Cancel(name))
+            if self._searches.pop(name, None) and (worker := self._send_on(Cancel(name))):
+                del worker.running[name]
         self._waiting = [search for search in self._waiting if search.search_id not in names]
 
     def step(self) -> list[AnyResult]:
