@@ -9,7 +9,7 @@ A step is flagged as wrong if its score is below the threshold.
   all steps; where no step is wrong, the F1 of right steps alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from espalier.experiments.runs.statistics import wilson_interval
 
 _RESAMPLES = 1000
+Floats = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +81,23 @@ def step_metrics(flagged: Sequence[Sequence[bool]], wrong: Sequence[Sequence[boo
     }
 
 
-def auc(right: Sequence[float], wrong: Sequence[float]) -> float | None:
+def auc(right: Floats, wrong: Floats) -> float | None:
     """Probability that a right step scores higher than a wrong one, ties counting half; None without either."""
-    if not right or not wrong:
+    if not (len(right) and len(wrong)):
         return None
-    below = np.sort(np.asarray(wrong))
+    below = np.sort(wrong)
     ranks = np.searchsorted(below, right, "left") + np.searchsorted(below, right, "right")
     return float(ranks.sum() / (2 * len(right) * len(wrong)))
 
 
-def auc_within(groups: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
+def auc_within(groups: Iterable[tuple[Floats, Floats]]) -> float | None:
     """AUC over pairs of a right and a wrong step of the same problem; each problem counts by its pairs.
 
     Args:
         groups: for each problem, the scores of its right and of its wrong steps.
     """
-    found = [(auc(right, wrong), len(right) * len(wrong)) for right, wrong in groups]
-    pairs = sum(count for value, count in found if value is not None)
-    return sum(value * count for value, count in found if value is not None) / pairs if pairs else None
+    found = auc_of_problems([(auc(right, wrong), len(right) * len(wrong)) for right, wrong in groups])
+    return found and found.value
 
 
 def auc_of_problems(problems: Sequence[tuple[float | None, float]]) -> Estimate | None:

@@ -20,15 +20,16 @@ from torch import nn
 from espalier.experiments.prm_evaluation.metrics import auc_of_problems
 from espalier.experiments.prm_evaluation.report import plot_reliability
 from espalier.experiments.runs.files import replacing, write_whole
-from espalier.experiments.verifier_training.features import Readings
+from espalier.experiments.verifier_training.features import LAST, Readings
 from espalier.experiments.verifier_training.training import (
+    TaughtHead,
     best_head,
     fit_line,
+    logits_of,
     measure_steps,
     minimise,
-    place_of,
-    scores_of,
     sibling_pairs,
+    sigmoid,
     solution_pairs,
     split,
 )
@@ -39,23 +40,6 @@ from espalier.prm.scorers import trunk_head
 
 _DECAY = 1e-3
 _WORTH_COMBINING = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class TaughtHead:
-    """A head that was taught elsewhere, and is only combined with other evidence.
-
-    Attributes:
-        head: maps states to the logit of a step's value.
-        scores: its scores of the readings' steps, `[S]`.
-        problems: numbers of those that were not taught to it, on which it is combined.
-        summary: what `training.json` is to say of it.
-    """
-
-    head: nn.Linear
-    scores: np.ndarray
-    problems: np.ndarray
-    summary: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +56,31 @@ class LearnedEvidence:
     combination: Combination
     summary: dict[str, Any]
 
+    @classmethod
+    def fit(cls, readings: Readings, taught: TaughtHead, record: dict[str, Any]) -> "LearnedEvidence":
+        """Combine a head's scores of the problems that were not taught to it with other evidence."""
+        combination = _fitted(path_features(readings, taught.scores), readings, taught.problems)
+        weights = dict(zip(FEATURES, combination.weights, strict=True))
+        return cls(
+            taught.head, combination, record | taught.summary | {"weights": weights, "offset": combination.offset}
+        )
+
+    def scores(self, readings: Readings) -> np.ndarray:
+        """The head's scores of steps, `[S]`."""
+        return sigmoid(logits_of(self.head, readings.states_of(self.summary.get("layer", LAST))))
+
     def features(self, readings: Readings) -> np.ndarray:
         """The evidence of the path to each step, see `path_features`."""
-        return path_features(readings, scores_of(self.head, readings.states_of(place_of(readings, self.summary))))
+        return path_features(readings, self.scores(readings))
+
+    def measured(self, features: np.ndarray, readings: Readings, problems: np.ndarray) -> dict[str, Any]:
+        """Measure how evidence, `[S, len(FEATURES)]`, ranks on some problems, together and alone; see `ranks`."""
+        columns = {"score": self.score(features)} | dict(zip(FEATURES, features.T, strict=True))
+        return {"problems": len(problems), **ranks(columns, readings, problems)}
+
+    def score(self, features: np.ndarray) -> np.ndarray:
+        """The score of each row of evidence, `[S, len(FEATURES)]`."""
+        return np.array([self.combination.score(row) for row in features.tolist()])
 
 
 def train_trunk_evidence(
@@ -105,21 +111,14 @@ def train_trunk_evidence(
         EspalierError: there are too few problems, or all steps have one label.
     """
     teach, measure = split(readings, seed)
-    if taught:
-        head, scores, teach, chosen = taught.head, taught.scores, taught.problems, taught.summary
-    else:
-        head, scores, chosen = best_head(readings, teach, seed)
-    combination = _fitted(path_features(readings, scores), readings, teach)
-    by_use = {"teach": len(teach), "measure": len(measure)}
-    summary = {"trunk": trunk, **record, "problems_by_use": by_use, **chosen, **_entries_of(combination)}
-    learned = LearnedEvidence(head, combination, summary)
+    taught = taught or best_head(readings, teach, seed)
+    by_use = {"teach": len(taught.problems), "measure": len(measure)}
+    learned = LearnedEvidence.fit(readings, taught, {"trunk": trunk, **record, "problems_by_use": by_use})
     features = learned.features(readings)
-    summary["measured"] = _measured(features, combination, readings, measure)
-    score = np.array([combination.score(row) for row in features.tolist()])
-    of_each = [(solution_pairs(readings, [problem]).share_ahead(score), 1.0) for problem in measure]
-    known = auc_of_problems(of_each)
-    summary["measured"]["ranks"] = known and asdict(known)
-    _write(folder, trunk_evidence.ARCHITECTURE, trunk_evidence.NAME, readings, head, summary)
+    score = learned.score(features)
+    known = auc_of_problems([(solution_pairs(readings, [each]).share_ahead(score), 1.0) for each in measure])
+    learned.summary["measured"] = learned.measured(features, readings, measure) | {"ranks": known and asdict(known)}
+    _write(folder, trunk_evidence.ARCHITECTURE, trunk_evidence.NAME, readings, learned)
     return learned
 
 
@@ -147,40 +146,30 @@ def train_own_evidence(
         EspalierError: there are too few problems, or all steps have one label.
     """
     teach, measure = split(readings, seed)
-    head, scores, chosen = best_head(readings, teach, seed)
-    features = path_features(readings, scores)
-    combination = _fitted(features, readings, teach)
-    ranked = _measured(features, combination, readings, teach)["auc_solutions"]
-    taken = (ranked["score"] or 0.0) > (ranked["head"] or 0.0) + _WORTH_COMBINING
+    taught = best_head(readings, teach, seed)
     by_use = {"teach": len(teach), "measure": len(measure)}
-    summary = {"trunk": trunk, **record, "problems_by_use": by_use, **chosen}
-    summary |= _entries_of(combination) if taken else {}
-    scores = scores_of(head, readings.states_of(place_of(readings, chosen)))
-    summary["measured"] = measure_steps(scores, readings, measure)
-    summary["measured"] |= _measured(path_features(readings, scores), combination, readings, measure)
-    _write(folder, trunk_head.ARCHITECTURE, "trunk-head", readings, head, summary)
+    learned = LearnedEvidence.fit(readings, taught, {"trunk": trunk, **record, "problems_by_use": by_use})
+    summary = learned.summary
+    ranked = learned.measured(path_features(readings, taught.scores), readings, teach)["auc_solutions"]
+    if (ranked["score"] or 0.0) <= (ranked["head"] or 0.0) + _WORTH_COMBINING:
+        del summary["weights"], summary["offset"]
+    summary["measured"] = measure_steps(learned.scores(readings), readings, measure)
+    summary["measured"] |= learned.measured(learned.features(readings), readings, measure)
+    _write(folder, trunk_head.ARCHITECTURE, "trunk-head", readings, learned)
     plot_reliability(summary["measured"] | {"threshold": 0.5}, folder / "reliability.svg")
     return summary
 
 
-def _entries_of(combination: Combination) -> dict[str, Any]:
-    """The entries of `config.json` for a combination; see `combination_of`."""
-    return {"weights": dict(zip(FEATURES, combination.weights, strict=True)), "offset": combination.offset}
-
-
-def _write(
-    folder: Path, architecture: str, model_type: str, readings: Readings, head: nn.Linear, summary: dict[str, Any]
-) -> None:
+def _write(folder: Path, architecture: str, model_type: str, readings: Readings, learned: LearnedEvidence) -> None:
     """Write a verifier: its head, `training.json`, and of that what `config.json` takes."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"score.0.{name}": value.detach().contiguous() for name, value in head.named_parameters()}
+    tensors = {f"score.0.{name}": value.detach().contiguous() for name, value in learned.head.named_parameters()}
     with replacing(folder / "model.safetensors") as partial:
         save_file(tensors, partial)
-    config = {"architectures": [architecture], "model_type": model_type, "trunk": summary["trunk"]}
-    config |= {"hidden_size": readings.hidden}
-    config |= {name: summary[name] for name in ("layer", "weights", "offset") if name in summary}
-    write_whole(folder / "config.json", config)
-    write_whole(folder / "training.json", summary)
+    config = {"architectures": [architecture], "model_type": model_type, "hidden_size": readings.hidden}
+    taken = {name: learned.summary[name] for name in ("trunk", "layer", "weights", "offset") if name in learned.summary}
+    write_whole(folder / "config.json", config | taken)
+    write_whole(folder / "training.json", learned.summary)
 
 
 def path_features(readings: Readings, scores: np.ndarray) -> np.ndarray:
@@ -212,14 +201,6 @@ def _fitted(features: np.ndarray, readings: Readings, problems: np.ndarray) -> C
     slope, offset = fit_line((x @ found).numpy(), readings, ends)
     each = (slope * found).numpy() / scale
     return Combination(tuple(each.tolist()), float(offset - each @ mean))
-
-
-def _measured(
-    features: np.ndarray, combination: Combination, readings: Readings, problems: np.ndarray
-) -> dict[str, Any]:
-    scores = np.array([combination.score(row) for row in features.tolist()])
-    columns = {"score": scores} | dict(zip(FEATURES, features.T, strict=True))
-    return {"problems": len(problems), **ranks(columns, readings, problems)}
 
 
 def ranks(columns: Mapping[str, np.ndarray], readings: Readings, problems: np.ndarray) -> dict[str, Any]:

@@ -83,18 +83,17 @@ class Readings:
         """Width of the states of one layer."""
         return self.states.shape[1] // len(self.layers)
 
-    def states_of(self, place: int) -> np.ndarray:
+    def states_of(self, layer: int) -> np.ndarray:
         """The states of one of `layers`, `[S, hidden]`."""
-        return self.states[:, place * self.hidden : (place + 1) * self.hidden]
+        return np.split(self.states, len(self.layers), axis=1)[self.layers.index(layer)]
 
     def path_means(self, column: np.ndarray) -> np.ndarray:
         """The mean of a column, `[S]`, over the steps of the path to each step, float64 `[S]`."""
-        sums, lengths = column.astype(np.float64), np.ones(len(column))
+        sums = np.stack([column, np.ones(len(column))])
         for row, above in enumerate(self.parents.tolist()):
             if above >= 0:
-                sums[row] += sums[above]
-                lengths[row] += lengths[above]
-        return sums / lengths
+                sums[:, row] += sums[:, above]
+        return sums[0] / sums[1]
 
 
 def tap_candidates(decoder: Decoder) -> tuple[int, ...]:

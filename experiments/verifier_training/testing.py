@@ -98,9 +98,8 @@ def measure_on_run(learned: LearnedEvidence, trees: Sequence[TreeRecord], readin
     features = learned.features(readings)
     columns = dict(zip(FEATURES, features.T, strict=True))
     scores = {name: np.vectorize(_SCORES.get(name, float))(column) for name, column in columns.items()}
-    combined = np.array([learned.combination.score(row) for row in features.tolist()])
     sampled = columns["likelihood"] - columns["likelihood_ratio"]
-    scores = {"score": combined, **scores, CONFIDENCE: np.exp(sampled)}
+    scores = {"score": learned.score(features), **scores, CONFIDENCE: np.exp(sampled)}
     problems = [_paths(number, tree, readings, scores) for number, tree in enumerate(trees)]
     most = max((sum(path["samples"] for path in paths) for paths in problems), default=0)
     counts = [*(2**power for power in range(1, 16) if 2**power < most), most]

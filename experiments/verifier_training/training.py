@@ -5,7 +5,7 @@ A head is chosen by the pairs of steps of one problem of which one should have t
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.prm_evaluation.metrics import auc, auc_of_problems, auc_within
+from espalier.experiments.prm_evaluation.metrics import auc, auc_of_problems
 from espalier.experiments.runs.statistics import calibration
 from espalier.experiments.verifier_training.features import LAST, Readings
 
@@ -39,10 +39,8 @@ class Pairs:
     @classmethod
     def of(cls, problems: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Self:
         """Join those of problems, each with its better and worse rows and weights; a problem's weigh 1 together."""
-        found = [each for each in problems if len(each[2])]
-        if not found:
-            return cls(np.zeros(0, int), np.zeros(0, int), np.zeros(0))
-        better, worse, weights = zip(*found, strict=True)
+        nothing = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+        better, worse, weights = zip(nothing, *problems, strict=True)
         return cls(*map(np.concatenate, (better, worse, [each / each.sum() for each in weights])))
 
     def share_ahead(self, column: np.ndarray) -> float | None:
@@ -78,7 +76,23 @@ def sibling_pairs(readings: Readings, problems: Iterable[int]) -> Pairs:
     return Pairs.of(map(of, problems))
 
 
-def best_head(readings: Readings, teach: np.ndarray, seed: int) -> tuple[nn.Linear, np.ndarray, dict[str, Any]]:
+class TaughtHead(NamedTuple):
+    """A linear head, and what it tells of steps that it was not taught.
+
+    Attributes:
+        head: maps states to the calibrated logit of a step's value.
+        scores: of the readings' steps, `[S]`, by heads that were not taught them; NaN where all were.
+        problems: numbers of those whose steps have such scores.
+        summary: what `training.json` is to say of it.
+    """
+
+    head: nn.Linear
+    scores: np.ndarray
+    problems: np.ndarray
+    summary: dict[str, Any]
+
+
+def best_head(readings: Readings, teach: np.ndarray, seed: int) -> TaughtHead:
     """Teach linear heads on the states of each layer, and take the one that ranks best on problems it was not taught.
 
     Each is taught five times, on four fifths of the problems, and scores the others. Layer and penalty are those with
@@ -92,35 +106,31 @@ def best_head(readings: Readings, teach: np.ndarray, seed: int) -> tuple[nn.Line
         seed: of the fifths.
 
     Returns:
-        The head, which maps states to the calibrated logit; the score of each teaching problem's step, `[S]`, by a head
-        that was not taught it, NaN for other steps; and what is recorded: `auc_by_layer`, the `penalty`, and the
-        `layer` whose states are read as they enter it, if not the last ones.
+        The head; its summary has `auc_by_layer`, the `penalty`, and the `layer` whose states are read as they enter it,
+        if not the last ones.
 
     Raises:
         EspalierError: all steps have one label.
     """
-    if len(np.unique(readings.values[np.isin(readings.problems, teach)])) == 1:
+    taught = np.isin(readings.problems, teach)
+    if len(np.unique(readings.values[taught])) == 1:
         raise EspalierError("all steps have the same value, so there is nothing to learn; sample more problems")
     pairs = solution_pairs(readings, teach)
     found: list[tuple[float, int, float, np.ndarray]] = []
-    for place in range(len(readings.layers)):
-        ranked = list[tuple[float, float, np.ndarray]]()
+    for layer in readings.layers:
+        ranked = list[tuple[float, int, float, np.ndarray]]()
         for penalty in _PENALTIES:
-            logits = _cross_fitted(readings, place, teach, penalty, seed)
+            logits = _cross_fitted(readings, layer, teach, penalty, seed)
             rank = pairs.share_ahead(readings.path_means(sigmoid(logits)))
-            ranked.append((0.5 if rank is None else rank, penalty, logits))
-        rank, penalty, logits = max(ranked, key=lambda one: one[0])
-        found.append((rank, place, penalty, logits))
-    _, place, penalty, logits = max(found, key=lambda one: one[0] - (_WORTH_A_TAP if one[1] else 0.0))
-    head = LinearHead.fit(readings, place, teach, penalty).of_plain_states()
-    slope, offset = fit_line(logits, readings, np.isin(readings.problems, teach))
+            ranked.append((0.5 if rank is None else rank, layer, penalty, logits))
+        found.append(max(ranked, key=lambda one: one[0]))
+    _, layer, penalty, logits = max(found, key=lambda one: one[0] - (0.0 if one[1] == LAST else _WORTH_A_TAP))
+    head = LinearHead.fit(readings, layer, teach, penalty).of_plain_states()
+    slope, offset = fit_line(logits, readings, taught)
     rescale(head, slope, offset)
-    chosen: dict[str, Any] = {"penalty": penalty}
-    if (layer := readings.layers[place]) != LAST:
-        chosen["layer"] = layer
-    names = (str(layer) if layer != LAST else "last" for layer in readings.layers)
-    chosen["auc_by_layer"] = dict(zip(names, (rank for rank, *_ in found), strict=True))
-    return head, sigmoid(slope * logits + offset), chosen
+    chosen: dict[str, Any] = {"penalty": penalty} | ({"layer": layer} if layer != LAST else {})
+    chosen["auc_by_layer"] = {"last" if layer == LAST else str(layer): rank for rank, layer, *_ in found}
+    return TaughtHead(head, sigmoid(slope * logits + offset), teach, chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,35 +148,29 @@ class LinearHead:
     scale: torch.Tensor
 
     @classmethod
-    def fit(cls, readings: Readings, place: int, problems: np.ndarray, penalty: float) -> "LinearHead":
+    def fit(cls, readings: Readings, layer: int, problems: np.ndarray, penalty: float) -> "LinearHead":
         """Fit it to the values of some problems' steps, each weighed by the solutions that have it.
 
         Args:
             readings: the steps.
-            place: of the states' layer among the readings' layers.
+            layer: the one whose states are read.
             problems: numbers of those that teach.
             penalty: see `_PENALTIES`.
         """
         rows = np.isin(readings.problems, problems)
-        states = torch.from_numpy(np.ascontiguousarray(readings.states_of(place)[rows]))
-        values, samples = torch.from_numpy(readings.values[rows]), torch.from_numpy(readings.samples[rows]).float()
+        states = torch.from_numpy(readings.states_of(layer)[rows])
         mean, scale = states.mean(0), states.std(0) + 1e-6
         states = (states - mean).div_(scale)
         linear = nn.Linear(states.shape[1], 1)
-        nn.init.zeros_(linear.weight)
-        nn.init.zeros_(linear.bias)
-
-        def loss() -> torch.Tensor:
-            each = F.binary_cross_entropy_with_logits(linear(states)[:, 0], values, reduction="none")
-            return (each * samples).sum() / samples.sum() + penalty * linear.weight.square().sum()
-
-        minimise(loss, list(linear.parameters()))
+        for parameter in linear.parameters():
+            nn.init.zeros_(parameter)
+        loss = _value_loss(readings, rows, torch.float32)
+        minimise(lambda: loss(linear(states)[:, 0]) + penalty * linear.weight.square().sum(), list(linear.parameters()))
         return cls(linear, mean, scale)
 
-    def logits(self, states: np.ndarray) -> np.ndarray:
-        """The logits of states `[S, hidden]`, `[S]`."""
-        with torch.no_grad():
-            return self.linear((torch.from_numpy(np.ascontiguousarray(states)) - self.mean) / self.scale)[:, 0].numpy()
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """The logits `[S, 1]` of states `[S, hidden]`."""
+        return self.linear((states - self.mean) / self.scale)
 
     def of_plain_states(self) -> nn.Linear:
         """The same head for states as they are; `linear` becomes it."""
@@ -176,13 +180,13 @@ class LinearHead:
         return self.linear
 
 
-def _cross_fitted(readings: Readings, place: int, teach: np.ndarray, penalty: float, seed: int) -> np.ndarray:
+def _cross_fitted(readings: Readings, layer: int, teach: np.ndarray, penalty: float, seed: int) -> np.ndarray:
     """Logits of the teaching problems' steps by heads that were taught on the other fifths; NaN for other steps."""
     logits = np.full(len(readings.values), np.nan, np.float32)
     for fold in np.array_split(np.random.default_rng(seed).permutation(teach), _FOLDS):
         rows = np.isin(readings.problems, fold)
-        head = LinearHead.fit(readings, place, np.setdiff1d(teach, fold), penalty)
-        logits[rows] = head.logits(readings.states_of(place)[rows])
+        head = LinearHead.fit(readings, layer, np.setdiff1d(teach, fold), penalty)
+        logits[rows] = logits_of(head, readings.states_of(layer)[rows])
     return logits
 
 
@@ -199,6 +203,13 @@ def minimise(loss_of: Callable[[], torch.Tensor], parameters: list[torch.Tensor]
     optimizer.step(closure)  # type: ignore[arg-type]
 
 
+def _value_loss(readings: Readings, rows: np.ndarray, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The mean loss of logits of some rows by their values, each weighed by the solutions that have the step."""
+    values, samples = (torch.from_numpy(each[rows]).to(dtype) for each in (readings.values, readings.samples))
+    total = samples.sum()
+    return lambda logits: F.binary_cross_entropy_with_logits(logits, values, samples, reduction="sum") / total
+
+
 def fit_line(sums: np.ndarray, readings: Readings, rows: np.ndarray) -> tuple[float, float]:
     """The slope and the offset that make probabilities of numbers, `[S]`, by the values of some rows (Platt, 1999).
 
@@ -206,15 +217,8 @@ def fit_line(sums: np.ndarray, readings: Readings, rows: np.ndarray) -> tuple[fl
     round.
     """
     line = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
-    x, values, samples = (
-        torch.from_numpy(each[rows].astype(np.float64)) for each in (sums, readings.values, readings.samples)
-    )
-
-    def loss() -> torch.Tensor:
-        each = F.binary_cross_entropy_with_logits(line[0] * x + line[1], values, reduction="none")
-        return (each * samples).sum() / samples.sum()
-
-    minimise(loss, [line])
+    x, loss = torch.from_numpy(sums[rows]).double(), _value_loss(readings, rows, torch.float64)
+    minimise(lambda: loss(line[0] * x + line[1]), [line])
     slope, offset = line.detach().tolist()
     return (slope, offset) if slope > 0 else (1.0, 0.0)
 
@@ -231,15 +235,10 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return torch.from_numpy(logits).sigmoid().numpy()
 
 
-def scores_of(head: nn.Linear, states: np.ndarray) -> np.ndarray:
-    """A head's scores of states `[S, hidden]`, `[S]`."""
+def logits_of(head: Callable[[torch.Tensor], torch.Tensor], states: np.ndarray) -> np.ndarray:
+    """A head's logits of states `[S, hidden]`, `[S]`."""
     with torch.no_grad():
-        return head(torch.from_numpy(np.ascontiguousarray(states)))[:, 0].sigmoid().numpy()
-
-
-def place_of(readings: Readings, chosen: dict[str, Any]) -> int:
-    """The place among the readings' layers of the one that a head was learned on; see `best_head`."""
-    return readings.layers.index(chosen.get("layer", LAST))
+        return head(torch.from_numpy(states))[:, 0].numpy()
 
 
 def split(readings: Readings, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -258,20 +257,20 @@ def split(readings: Readings, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def measure_steps(scores: np.ndarray, readings: Readings, problems: np.ndarray) -> dict[str, Any]:
     """Measure how scores of steps, `[S]`, rank and how well they are calibrated, on some problems."""
-    pairs = list[tuple[list[float], list[float]]]()
+    pairs = list[tuple[np.ndarray, np.ndarray]]()
     for problem in problems:
         rows = readings.problems == problem
         counts = np.minimum(readings.samples[rows], _MAX_COUNTED)
         right = np.rint(readings.values[rows] * counts).astype(int)
-        pairs.append((np.repeat(scores[rows], right).tolist(), np.repeat(scores[rows], counts - right).tolist()))
-    all_right, all_wrong = ([score for pair in pairs for score in pair[side]] for side in (0, 1))
-    known = auc_of_problems([(auc(right, wrong), len(right) * len(wrong)) for right, wrong in pairs])
-    bins, error = calibration(all_right + all_wrong, [True] * len(all_right) + [False] * len(all_wrong))
+        pairs.append((np.repeat(scores[rows], right), np.repeat(scores[rows], counts - right)))
+    right, wrong = map(np.concatenate, zip(*pairs, strict=True))
+    within = auc_of_problems([(auc(*pair), len(pair[0]) * len(pair[1])) for pair in pairs])
+    bins, error = calibration([*right, *wrong], [True] * len(right) + [False] * len(wrong))
     return {
         "problems": len(pairs),
-        "auc": auc(all_right, all_wrong),
-        "auc_within_a_problem": auc_within(pairs),
-        "ranks": known and asdict(known),
+        "auc": auc(right, wrong),
+        "auc_within_a_problem": within and within.value,
+        "ranks": within and asdict(within),
         "calibration": bins,
         "expected_calibration_error": error,
     }

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 import typer
 from torch import nn
 
@@ -27,9 +26,15 @@ from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.lab.tuning.entering import KeptStates
 from espalier.experiments.lab.tuning.reader import EnteringReader, heads_for
 from espalier.experiments.lab.tuning.tuning import LastLayers, Tuner, identity_of
-from espalier.experiments.verifier_training.combining import TaughtHead
-from espalier.experiments.verifier_training.features import Readings
-from espalier.experiments.verifier_training.training import fit_line, rescale, scores_of, split
+from espalier.experiments.verifier_training.features import LAST, Readings
+from espalier.experiments.verifier_training.training import (
+    TaughtHead,
+    fit_line,
+    logits_of,
+    rescale,
+    sigmoid,
+    split,
+)
 from espalier.search.rollout import RolloutSettings
 from espalier.search.run.load import open_generator
 from espalier.search.run.settings import RuntimeSettings
@@ -142,8 +147,6 @@ def split_for_tuning(readings: Readings, seed: int) -> tuple[np.ndarray, np.ndar
 def calibrated(head: nn.Linear, readings: Readings, seed: int) -> TaughtHead:
     """A head that was tuned with layers, calibrated on what the tuned trunk reads of the problems that chose."""
     tuned, chose = split_for_tuning(readings, seed)
-    states = readings.states_of(0)
-    with torch.no_grad():
-        logits = head(torch.from_numpy(np.ascontiguousarray(states)))[:, 0].numpy()
-    rescale(head, *fit_line(logits, readings, np.isin(readings.problems, chose)))
-    return TaughtHead(head, scores_of(head, states), chose, {"tuned_problems": len(tuned)})
+    states = readings.states_of(LAST)
+    rescale(head, *fit_line(logits_of(head, states), readings, np.isin(readings.problems, chose)))
+    return TaughtHead(head, sigmoid(logits_of(head, states)), chose, {"tuned_problems": len(tuned)})

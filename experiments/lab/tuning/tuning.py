@@ -26,7 +26,7 @@ from espalier.engine.errors import CheckpointError, EspalierError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.experiments.lab.tuning.entering import KeptStates, TreeStates
 from espalier.experiments.runs.files import replacing, write_whole
-from espalier.experiments.verifier_training.features import Readings
+from espalier.experiments.verifier_training.features import LAST, Readings
 from espalier.experiments.verifier_training.training import LinearHead, Pairs, solution_pairs
 
 log = logging.getLogger("espalier.training")
@@ -279,7 +279,7 @@ class Tuner:
                 "--tune: too few problems have right and wrong solutions; sample more problems, or more of each (-N)"
             )
         self._require_same(self._teach[0], readings)
-        self._head = LinearHead.fit(readings, 0, np.asarray(parts[0]), _PENALTY)
+        self._head = LinearHead.fit(readings, LAST, np.asarray(parts[0]), _PENALTY)
         low_rank = [parameter for name, parameter in layers.named_parameters() if name.endswith((".a", ".b"))]
         for parameter in low_rank:
             parameter.requires_grad_(True)
@@ -352,14 +352,14 @@ class Tuner:
     def _logits(self, tree: TreeStates) -> torch.Tensor:
         head = self._head
         states = self._layers(tree)[tree.ends.to(head.mean.device)]
-        return head.linear((states - head.mean) / head.scale)[:, 0]
+        return head(states)[:, 0]
 
     def _require_same(self, one: _Problem, readings: Readings) -> None:
         """Raise CheckpointError if the layers, with nothing added, do not give the states that were read."""
         tree = one.tree()
         with torch.no_grad():
             found = self._layers(tree)[tree.ends].cpu().numpy()
-        expected = readings.states_of(0)[one.rows]
+        expected = readings.states_of(LAST)[one.rows]
         difference = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
         if not np.median(difference) < _DIFFERENCE:
             raise CheckpointError(

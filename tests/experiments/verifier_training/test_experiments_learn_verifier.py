@@ -126,7 +126,7 @@ def test_scores_of_the_teaching_problems_are_by_heads_that_were_not_taught_them(
     readings = separable(12, hidden=300)
     readings = replace(readings, values=noise, right=noise.astype(np.int64))
     teach = np.arange(10)
-    head, scores, chosen = best_head(readings, teach, 0)
+    head, scores, _, chosen = best_head(readings, teach, 0)
     taught = np.isin(readings.problems, teach)
     assert np.isnan(scores[~taught]).all()
     with torch.no_grad():
@@ -142,13 +142,13 @@ def test_a_middle_layer_is_taken_only_where_it_ranks_better_by_a_hundredth():
     blurred = readings.states + np.random.default_rng(1).normal(size=readings.states.shape).astype(np.float32) * 7
     for last, middle, layer in ((blurred, readings.states, 5), (readings.states, readings.states, None)):
         both = replace(readings, states=np.concatenate([last, middle], 1), layers=(LAST, 5))
-        assert best_head(both, np.arange(60), 0)[2].get("layer") == layer
+        assert best_head(both, np.arange(60), 0).summary.get("layer") == layer
 
 
 def test_one_problem_alone_may_have_right_solutions():
     readings = separable(10)
     alone = replace(readings, values=readings.values * (readings.problems == 3))
-    head, scores, _ = best_head(replace(alone, right=alone.values.astype(np.int64)), np.arange(10), 0)
+    head, scores, *_ = best_head(replace(alone, right=alone.values.astype(np.int64)), np.arange(10), 0)
     assert np.isfinite(scores).all()
     assert torch.isfinite(head.weight).all()
 

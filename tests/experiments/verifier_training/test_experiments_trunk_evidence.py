@@ -228,7 +228,7 @@ def test_states_of_middle_layers_are_transformers_own(
     assert len(layers) > 1
     readings = TrunkReader(engine, SYSTEM, trees, tmp_path).read(lambda: None)
     assert readings.layers == layers
-    assert np.array_equal(readings.states_of(0), plain_readings.states)
+    assert np.array_equal(readings.states_of(LAST), plain_readings.states)
     assert np.array_equal(readings.read, plain_readings.read)
     plain = AutoModelForCausalLM.from_pretrained(trunk.folder, dtype=torch.float32).eval()
     tree = next(tree for tree in trees if tree.steps[0].end != "length" and tree.steps[0].text.strip())
@@ -237,9 +237,9 @@ def test_states_of_middle_layers_are_transformers_own(
     with torch.inference_mode():
         ids = torch.tensor([[*prompt, *loaded.tokenizer.encode(tree.steps[0].text)]])
         states = plain(ids, output_hidden_states=True).hidden_states
-        for place, layer in enumerate(layers[1:], start=1):
+        for layer in layers[1:]:
             expected = plain.model.norm(states[layer][0, -2]).numpy()
-            assert np.abs(readings.states_of(place) - expected).max(1).min() < 1e-4
+            assert np.abs(readings.states_of(layer) - expected).max(1).min() < 1e-4
 
 
 def test_the_layer_whose_heads_rank_best_is_taken_and_a_search_reads_it(

@@ -29,7 +29,7 @@ from espalier.experiments.lab.tuning.entering import KeptStates
 from espalier.experiments.lab.tuning.reader import EnteringReader, heads_for
 from espalier.experiments.lab.tuning.tuning import LastLayers, Tuner
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.verifier_training.features import Readings, StatesHead, TrunkReader
+from espalier.experiments.verifier_training.features import LAST, Readings, StatesHead, TrunkReader
 from espalier.experiments.verifier_training.rollouts import RolloutSampler
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 from espalier.search.grading.math_verify import Grader
@@ -116,7 +116,7 @@ def test_kept_states_enter_the_layer_and_the_layers_above_give_the_last(
         assert kept.tokens(number) == len(tree.states) == len(tree.positions)
         with torch.no_grad():
             found = layers(tree)[tree.ends].numpy()
-        expected = readings.states_of(0)[tree.rows]
+        expected = readings.states_of(LAST)[tree.rows]
         assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max(), "bfloat16 rounds what is kept"
         branched += len(set(readings.parents[tree.rows].tolist())) < len(tree.rows)
     assert branched, "some steps have siblings"
@@ -237,7 +237,7 @@ def test_the_merged_adapter_gives_what_the_trained_layers_gave(
         tree = kept.tree(number)
         with torch.no_grad():
             expected = layers(tree)[tree.ends].numpy()
-        found, untuned = (each.states_of(0)[tree.rows] for each in (adapted, readings))
+        found, untuned = (each.states_of(LAST)[tree.rows] for each in (adapted, readings))
         assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
         assert np.abs(found - untuned).max() > 0.1 * np.abs(expected).max()
 
