@@ -1,11 +1,13 @@
 """Results of searches and of plain sampling as chat completions and text completions: whole, or in chunks."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from espalier.search.completion import Choice, CompletionResult, ReadPrompt, TextSampled, TokenLogprob
+from espalier.search.request import SearchRequest
 from espalier.search.result import Finished, SearchResult, Started, StepDone
 from espalier.search.run.executor import AnyEvent
 from espalier.search.service.http_api.openai.parameters import SampledCall
@@ -37,13 +39,13 @@ class Completion:
 
     def whole(self, result: AnyCompletion) -> dict[str, Any]:
         """The completion of a result."""
+        prompts = () if isinstance(result, SearchResult) else result.prompts
         body = {
             **self._head(""),
             "usage": usage_of(result, self.call),
             "espalier": espalier_of(result, self.call.choices),
+            "choices": [self._choice(choice, prompts) for choice in choices_of(result, self.call)],
         }
-        prompts = () if isinstance(result, SearchResult) else result.prompts
-        body["choices"] = [self._choice(choice, prompts) for choice in choices_of(result, self.call)]
         if isinstance(result, SearchResult):
             return body | ({"metadata": metadata_of(result)} if self.call.metadata else {})
         if self.chat and self.call.body.return_token_ids:
@@ -71,26 +73,14 @@ class Completion:
         self._sampled[event.index] = self._sampled.get(event.index, 0) + len(event.token_ids)
         if event.prompt:
             self._read[event.index // self.call.sampled.samples] = len(event.prompt.token_ids)
-        reason = _finish_reason(event.finish_reason)
-        choice: dict[str, Any] = {"index": event.index, "finish_reason": reason}
-        if self.call.body.return_token_ids:
-            choice["token_ids"] = event.token_ids
-        own = {"seed": self.call.sampled.seed} if reason else None
-        if self.chat:
-            first = [self._chunk({"index": event.index, "delta": _BEGINNING})] if event.prompt else []
-            delta = self._reasoning(event.thought)
-            if event.text or not (reason or delta):
-                delta["content"] = event.text
-            choice |= {"delta": delta, "logprobs": self._chat_logprobs(event.logprobs)}
-            return [*first, self._chunk(choice, own)]
-        text, logprobs = event.text, event.logprobs
-        offset = self._offsets.get(event.index, 0)
-        if event.prompt and self.call.sampled.echo:
-            text, logprobs = event.prompt.text + text, (*event.prompt.logprobs, *logprobs)
-        self._offsets[event.index] = offset + sum(map(_length, logprobs))
-        if event.prompt and self.call.body.return_token_ids:
-            choice["prompt_token_ids"] = event.prompt.token_ids
-        return [self._chunk({**choice, "text": text, "logprobs": self._text_logprobs(logprobs, offset)}, own)]
+        choice, own = self._told(event, event.prompt), {"seed": self.call.sampled.seed} if event.finish_reason else None
+        if not self.chat:
+            return [self._chunk(choice, own)]
+        delta = self._reasoning(event.thought)
+        if event.text or not (event.finish_reason or delta):
+            delta["content"] = event.text
+        first = [self._chunk({"index": event.index, "delta": _BEGINNING})] if event.prompt else []
+        return [*first, self._chunk({**choice, "delta": delta}, own)]
 
     def last_chunks(self, result: AnyCompletion) -> list[dict[str, Any]]:
         """The chunks of what has ended: of a search the paths that are shown, and the usage if it is wanted."""
@@ -121,27 +111,34 @@ class Completion:
 
     def _choice(self, choice: Choice, prompts: Sequence[ReadPrompt]) -> dict[str, Any]:
         """A choice, with its prompt where it is sampled without a search."""
-        told: dict[str, Any] = {"index": choice.index, "finish_reason": _finish_reason(choice.finish_reason)}
+        told = self._told(choice, prompts[choice.prompt] if prompts else None)
         if prompts:
             told["stop_reason"] = choice.stop_text
-        if self.call.body.return_token_ids:
-            told["token_ids"] = choice.token_ids
         if self.chat:
-            message = {"role": "assistant", "content": choice.text, **self._reasoning(choice.thought), "refusal": None}
-            return {**told, "message": message, "logprobs": self._chat_logprobs(choice.logprobs) if prompts else None}
-        text, logprobs, prompt = choice.text, choice.logprobs, prompts[choice.prompt]
-        if self.call.sampled.echo:
-            text, logprobs = prompt.text + text, (*prompt.logprobs, *logprobs)
+            thought = self._reasoning(choice.thought)
+            told["message"] = {"role": "assistant", "content": choice.text, **thought, "refusal": None}
+        return told
+
+    def _told(self, part: Choice | TextSampled, prompt: ReadPrompt | None) -> dict[str, Any]:
+        """The fields that a choice and its chunks have alike: of a chat all but its text."""
+        told: dict[str, Any] = {"index": part.index, "finish_reason": _finish_reason(part.finish_reason)}
         if self.call.body.return_token_ids:
+            told["token_ids"] = part.token_ids
+        if self.chat:
+            return {**told, "logprobs": self._chat_logprobs(part.logprobs)}
+        text, logprobs = part.text, part.logprobs
+        if prompt and self.call.body.return_token_ids:
             told["prompt_token_ids"] = prompt.token_ids
-        return {**told, "text": text, "logprobs": self._text_logprobs(logprobs)}
+        if prompt and self.call.sampled.echo:
+            text, logprobs = prompt.text + text, (*prompt.logprobs, *logprobs)
+        return {**told, "text": text, "logprobs": self._text_logprobs(logprobs, part.index)}
 
     def _reasoning(self, thought: str) -> dict[str, str]:
         """A thought as a field of a message or a delta, by both names that clients know; empty if none is told."""
         return {"reasoning_content": thought, "reasoning": thought} if thought and self.call.thoughts else {}
 
     def _chat_logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if self.call.sampled.logprobs is None:
+        if isinstance(self.call.request, SearchRequest) or self.call.sampled.logprobs is None:
             return None
 
         def entry(token: TokenLogprob) -> dict[str, Any]:
@@ -152,23 +149,21 @@ class Completion:
             "refusal": None,
         }
 
-    def _text_logprobs(self, tokens: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any] | None:
+    def _text_logprobs(self, tokens: Sequence[TokenLogprob], index: int) -> dict[str, Any] | None:
         """Tokens with their log-probabilities; the likeliest of each place, and always the one that is there."""
         if self.call.sampled.logprobs is None:
             return None
-        offsets: list[int] = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += _length(token)
+        offsets = list(accumulate(map(_length, tokens), initial=self._offsets.get(index, 0)))
+        self._offsets[index] = offsets.pop()
         return {
             "text_offset": offsets,
             "tokens": [self._name(token) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [None if token.logprob is None else self._by_name((*token.top, token)) for token in tokens],
+            "top_logprobs": [
+                None if token.logprob is None else {self._name(each): each.logprob for each in (*token.top, token)}
+                for token in tokens
+            ],
         }
-
-    def _by_name(self, tokens: Iterable[TokenLogprob]) -> dict[str, float | None]:
-        return {self._name(token): token.logprob for token in tokens}
 
     def _name(self, token: TokenLogprob) -> str:
         """A token's text; its bytes where they are no whole character, so that no two tokens have one name."""

@@ -191,9 +191,7 @@ class ResponseObject:
 
     def whole(self, result: AnyCompletion) -> dict[str, Any]:
         """The response of a result."""
-        thought, text, status = self._contents(result)
-        items = [self._item("reasoning", thought)] if thought else []
-        return self._ended(result, status, [*items, self._item("message", text, status)])
+        return self._last(result)[-1]["response"]
 
     def events(self, event: AnyEvent) -> list[dict[str, Any]]:
         """The events of the stream that one of the search or the sampling makes."""
@@ -202,7 +200,7 @@ class ResponseObject:
             made += [self._event(f"response.{name}", response=self._object([])) for name in ("created", "in_progress")]
         match event:
             case TextSampled():
-                made += self._delta("reasoning", event.thought) if event.thought and self._call.chat.thoughts else []
+                made += self._thought(event.thought)
                 made += self._delta("message", event.text) if event.text else []
             case Finished(result=SearchResult() | CompletionResult() as result):
                 made += self._last(result)
@@ -210,21 +208,33 @@ class ResponseObject:
                 pass
         return made
 
-    def _contents(self, result: AnyCompletion) -> tuple[str, str, str]:
-        """The thought if it is told, the text, and whether that is whole."""
+    def _last(self, result: AnyCompletion) -> list[dict[str, Any]]:
+        """The events of what has ended: its thought if it is told, its text unless the stream had it, and the whole."""
         choice = choices_of(result, self._call.chat)[0]
         status = "incomplete" if choice.finish_reason in ("length", "abort") else "completed"
-        return choice.thought * self._call.chat.thoughts, choice.text, status
-
-    def _last(self, result: AnyCompletion) -> list[dict[str, Any]]:
-        thought, text, status = self._contents(result)
-        made = self._delta("reasoning", thought) if thought and not self._begun else []
+        made = self._thought(choice.thought) if not self._begun else []
         if self._begun != "message":
-            for step in (shown(result).steps or ("",)) if isinstance(result, SearchResult) else (text,):
+            for step in (shown(result).steps or ("",)) if isinstance(result, SearchResult) else (choice.text,):
                 made += self._delta("message", step)
         made += self._end_of_item(status)
-        ended = self._ended(result, status, self._items)
+        usage = usage_of(result, self._call.chat)
+        ended = {
+            **self._object(self._items),
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
+                "total_tokens": usage["total_tokens"],
+            },
+            "espalier": espalier_of(result, 1),
+        }
         return [*made, self._event(f"response.{status}", response=ended)]
+
+    def _thought(self, text: str) -> list[dict[str, Any]]:
+        return self._delta("reasoning", text) if text and self._call.chat.thoughts else []
 
     def _delta(self, kind: str, text: str) -> list[dict[str, Any]]:
         """The events of text in the item of this type, which begins behind the one before."""
@@ -273,22 +283,6 @@ class ResponseObject:
             return {"id": f"rs_{self._id}", "type": kind, "summary": [], "content": content}
         head = {"id": f"msg_{self._id}", "type": kind, "role": "assistant", "status": status}
         return {**head, "content": [_part(text)]}
-
-    def _ended(self, result: AnyCompletion, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        usage = usage_of(result, self._call.chat)
-        return {
-            **self._object(output),
-            "status": status,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "usage": {
-                "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-                "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
-                "total_tokens": usage["total_tokens"],
-            },
-            "espalier": espalier_of(result, 1),
-        }
 
     def _object(self, output: list[dict[str, Any]]) -> dict[str, Any]:
         return {
