@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from espalier.engine.errors import FatalError
 from espalier.search.algorithms.base import Scores
-from espalier.search.completion import Tokenization, TokenizationRequest
 from espalier.search.request import DEFAULT_OPTIONS, SubmitOptions
 from espalier.search.result import Finished, StepDone
 from espalier.search.run.executor import (
@@ -171,7 +170,7 @@ class EngineThread:
         return self.state is EngineState.READY
 
     def reachable(self) -> Executor:
-        """Return the executor, for what any thread may call.
+        """Return the executor, for what any thread may call: `check` and `tokenize`, which may take long.
 
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
@@ -193,7 +192,7 @@ class EngineThread:
         """Start a search.
 
         Args:
-            checked: what `check` returned.
+            checked: what the executor's `check` returned.
             on_end: called once, on the event loop, when the orchestrator has finished the search in any way.
             progress: whether to deliver events other than the last.
             options: priority and other options of the submission.
@@ -227,24 +226,6 @@ class EngineThread:
         self._executor_loop.call(start)
         self._live.add(search)
         return search
-
-    def check(self, request: AnyRequest) -> AnyRequest | Resolved:
-        """Resolve a request; see `Executor.check`.
-
-        It takes time in which the event loop must go on, so call it on another thread.
-
-        Raises:
-            NotReadyError: the engine is loading, stopping or dead.
-        """
-        return self.reachable().check(request)
-
-    def tokenize(self, request: TokenizationRequest) -> Tokenization:
-        """Have the generator's tokenizer look at a prompt; call it on another thread, as `check`.
-
-        Raises:
-            NotReadyError: the engine is loading, stopping or dead.
-        """
-        return self.reachable().tokenize(request)
 
     async def occupancy(self) -> Occupancy:
         """Return what the executor holds between two of its steps; a step may take seconds.

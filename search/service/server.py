@@ -20,8 +20,7 @@ from espalier.search.service.access.calls import AccessLog
 from espalier.search.service.access.watched_files import CERTIFICATE_STAYS, TlsFiles, WatchedFiles
 from espalier.search.service.engine_thread import EngineThread
 from espalier.search.service.errors import BindError
-from espalier.search.service.grpc_api.interceptor import INFERENCE, CallInterceptor
-from espalier.search.service.grpc_api.servicer import SolveServicer
+from espalier.search.service.grpc_api.servicer import INFERENCE, CallInterceptor, SolveServicer
 from espalier.search.service.http_api.app import make_app, make_metrics_app
 from espalier.search.service.http_api.listener import HttpListener
 from espalier.search.service.kserve.servicer import InferenceServicer

@@ -8,6 +8,7 @@ event loop.
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from threading import Semaphore
 from typing import Any, Protocol, TypeVar
 
 from espalier import __version__
-from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
+from espalier.engine.errors import CheckpointError, EspalierError, InvalidRequestError, Violation
+from espalier.engine.roles import GENERATOR
 from espalier.search.completion import ChatPrompt, Tokenization, TokenizationRequest
 from espalier.search.request import MAX_PRIORITY, SubmitOptions
 from espalier.search.result import Event, Finished, StepDone, StopReason
@@ -30,7 +32,7 @@ from espalier.search.service.access.calls import Call
 from espalier.search.service.call_queue import CallQueue, ThreadedWork, TimeLimitReachedError
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
 from espalier.search.service.event_buffer import fitted
-from espalier.search.service.reload import reload_from
+from espalier.search.service.reload import checkpoint_below, wrong_path
 from espalier.search.service.settings import ServerSettings
 
 log = logging.getLogger("espalier.service")
@@ -184,7 +186,7 @@ class Session:
         return reading() if size <= _SMALL_BYTES else await self._checking.run(call.account, size, reading)
 
     async def reload(self, call: Call, path: str) -> Reloaded:
-        """Have the generator go on with other weights.
+        """Have the generator go on with other weights, to the end also if the caller leaves.
 
         Args:
             call: who asks, identified.
@@ -207,7 +209,16 @@ class Session:
         if self._draining:
             raise errors.NotReadyError(STOPPING)
         with self._quotas.call(caller):
-            return await reload_from(root, path, self.engine)
+            self.engine.reachable()
+            began, before = time.monotonic(), self.engine.models[GENERATOR]
+            folder = await asyncio.to_thread(checkpoint_below, root, path)
+            try:
+                digest = await self.engine.reload(str(folder))
+            except CheckpointError as error:
+                raise wrong_path(str(error).replace(str(folder), path)) from None
+        reloaded = Reloaded(digest, before, time.monotonic() - began)
+        log.info("the generator's weights are those of %s, %s, after %.1f s", folder, digest[:12], reloaded.seconds)
+        return reloaded
 
     async def tokenize(self, call: Call, request: TokenizationRequest) -> Tokenization:
         """Have the generator's tokenizer look at a prompt, on a thread, when it is the caller's turn.
@@ -218,7 +229,7 @@ class Session:
             BusyError: too much waits, and this caller asks for most.
         """
         size = _PLAIN_BYTES + (0 if isinstance(request.prompt, ChatPrompt) else len(request.prompt))
-        return await self._checking.run(call.account, size, partial(self.engine.tokenize, request))
+        return await self._checking.run(call.account, size, lambda: self.engine.reachable().tokenize(request))
 
     async def write(
         self, call: Call, event: Event, encode: Callable[[Event, dict[str, int]], T], size: Callable[[T], int]
@@ -367,7 +378,7 @@ class Session:
                 found += error.violations
         if found:
             raise InvalidRequestError(found)
-        return self.engine.check(asked.request)
+        return self.engine.reachable().check(asked.request)
 
 
 def in_places(violations: Iterable[Violation], places: Mapping[str, str]) -> list[Violation]:

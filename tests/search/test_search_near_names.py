@@ -14,8 +14,7 @@ from espalier.search.run.load import resolve_dtype
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.schema import from_values
 from espalier.search.service.http_api.body import validated
-from espalier.search.service.http_api.openai.bodies import ChatBody
-from espalier.search.service.http_api.openai.parameters import not_honoured
+from espalier.search.service.http_api.openai.bodies import ChatBody, not_honoured
 from espalier.search.service.kserve.endpoints import GenerateBody, _unknown
 from espalier.search.service.model_names import ModelNames, UnknownModelError
 

@@ -25,7 +25,7 @@ def token(
     The file keeps the token's hash only, so this is the one time that the token is shown. A running server reads the
     file again by itself.
     """
-    from espalier.search.service.access.tokens import add_caller
+    from espalier.search.service.access.callers import add_caller
 
     made = add_caller(callers, name, limits, replace)
     print(made)

@@ -1,39 +1,48 @@
-"""The HTTP applications: the routes of the HTTP port, its page and `/openapi.json`, and those of the metrics port."""
+"""The HTTP applications: the routes of the HTTP port, its page and `/openapi.json`, and those of the metrics port.
+
+And what every call passes: authentication, limits, errors, access log.
+"""
 
 import asyncio
 import inspect
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier import __version__
 from espalier.search.request import SearchRequest
 from espalier.search.schema import declared
 from espalier.search.service.access.callers import Callers
-from espalier.search.service.access.calls import REQUEST_ID, Call
-from espalier.search.service.http_api.answers import HttpError, json_response
-from espalier.search.service.http_api.calls import KSERVE, CallMiddleware
+from espalier.search.service.access.calls import REQUEST_ID, Call, recorded, request_id_of
+from espalier.search.service.http_api.answers import HttpError, answer_of, json_response
+from espalier.search.service.http_api.body import Body, ClientGoneError
 from espalier.search.service.http_api.endpoints import OwnEndpoints
-from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
-from espalier.search.service.http_api.scores import ScoreEndpoints
+from espalier.search.service.http_api.listener import CERTIFICATE_NAME
+from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints, ScoreEndpoints
 from espalier.search.service.kserve.endpoints import InferenceEndpoints
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.observability.metrics import Metrics
 from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
 from espalier.search.service.session import Session
-from espalier.search.service.settings import ServerSettings
+from espalier.search.service.settings import ServerSettings, is_loopback
 
+KSERVE = "/v2"
+"""The path below which the KServe protocol is, which tells an error as a text alone."""
 _GAUGES = "/gauges"
 _HEALTH = ("/healthz", "/readyz", "/health", f"{KSERVE}/health/live", f"{KSERVE}/health/ready")
 """Paths that need no login and are not logged: load balancers call them all the time."""
@@ -112,14 +121,7 @@ def _guarded(
     open_paths: Container[str] = (),
 ) -> ASGIApp:
     """An application behind `CallMiddleware`, but for gauges, which gateways ask many times a second."""
-    calls = Middleware(
-        CallMiddleware,
-        callers=callers,
-        settings=settings,
-        routes=routes,
-        open_paths=open_paths,
-        on_end=on_call_end,
-    )
+    calls = Middleware(CallMiddleware, callers, settings, routes, open_paths, on_call_end)
     cross_origin = Middleware(
         CORSMiddleware,
         allow_origins=[settings.cors_origin or ""],
@@ -179,6 +181,130 @@ async def _refuse(request: Request, error: Exception) -> Response:
     text = texts.get(error.status_code, error.detail)
     code = "not_found" if error.status_code == 404 else None
     raise HttpError(error.status_code, text, code=code, headers=error.headers)
+
+
+# ---- every call
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+@dataclass
+class CallMiddleware:
+    """Wraps the application: authentication, limits, errors, access log.
+
+    An endpoint finds `call` and `body` in the request's `state`; it is cancelled when its client goes away.
+
+    Attributes:
+        app: what it wraps.
+        callers: tells who calls.
+        settings: limits, and which pages may call.
+        routes: by whose paths the log calls what is called.
+        open_paths: that need no login and are not logged.
+        on_end: called with each call that is over.
+    """
+
+    app: ASGIApp
+    callers: Callers
+    settings: ServerSettings
+    routes: Sequence[Route]
+    open_paths: Container[str]
+    on_end: Callable[[Call], None]
+
+    def __post_init__(self) -> None:
+        # On loopback without logins, whoever reaches the port is trusted; so a web page must not, under a name of its
+        # own that resolves to this machine (DNS rebinding).
+        local = is_loopback(self.settings.host) and not self.callers.login_required
+        self._hosts = {"localhost", "127.0.0.1", "::1", self.settings.host} if local else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call."""
+        headers = Headers(scope=scope)
+        address, port = scope.get("client") or ("", 0)
+        request_id = request_id_of(headers.get(REQUEST_ID))
+        call = Call(self._name_of(scope), request_id, headers.get("traceparent"), f"{address}:{port}")
+        scope["state"]["call"] = call
+        body = Body(receive, headers, self.settings.max_receive_bytes)
+        begun = False
+
+        async def respond(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = call.request_id
+                headers["x-content-type-options"] = "nosniff"
+                headers["referrer-policy"] = "no-referrer"
+            await send(message)
+
+        is_open = scope["path"] in self.open_paths
+        with recorded(call, None if is_open else self.on_end):
+            try:
+                if not is_open:
+                    self._require_known_origin(headers)
+                    name = scope["state"].get(CERTIFICATE_NAME)
+                    call.caller = self.callers.identify(headers.get("authorization"), address, name)
+                scope["state"]["body"] = await body.read()
+                await _while_connected(self.app(scope, _nothing_more, respond), receive)
+            except ClientGoneError:
+                call.code = "CANCELLED"
+            except Exception as error:
+                answer = answer_of(error, call, f"{scope['path']}/".startswith(f"{KSERVE}/"))
+                if begun:
+                    raise  # closes the connection: the client must not take what it has for the whole
+                with suppress(ClientGoneError):
+                    if not await body.discard():
+                        answer.headers["connection"] = "close"
+                    await answer(scope, _nothing_more, respond)
+
+    def _name_of(self, scope: Scope) -> str:
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        found = (route.path_format for route in self.routes if route.matches(scope)[0] is not Match.NONE)
+        return f"{method} {next(found, 'unknown path')}"
+
+    def _require_known_origin(self, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if self._hosts is not None and _split(f"//{host}").hostname not in self._hosts:
+            raise HttpError(403, "this server is called by an address of this machine only, such as localhost")
+        origin = headers.get("origin")
+        if origin is not None and origin != self.settings.cors_origin and _split(origin).netloc != host:
+            raise HttpError(403, "pages of other origins may not call; the server's --cors-origin can allow one")
+
+
+async def _while_connected(work: Awaitable[None], receive: Receive) -> None:
+    """Do `work`, and cancel it when the client goes away.
+
+    Raises:
+        ClientGoneError: the client went away.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    if task.cancelled():
+        raise ClientGoneError
+    task.result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _nothing_more() -> Message:
+    """Wait for ever: the body is read, and `_while_connected` sees the client leave."""
+    return await asyncio.get_running_loop().create_future()
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a URL; empty ones of what is none."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
 
 
 # ---- /openapi.json

@@ -12,7 +12,7 @@ from espalier.engine.errors import InvalidRequestError, Violation, nearest
 from espalier.search.request import MAX_PRIORITY, SearchRequest
 from espalier.search.result import SearchResult
 from espalier.search.service.errors import UnknownModelError
-from espalier.search.service.http_api.openai.parameters import SEED_BITS, BodyFields
+from espalier.search.service.http_api.openai.bodies import SEED_BITS, BodyFields
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import SearchCall
 from espalier.search.service.shown import shown

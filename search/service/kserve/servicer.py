@@ -11,7 +11,7 @@ from espalier.kserve.inference_pb2_grpc import GRPCInferenceServiceServicer
 from espalier.search.result import SearchResult
 from espalier.search.service.access.calls import Call, recorded
 from espalier.search.service.errors import UnknownModelError, failure_of
-from espalier.search.service.grpc_api.interceptor import CALL
+from espalier.search.service.grpc_api.servicer import CALL
 from espalier.search.service.kserve import inference
 from espalier.search.service.kserve.inference import InferRequest, InputTensor, Value
 from espalier.search.service.model_names import ModelNames
@@ -22,7 +22,7 @@ _IN_FLIGHT = 64
 
 
 class InferenceServicer(GRPCInferenceServiceServicer):
-    """Translates between messages and the session; `grpc_api.interceptor.CallInterceptor` maps errors."""
+    """Translates between messages and the session; `grpc_api.servicer.CallInterceptor` maps errors."""
 
     def __init__(self, session: Session, names: ModelNames) -> None:
         self._session = session

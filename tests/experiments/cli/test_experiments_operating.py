@@ -19,8 +19,7 @@ from espalier.experiments.cli.operating.doctor import server_findings
 from espalier.search.request import SearchRequest
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.service import errors
-from espalier.search.service.access.callers import CallerEntry, Callers, CallersFileError
-from espalier.search.service.access.tokens import add_caller
+from espalier.search.service.access.callers import CallerEntry, Callers, CallersFileError, add_caller
 from espalier.search.service.engine_thread import EngineThread
 from espalier.search.service.errors import BusyError
 from espalier.search.service.settings import ServerSettings

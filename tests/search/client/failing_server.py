@@ -16,7 +16,7 @@ from espalier.search.request import SearchRequest
 from espalier.search.result import Started, StopReason
 from espalier.search.service.errors import Failure
 from espalier.search.service.grpc_api.convert import event_to_wire, to_wire
-from espalier.search.service.grpc_api.interceptor import status_of
+from espalier.search.service.grpc_api.servicer import status_of
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceServicer, add_SearchServiceServicer_to_server
 

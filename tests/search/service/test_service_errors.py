@@ -25,7 +25,7 @@ from espalier.search.service.errors import (
     failure_of,
     in_fields,
 )
-from espalier.search.service.grpc_api.interceptor import status_of
+from espalier.search.service.grpc_api.servicer import status_of
 from espalier.search.service.settings import ServerSettings, SettingsError
 
 

@@ -108,7 +108,7 @@ def test_a_large_request_is_read_beside_the_event_loop(endpoint: str, large: boo
     problem = "solve" if not large else "solve " * 3000
     request = pb.SolveProblemRequest(problem=problem)
     if endpoint.startswith("grpc"):
-        reading = [spy("grpc_api.interceptor._message"), spy("grpc_api.convert.request_from_wire")]
+        reading = [spy("grpc_api.servicer._message"), spy("grpc_api.convert.request_from_wire")]
         assert (solve if endpoint == "grpc" else stream)(server, request).answer == "42"
     else:
         reading = [spy("http_api.body.parse_json")]

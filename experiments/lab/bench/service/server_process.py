@@ -13,8 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from espalier.engine.errors import EspalierError
-from espalier.search.service.access.callers import CallerEntry
-from espalier.search.service.access.tokens import add_caller
+from espalier.search.service.access.callers import CallerEntry, add_caller
 
 _START_SECONDS = 300.0
 _ADDRESSES = re.compile(r" on (\S+)(?: and (\S+))?$")

@@ -1,33 +1,275 @@
-"""Bodies of chats and of text completions: the search or the plain sampling that one asks for, what it cannot have."""
+"""Bodies of chats and of text completions: the search or the plain sampling that one asks for, what it cannot have.
+
+Parameters of OpenAI's and vLLM's bodies that are the same for both are set, ignored or refused by one rule.
+"""
 
 import json
 import secrets
-from collections.abc import Iterator
-from dataclasses import asdict, fields
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, Strict, StrictBool
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.completion import MAX_PROMPTS, ChatPrompt, Prompt
+from espalier.search.completion import MAX_PROMPTS, ChatPrompt, CompletionRequest, Prompt
 from espalier.search.conversation import ChatMessage, ChatRole, split_conversation
 from espalier.search.request import SearchRequest
-from espalier.search.schema import few
+from espalier.search.run.executor import AnyRequest
+from espalier.search.schema import few, from_values, mapping_text, unknown_names
 from espalier.search.service.http_api.body import SearchBody, validated
-from espalier.search.service.http_api.openai import parameters, spellings
-from espalier.search.service.http_api.openai.parameters import BodyFields, SampledCall, SamplingBody
+from espalier.search.service.http_api.openai import spellings
 from espalier.search.service.model_names import ModelNames
+from espalier.search.service.session import SearchCall, in_places
+
+T = TypeVar("T")
+
+SEED_BITS = 53
+"""Of a seed that the client leaves open: what every JSON parser reads exactly."""
+PRIORITY, TIME_LIMIT = "priority", "time_limit"
+_OF_PLAIN = (PRIORITY, TIME_LIMIT, "text_form")
+"""Fields of `espalier` that sampling without a search has."""
+IGNORED = {
+    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
+    "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier", "service_tier", "store",
+    "user", "verbosity",
+}  # fmt: skip
+"""Parameters that do not change what is sampled; clients send them to every server."""
+NO_TOOLS = "tools are not called; with `tool_choice` none a chat may list them, and its messages may tell of calls"
+NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    # parameter: why it is refused, and the values besides null that ask for nothing
+    "length_penalty": ("is of beam search by likelihood, which is not offered", (1,)),
+    "modalities": ("only text is offered", (["text"],)),
+    "audio": ("only text is offered", ()),
+    "tools": (NO_TOOLS, ([],)),
+    "tool_choice": (NO_TOOLS, ("none", "auto")),
+    "functions": (NO_TOOLS, ([],)),
+    "function_call": (NO_TOOLS, ("none", "auto")),
+    "web_search_options": (NO_TOOLS, ()),
+    "best_of": ("is not offered; choose a search by the model's name, such as NAME@best-of-8", (1,)),
+    "use_beam_search": ("is not offered; choose a search by the model's name, such as NAME@beam-n4-m4", (False,)),
+    "suffix": ("text cannot be filled in before a suffix", ("",)),
+    "min_tokens": ("a least length is not offered", (0,)),
+    "ignore_eos": ("a text ends at an end-of-sequence token", (False,)),
+    "stop_token_ids": ("give texts to `stop`", ([],)),
+    "bad_words": ("give tokens to `logit_bias`", ([],)),
+    "allowed_token_ids": ("give tokens to `logit_bias`", ([],)),
+    "prompt_logprobs": ("give `echo` and `logprobs` to /v1/completions", ()),
+    "truncate_prompt_tokens": ("a prompt is never cut", (-1,)),
+    "skip_special_tokens": ("texts have no special tokens", (True,)),
+    "spaces_between_special_tokens": ("texts have no special tokens", (True, False)),
+}
+
+
+class StreamOptions(BaseModel, extra="forbid"):
+    """`stream_options` of a body; padding against who listens is left out."""
+
+    include_usage: StrictBool | None = None
+    continuous_usage_stats: StrictBool | None = None
+    include_obfuscation: StrictBool | None = None
+
+
+class SamplingBody(BaseModel, extra="allow"):
+    """Fields of the bodies of both chats and text completions; sampling parameters are checked with the request."""
+
+    model: InstanceOf[str]
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: StrictBool | None = None
+    return_tokens_as_token_ids: StrictBool | None = None
+    include_stop_str_in_output: StrictBool | None = None
+    return_response_only: StrictBool | None = None  # false to be told all candidates as its_hub tells them
+    espalier: dict[str, Any] | None = None
+
+    @property
+    def options(self) -> StreamOptions:
+        """Options of its stream."""
+        return self.stream_options or StreamOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledCall(SearchCall):
+    """A chat or a completion that is asked for: searched or sampled; with progress if chunks are wanted.
+
+    Attributes:
+        body: the parameters.
+        thoughts: whether thoughts are told.
+        choices: candidates of a search to return, the selected one first.
+        stop: texts at which what is shown of a candidate is cut.
+    """
+
+    body: SamplingBody
+    thoughts: bool = True
+    choices: int = 1
+    stop: tuple[str, ...] = ()
+
+    @property
+    def sampled(self) -> CompletionRequest:
+        """The request, where nothing is searched."""
+        assert isinstance(self.request, CompletionRequest)
+        return self.request
+
+
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+SAMPLING = {
+    "repeat_penalty": "repetition_penalty",  # as Ollama and llama.cpp have it
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", *PENALTIES, "seed", "max_tokens")},
+}
+"""Fields of a search and of a `CompletionRequest` by the parameters that set them."""
+PLAIN_PARAMETERS = {
+    "n": "samples",
+    "include_stop_str_in_output": "include_stop",
+    **SAMPLING,
+    "max_completion_tokens": "max_tokens",
+}
+"""Fields of a `CompletionRequest` by the parameters that set them."""
+_MINUS_ONE = {"top_k": 0, "seed": None}
+"""Meanings of -1: vLLM's all tokens, and llama.cpp's any seed, which front ends send as their default."""
+
+
+@dataclass(slots=True)
+class BodyFields:
+    """The fields of a request as a body sets them.
+
+    Attributes:
+        body: its parameters.
+        values: of the fields.
+        places: of the body, that set them.
+        found: what is wrong.
+    """
+
+    body: Mapping[str, Any]
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    places: dict[str, str] = field(default_factory=dict[str, str])
+    found: list[Violation] = field(default_factory=list[Violation])
+
+    def set(self, name: str, value: Any, place: str) -> None:
+        """Set a field to the value at a place of the body."""
+        self.values[name], self.places[name] = value, place
+
+    def refuse(self, place: str, rule: str) -> None:
+        """Note what is wrong at a place of the body."""
+        self.found.append(Violation(place, rule))
+
+    def set_sampling(self, fields: Mapping[str, str]) -> None:
+        """Set `fields` to the parameters that are there, of two limits to the lower one, and the form of the text."""
+        for name, set_field in fields.items():
+            if (value := self.body.get(name)) == -1 and name in _MINUS_ONE:
+                value = _MINUS_ONE[name]
+            if name == "logit_bias" and isinstance(value, dict):
+                value = mapping_text(value)
+            if value is not None:
+                if set_field == "max_tokens" and isinstance(value, int) and isinstance(self.values.get(set_field), int):
+                    value = min(value, self.values[set_field])
+                self.set(set_field, value, name)
+        if form := spellings.asked_form(self.body, self.found):
+            self.set("text_form", *form)
+
+    def set_own(self, names: Iterable[str]) -> None:
+        """Set those of the fields `names` that the body's `espalier` has, where nothing is searched."""
+        own = self.body.get("espalier")
+        for name, value in (own if isinstance(own, dict) else {}).items():
+            if name in names:
+                self.set(name, value, f"espalier.{name}")
+            else:
+                self.refuse(f"espalier.{name[:80]}", "is a field of searches, and this is none")
+
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts of `stop`: a text, a list of them, or null; an empty text asks for nothing."""
+        value = self.body.get("stop")
+        given = [value] if isinstance(value, str) else value
+        if given is not None and not (isinstance(given, list) and all(isinstance(text, str) for text in given)):
+            self.refuse("stop", "must be a text or a list of texts")
+            return ()
+        return tuple(text for text in given or () if text)
+
+    def take_priority(self) -> int:
+        """Take the priority, which is the call's, out of the fields."""
+        priority = self.values.pop(PRIORITY, None)
+        if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
+            self.refuse("espalier.priority", "must be a whole number")
+            return 0
+        return priority or 0
+
+    def make(self, kind: type[T]) -> T:
+        """Make the request.
+
+        Raises:
+            InvalidRequestError: a value is wrong; lists everything that was found before, too.
+        """
+        try:
+            return from_values(kind, self.values)
+        except InvalidRequestError as error:
+            raise InvalidRequestError([*self.found, *in_places(error.violations, self.places)]) from None
+
+    def call(self, request: AnyRequest, priority: int, body: SamplingBody, thoughts: bool, **more: Any) -> SampledCall:
+        """Return the call that asks for a request, with what was found; see `SampledCall`."""
+        of_call = {"violations": self.found, "places": self.places, "body": body, "thoughts": thoughts, **more}
+        return SampledCall(request, priority, bool(body.stream), **of_call)
+
+
+def sampled_fields(body: Mapping[str, Any]) -> BodyFields:
+    """The fields of a `CompletionRequest` that every body can set, and the call's priority."""
+    its = BodyFields(body, {"seed": secrets.randbits(SEED_BITS)}, {PRIORITY: "espalier.priority"})
+    its.set_sampling(PLAIN_PARAMETERS)
+    its.set("stop", its.stop_texts(), "stop")
+    its.set_own(_OF_PLAIN)
+    return its
+
+
+def sampled_call(its: BodyFields, body: SamplingBody, thoughts: bool = True) -> SampledCall:
+    """The call of a completion with these fields; `thoughts` says whether those are told."""
+    priority = its.take_priority()
+    its.found = in_places(its.found, its.places)
+    return its.call(CompletionRequest(**its.values), priority, body, thoughts)
+
+
+def not_honoured(
+    body: Mapping[str, Any],
+    known: Iterable[str],
+    of_search: Iterable[str] = (),
+    refused: Mapping[str, tuple[str, tuple[Any, ...]]] = NOT_OFFERED,
+) -> Iterator[Violation]:
+    """Parameters of a body that are not offered; what it is silent about, or asks for by no effect, is left out.
+
+    Args:
+        body: all parameters.
+        known: parameters that are read elsewhere.
+        of_search: fields of a search, which belong into `espalier`.
+        refused: parameters with why they are refused, and their values besides null that ask for nothing.
+    """
+    unknown: list[str] = []
+    known, of_search = {*known, *IGNORED}, set(of_search)
+    for name, value in body.items():
+        if value is None or name in known:
+            continue
+        if name == "extra_body" and isinstance(value, dict) and all(body.get(k) == v for k, v in value.items()):
+            continue  # as its_hub sends it: a copy of what stands beside it
+        if name in refused:
+            why, harmless = refused[name]
+            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless):
+                yield Violation(name, why)
+        elif name in of_search:
+            yield Violation(name, "is unknown; put it into `espalier`")
+        else:
+            unknown.append(name)
+    yield from unknown_names(unknown, {*known, *refused, *of_search})
+    if body.get("stream_options") and not body.get("stream"):
+        yield Violation("stream_options", "needs `stream`")
+
+
+# ---- chats and text completions
 
 _MAX_MESSAGES = _MAX_PARTS = 512
 """Messages, and parts of one message, that are looked at; a search takes fewer messages still."""
 _PARAMETERS = {
-    **parameters.SAMPLING,
+    **SAMPLING,
     "max_completion_tokens": "max_tokens",
     "budget": "beam_width",
 }
 """Fields of a search by the parameters that set them."""
 _FIELDS = {f.name for f in fields(SearchRequest)}
-_OF_PLAIN = "is offered by NAME@plain, which samples without a search"
+_BY_PLAIN = "is offered by NAME@plain, which samples without a search"
 _DEFAULT_TOKENS = 16
 """`max_tokens` of the OpenAI API for text completions."""
 _NO_BUDGET = "is kept by searches, and this is none; for one path ask the model NAME@greedy"
@@ -106,9 +348,7 @@ class ChatBody(Conversation, SamplingBody, extra="allow"):
     logprobs: StrictBool | None = None
     top_logprobs: Any = None
     echo: Literal[False] | None = None
-    include_stop_str_in_output: StrictBool | None = None
     budget: Annotated[int, Strict(), Field(ge=1, le=1000)] | None = None
-    return_response_only: StrictBool | None = None
 
 
 class CompletionBody(SamplingBody):
@@ -121,9 +361,9 @@ class CompletionBody(SamplingBody):
 
 
 ITS_BUDGET = "x-its-budget"
-_OF_BOTH = {*parameters.PLAIN_PARAMETERS, *spellings.FORM_PARAMETERS, "stop"}
+_OF_BOTH = {*PLAIN_PARAMETERS, *spellings.FORM_PARAMETERS, "stop"}
 _OF_CHATS = {*ChatBody.model_fields, *_OF_BOTH, *spellings.THINKING_PARAMETERS}
-_OF_COMPLETIONS = {*CompletionBody.model_fields, *_OF_BOTH} - {"max_completion_tokens"}
+_OF_COMPLETIONS = {*CompletionBody.model_fields, *_OF_BOTH} - {"max_completion_tokens", "return_response_only"}
 _TOOLS = {"tools": "tool_choice", "functions": "function_call"}
 """Lists of tools with the parameter that says which to call."""
 _PLAIN_ALONE = ("logprobs", "return_token_ids", "return_tokens_as_token_ids", "continue_final_message", "top_logprobs")
@@ -158,8 +398,8 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> SampledCall:
     if names.is_plain(chat.model) or ((chat.continue_final_message or chat.return_token_ids) and not named):
         return _read_plain(chat, body)
     places = {"priority": "espalier.priority", **dict.fromkeys(named, "model")}
-    its = BodyFields(body, {"seed": secrets.randbits(parameters.SEED_BITS), **named}, places)
-    its.found += [*parameters.not_honoured(body, _known(body), _FIELDS), *few([*_not_of_search(chat)])]
+    its = BodyFields(body, {"seed": secrets.randbits(SEED_BITS), **named}, places)
+    its.found += [*not_honoured(body, _known(body), _FIELDS), *few([*_not_of_search(chat)])]
     its.set_sampling(_PARAMETERS)
     stop = its.stop_texts()
     thinking = spellings.read_thinking_parameters(body, its.found)
@@ -175,22 +415,8 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> SampledCall:
     request, choices = search.request, chat.n or 1
     if choices > request.candidates:
         its.refuse("n", f"must be at most {request.candidates}, the candidates of this search")
-    stream = bool(chat.stream)
-    nodes = stream and bool(chat.options.continuous_usage_stats)
-    return SampledCall(
-        request,
-        search.priority or 0,
-        stream,
-        nodes,
-        its.found,
-        places=its.places,
-        body=chat,
-        thoughts=thinking.shown,
-        choices=choices,
-        stop=stop,
-        include_stop=bool(chat.include_stop_str_in_output),
-        metadata=chat.return_response_only is False,
-    )
+    nodes = bool(chat.stream and chat.options.continuous_usage_stats)
+    return its.call(request, search.priority or 0, chat, thinking.shown, report_nodes=nodes, choices=choices, stop=stop)
 
 
 def _known(body: dict[str, Any]) -> set[str]:
@@ -200,8 +426,8 @@ def _known(body: dict[str, Any]) -> set[str]:
 
 
 def _read_plain(chat: ChatBody, body: dict[str, Any]) -> SampledCall:
-    its = parameters.sampled_fields(body)
-    its.found += parameters.not_honoured(body, _known(body))
+    its = sampled_fields(body)
+    its.found += not_honoured(body, _known(body))
     if chat.budget is not None:
         its.refuse("budget", "is of a search, and this is none")
     top = chat.top_logprobs
@@ -212,7 +438,7 @@ def _read_plain(chat: ChatBody, body: dict[str, Any]) -> SampledCall:
     if thinking.budget and thinking.on is not False:
         its.refuse(thinking.place, _NO_BUDGET)
     its.set("prompts", (chat_prompt(chat, thinking, its.found),), "messages")
-    return parameters.sampled_call(its, chat, thinking.shown)
+    return sampled_call(its, chat, thinking.shown)
 
 
 def read_completion(body: dict[str, Any], names: ModelNames) -> SampledCall:
@@ -224,8 +450,8 @@ def read_completion(body: dict[str, Any], names: ModelNames) -> SampledCall:
     """
     completion = validated(CompletionBody, body)
     names.require_plain(completion.model)
-    its = parameters.sampled_fields({**body, "max_completion_tokens": None})
-    its.found += parameters.not_honoured(body, _OF_COMPLETIONS)
+    its = sampled_fields({**body, "max_completion_tokens": None})
+    its.found += not_honoured(body, _OF_COMPLETIONS)
     logprobs = completion.logprobs
     if isinstance(logprobs, bool):  # some clients send the chat's parameter
         logprobs = 0 if logprobs else None
@@ -236,7 +462,7 @@ def read_completion(body: dict[str, Any], names: ModelNames) -> SampledCall:
         "logprobs": logprobs,
     }
     its.set("prompts", _prompts(completion.prompt, its.found), "prompt")
-    return parameters.sampled_call(its, completion)
+    return sampled_call(its, completion)
 
 
 def _prompts(value: Any, found: list[Violation]) -> tuple[Prompt, ...]:
@@ -298,12 +524,12 @@ def _tools_shown(chat: Conversation, found: list[Violation]) -> dict[str, Any]:
 def _not_of_search(chat: ChatBody) -> Iterator[Violation]:
     for name in _PLAIN_ALONE:
         if getattr(chat, name):
-            yield Violation(name, _OF_PLAIN)
+            yield Violation(name, _BY_PLAIN)
     if chat.add_generation_prompt is False:
-        yield Violation("add_generation_prompt", _OF_PLAIN)
+        yield Violation("add_generation_prompt", _BY_PLAIN)
     for name, value in (chat.chat_template_kwargs or {}).items():
         if value is not None and not spellings.is_spelling(place := f"chat_template_kwargs.{name[:80]}", value):
-            yield Violation(place, _OF_PLAIN)
+            yield Violation(place, _BY_PLAIN)
 
 
 def _not_read(messages: list[_Message]) -> Iterator[Violation]:

@@ -10,7 +10,7 @@ from espalier.search.completion import Choice, CompletionResult, ReadPrompt, Tex
 from espalier.search.request import SearchRequest
 from espalier.search.result import Finished, SearchResult, Started, StepDone
 from espalier.search.run.executor import AnyEvent
-from espalier.search.service.http_api.openai.parameters import SampledCall
+from espalier.search.service.http_api.openai.bodies import SampledCall
 from espalier.search.service.shown import Shown, candidates_shown, shown_paths
 
 AnyCompletion = SearchResult | CompletionResult
@@ -47,7 +47,7 @@ class Completion:
             "choices": [self._choice(choice, prompts) for choice in choices_of(result, self.call)],
         }
         if isinstance(result, SearchResult):
-            return body | ({"metadata": metadata_of(result)} if self.call.metadata else {})
+            return body | ({"metadata": metadata_of(result)} if self.call.body.return_response_only is False else {})
         if self.chat and self.call.body.return_token_ids:
             body["prompt_token_ids"] = result.prompts[0].token_ids
         return body
@@ -183,7 +183,10 @@ class Completion:
 
 def paths_of(result: SearchResult, call: SampledCall) -> list[Shown]:
     """The paths of a search that a call is shown."""
-    return [path.stopped(call.stop, call.include_stop) for path in shown_paths(result, call.choices)]
+    return [
+        path.stopped(call.stop, bool(call.body.include_stop_str_in_output))
+        for path in shown_paths(result, call.choices)
+    ]
 
 
 def choices_of(result: AnyCompletion, call: SampledCall) -> Sequence[Choice]:

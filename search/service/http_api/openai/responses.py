@@ -14,9 +14,8 @@ from espalier.search.completion import CompletionResult, TextSampled
 from espalier.search.result import Finished, SearchResult
 from espalier.search.run.executor import AnyEvent
 from espalier.search.service.http_api.body import validated
-from espalier.search.service.http_api.openai.bodies import Content, read_chat
+from espalier.search.service.http_api.openai import bodies
 from espalier.search.service.http_api.openai.completion import AnyCompletion, choices_of, espalier_of, usage_of
-from espalier.search.service.http_api.openai.parameters import NO_TOOLS, SAMPLING, SampledCall, not_honoured
 from espalier.search.service.http_api.openai.spellings import FORM_PARAMETERS, THINKING_PARAMETERS
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import in_places
@@ -30,7 +29,7 @@ _PLACES = {
 }
 """Parameters of chats by other names."""
 _SAME = (
-    *("model", *(name for name in SAMPLING if name != "max_tokens"), "stream", "espalier"),
+    *("model", *(name for name in bodies.SAMPLING if name != "max_tokens"), "stream", "espalier"),
     *sorted(THINKING_PARAMETERS | FORM_PARAMETERS - {"response_format"}),
 )
 """Parameters that chats have by the same names."""
@@ -42,9 +41,9 @@ _NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "prompt": (_STORED, ()),
     "background": ("is not offered", (False,)),
     "include": ("is not offered", ([],)),
-    "tools": (NO_TOOLS, ([],)),
-    "tool_choice": (NO_TOOLS, ("none", "auto")),
-    "max_tool_calls": (NO_TOOLS, ()),
+    "tools": (bodies.NO_TOOLS, ([],)),
+    "tool_choice": (bodies.NO_TOOLS, ("none", "auto")),
+    "max_tool_calls": (bodies.NO_TOOLS, ()),
     "top_logprobs": ("give `logprobs` to /v1/chat/completions", (0,)),
     "truncation": ("a conversation is never cut", ("disabled",)),
 }
@@ -53,7 +52,7 @@ _NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
 class _Item(BaseModel, extra="allow"):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content
+    content: bodies.Content
     thought: InstanceOf[str] = ""
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: InstanceOf[str] | None = None
@@ -136,7 +135,7 @@ class ResponsesBody(BaseModel, extra="allow"):
 class ResponseCall:
     """A response that is asked for: the search or the plain sampling behind it, and what is told again of the body."""
 
-    chat: SampledCall
+    chat: bodies.SampledCall
     echoed: Mapping[str, Any]
 
 
@@ -149,7 +148,7 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
     """
     its = validated(ResponsesBody, body)
     uncalled = {"tools"} if body.get("tool_choice") == "none" else set[str]()
-    found = list(not_honoured(body, {*ResponsesBody.model_fields, *_SAME, *uncalled}, refused=_NOT_OFFERED))
+    found = list(bodies.not_honoured(body, {*ResponsesBody.model_fields, *_SAME, *uncalled}, refused=_NOT_OFFERED))
     messages = [item.message() for item in its.input]
     if its.instructions is not None:
         messages.insert(0, {"role": "system", "content": its.instructions})
@@ -160,7 +159,7 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
     if its.text and its.text.format is not None:  # whose schema stands beside its type
         chat["response_format"] = {**its.text.format, "json_schema": its.text.format}
     try:
-        call = read_chat(chat, names)
+        call = bodies.read_chat(chat, names)
     except InvalidRequestError as error:
         raise InvalidRequestError([*found, *in_places(error.violations, _PLACES)]) from None
     found += in_places(call.violations, _PLACES)
