@@ -92,7 +92,7 @@ def doubt_of(gold: str) -> str:
         return f"it has {len(gold)} characters, of which {MAX_PARSED} can be read"
     if boxed(gold).cut >= 0 or "\\boxed" in reading.whole:
         return "its box has no end"
-    if not closes_all_braces(gold):
+    if len(_BRACE.findall(gold)) != 2 * len(_closing_braces(gold)):
         return "its braces do not match"
     words = len(_GOLD_WORD.findall(reading.whole))
     return f"it is a text of {words} words" if words > _MAX_GOLD_WORDS and reading.number is None else ""
@@ -242,11 +242,6 @@ def content_before_brace(text: str) -> str | None:
     """The content of a box whose text begins behind its opening brace; None if the box is not closed."""
     closing = _closing_braces("{" + text).get(0)
     return None if closing is None else text[: closing - 1].strip()
-
-
-def closes_all_braces(text: str) -> bool:
-    """Return whether each brace has its other one."""
-    return len(_BRACE.findall(text)) == 2 * len(_closing_braces(text))
 
 
 def _belong(one: _Box, other: _Box, between: str) -> bool:

@@ -67,10 +67,6 @@ def may_cost(constant: Any) -> bool:
     return False
 
 
-def _is_extreme(estimate: _Estimate) -> bool:
-    return estimate.beyond or abs(_exponent(estimate.value)) > _MAX_DIGITS * _BITS_OF_A_DIGIT
-
-
 def _exponent(value: Any) -> int:
     """The binary exponent of a number of mpmath."""
     return mp.mag(value) if value else 0
@@ -90,7 +86,10 @@ def _estimate(constant: Any) -> _Estimate | None:
         found = _combined(constant, known)
     except (ArithmeticError, TypeError, ValueError):
         return None
-    return found and found._replace(costly=_is_extreme(found) or any(part.costly for part in known))
+    if found is None:
+        return None
+    is_extreme = found.beyond or abs(_exponent(found.value)) > _MAX_DIGITS * _BITS_OF_A_DIGIT
+    return found._replace(costly=is_extreme or any(part.costly for part in known))
 
 
 def _combined(constant: Any, parts: list[_Estimate]) -> _Estimate | None:

@@ -10,18 +10,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
 
-from espalier.search.grading.notation import languages
+from espalier.search.grading.notation import languages, numerals
 from espalier.search.grading.notation.latex import in_one_line, plain, undressed, upright
-from espalier.search.grading.notation.numerals import (
-    date_in,
-    foreign_number,
-    long_decimal,
-    number_in,
-    number_in_words,
-    number_text,
-    ratio_in,
-    time_of,
-)
 from espalier.search.grading.notation.units import product_unit, ratio, symbol, unit_of, units_agree, upright_unit
 from espalier.search.grading.programs import as_program, is_program, is_text_of_lines
 
@@ -162,7 +152,7 @@ class Reading:
         if self.choice:
             return self.choice
         if self.number is not None:
-            return number_text(self.number / 100 if self.percent else self.number)
+            return numerals.number_text(self.number / 100 if self.percent else self.number)
         return self.words or without_blanks(self.value) + "%" * self.percent
 
     @property
@@ -189,7 +179,7 @@ def read(answer: str) -> Reading:
         code = as_program(answer)
         return Reading(code, code, words=code, program=True)
     if len(answer) > MAX_PARSED:
-        return Reading(answer, answer.strip(), long_decimal(undressed(answer)))
+        return Reading(answer, answer.strip(), numerals.long_decimal(undressed(answer)))
     whole = without_remark(_unwrapped(answer))
     if " " in whole and (reason := _WITH_REASON.fullmatch(whole)):
         whole = reason[1]
@@ -208,18 +198,18 @@ def as_measure(reading: Reading) -> Reading | None:
     if not found or not product_unit(found[2]):
         return None
     value = found[1].strip()
-    return replace(reading, value=value, number=number_in(value), unit=unit_of(found[2] + found[3]), words="")
+    return replace(reading, value=value, number=numerals.number_in(value), unit=unit_of(found[2] + found[3]), words="")
 
 
 def as_foreign_number(reading: Reading) -> Reading | None:
     """The other reading of 3,5 and 10 000: the number of other countries; None for an answer without it."""
-    number = foreign_number(reading.value) if reading.number is None else None
+    number = numerals.foreign_number(reading.value) if reading.number is None else None
     return None if number is None else replace(reading, number=number, words="")
 
 
 def as_ratio(reading: Reading, beside: Reading) -> Reading | None:
     """The other reading of 1:10, which was read as a time, if it has the lowest terms or `beside` is a ratio, too."""
-    terms = ratio_in(reading.whole) if reading.words and _COLONS.fullmatch(reading.value) else None
+    terms = numerals.ratio_in(reading.whole) if reading.words and _COLONS.fullmatch(reading.value) else None
     if not terms or len(terms) != 2:
         return None
     if ":" not in beside.whole and [str(term) for term in terms] != re.split(r"\s*:\s*", reading.value):
@@ -287,7 +277,7 @@ def _labelled(whole: str) -> tuple[frozenset[str], str]:
 def _with_value(whole: str, label: frozenset[str]) -> Reading:
     whole = _HOUR.sub(r" \1m", _with_bare_powers(upright(_with_bare_powers(whole))))
     said = " ".join(_TEXT.sub(r" \1 ", whole).split())
-    if whole[-1:].isalnum() and (date := date_in(said.lower())):
+    if whole[-1:].isalnum() and (date := numerals.date_in(said.lower())):
         return Reading(whole, whole, words=date, label=label)
     if special := _compound(whole, said) or _ratio(whole, said) or _in_base(whole, said):
         return replace(special, label=label)
@@ -298,7 +288,9 @@ def _with_value(whole: str, label: frozenset[str]) -> Reading:
     value, tail = _tail(rest)
     unit, percent = unit_of(tail), False
     if price:
-        unit = _price_per(price, tail)
+        paid_for = _PAID_FOR.match(tail)
+        per = unit_of(tail[paid_for.end() :]) if paid_for else ""  # $/h of $3 per hour
+        unit = f"{price}/{per}" if per else price
     if tail.lower().startswith(languages.PERCENT):
         percent, unit, tail = True, "", tail.partition(" ")[2]
     elif value.endswith("%"):
@@ -311,25 +303,18 @@ def _with_value(whole: str, label: frozenset[str]) -> Reading:
         return Reading(whole, rest, name=name, label=label)
     if "." in value and _ABBREVIATION.fullmatch(value):
         value = value.replace(".", "")
-    number = number_in(value)
+    number = numerals.number_in(value)
     if number is not None or not _is_text(value):
         words = "no solution" if value == "\\emptyset" else ""
         return Reading(whole, value, number, percent, words, name, label, unit, _nouns(tail, unit))
     words = _as_words(value)
     if counted := _counted(words):
         number, unit = counted[0], counted[1] or unit
-        value, words = number_text(number), ""
+        value, words = numerals.number_text(number), ""
     else:
         words = _phrases().get(words.removeprefix("set of ")) or ("no solution" if _NOTHING.fullmatch(words) else words)
         value, words = (words, "") if words.startswith("\\") else (value, words)
     return Reading(whole, value, number, percent, words, name, label, unit, _nouns(tail, unit))
-
-
-def _price_per(currency: str, tail: str) -> str:
-    """The unit of a price, with what it is paid for: $/h of $3 per hour."""
-    found = _PAID_FOR.match(tail)
-    per = unit_of(tail[found.end() :]) if found else ""
-    return f"{currency}/{per}" if per else currency
 
 
 def _is_text(value: str) -> bool:
@@ -342,10 +327,10 @@ def _is_text(value: str) -> bool:
 
 def _counted(words: str) -> tuple[Fraction, str] | None:
     """The number that words denote, and the unit of measure behind it: half an hour; None for other words."""
-    if (number := number_in_words(words)) is not None:
+    if (number := numerals.number_in_words(words)) is not None:
         return number, ""
     counting, _, last = words.rpartition(" ")
-    number = number_in_words(counting) if counting and symbol(last) else None
+    number = numerals.number_in_words(counting) if counting and symbol(last) else None
     return None if number is None else (number, unit_of(last))
 
 
@@ -368,18 +353,18 @@ def _compound(whole: str, said: str) -> Reading | None:
     if len(known) < len(parts) or sorted(known, reverse=True) != known or len(set(known)) < len(known):
         return None
     number = sum((Fraction(part[1]) * size for part, size in zip(parts, known, strict=True)), Fraction())
-    return Reading(whole, number_text(number), number, unit=units[0])
+    return Reading(whole, numerals.number_text(number), number, unit=units[0])
 
 
 def _ratio(whole: str, said: str) -> Reading | None:
     """A ratio such as 3:2, by its value; None for another answer, and for what may be a time."""
-    if not (":" in said or " to " in said) or time_of(said):
+    if not (":" in said or " to " in said) or numerals.time_of(said):
         return None
-    terms = ratio_in(said)
+    terms = numerals.ratio_in(said)
     if not terms:
         return None
     if len(terms) == 2:
-        return Reading(whole, number_text(terms[0] / terms[1]), terms[0] / terms[1])
+        return Reading(whole, numerals.number_text(terms[0] / terms[1]), terms[0] / terms[1])
     return Reading(whole, whole, words=":".join(map(str, terms)))
 
 
@@ -388,12 +373,12 @@ def _in_base(whole: str, said: str) -> Reading | None:
     found = _BASE.fullmatch(said) if "_" in said or "base" in said else None
     if not found:
         return None
-    base = int(found[2]) if found[2].isdigit() else number_in_words(found[2].lower())
+    base = int(found[2]) if found[2].isdigit() else numerals.number_in_words(found[2].lower())
     digits = found[1].replace(",", "").lstrip("-")
     if base is None or not 2 <= base <= 36 or any(int(digit, 16) >= base for digit in digits.replace(".", "")):
         return None
     value = found[1].replace(",", "")
-    number = number_in(value)
+    number = numerals.number_in(value)
     return Reading(whole, value, number, words="" if number is not None else value.lower(), unit=f"_{base}")
 
 
