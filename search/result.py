@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from html import escape
 from itertools import dropwhile
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
+
+from annotated_types import Ge
 
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.stats import counter, counters
@@ -87,7 +89,7 @@ class ExpandRecord:
     """An expansion that the algorithm asked for; see `Expand`."""
 
     path: Path
-    children: int
+    children: Annotated[int, Ge(1)]
     to_end: bool
     greedy: bool
 
@@ -117,8 +119,8 @@ class MemorySample:
         blocks: KV blocks that the search held, by role.
     """
 
-    seconds: float
-    nodes: int
+    seconds: Annotated[float, Ge(0)]
+    nodes: Annotated[int, Ge(0)]
     blocks: dict[str, int]
 
 

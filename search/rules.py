@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Interval
 
 from espalier.engine.errors import nearest
 
@@ -139,8 +141,8 @@ class Probe:
     """
 
     answer: str
-    certainty: float
-    tokens: int
+    certainty: Annotated[float, Interval(ge=0, le=1)]
+    tokens: Annotated[int, Interval(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)

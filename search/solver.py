@@ -132,10 +132,6 @@ class Solver(_Loaded):
         generator: str | None = None,
         verifier: str | StepScorer | ScoreFunction | None = None,
         *,
-        device: str = "auto",
-        dtype: str = "auto",
-        kv_memory: int | str | None = None,
-        max_running: int = 64,
         on_bytes: Callable[[int, int], None] | None = None,
         **settings: Unpack[SolverSettings],
     ) -> None:
@@ -150,21 +146,16 @@ class Solver(_Loaded):
                 none.
                 None loads the bundled one with the bundled generator, else none: searches that need one are then
                 refused, and the default is majority, greedy for a single path, of which a logged line tells.
-            device: `auto`, `cpu`, `cuda` or `cuda:N`.
-            dtype: `auto`, `float32`, `bfloat16` or `float16`.
-            kv_memory: size of the KV pool shared by both models, in bytes or as text like `4G`; None depends on the
-                device.
-            max_running: maximum number of searches running at once.
             on_bytes: called during loading with the bytes of weights loaded so far and the total.
-            **settings: other fields of `RuntimeSettings`.
+            **settings: other fields of `RuntimeSettings`, such as `device="cuda:1"`, `dtype="bfloat16"`,
+                `kv_memory="4G"`, the size of the KV pool, or `max_running=8`, the searches that run at once.
 
         Raises:
             CheckpointError: a checkpoint is missing, unsupported or incomplete, or the device is not available.
             InvalidRequestError: a setting is unknown or invalid.
         """
         name, own = (verifier, None) if verifier is None or isinstance(verifier, str) else ("", verifier)
-        of_models = {"generator": generator, "verifier": name, "device": device, "dtype": dtype}
-        runtime = _settings({**of_models, "kv_memory": kv_memory, "max_running": max_running}, settings)
+        runtime = _settings({"generator": generator, "verifier": name}, settings)
         from espalier.search.run.load import load_orchestrator  # imports torch
 
         super().__init__(load_orchestrator(runtime, on_bytes, own))
@@ -278,10 +269,6 @@ class Scorer(_Loaded):
         self,
         verifier: str = "demo-verifier",
         *,
-        device: str = "auto",
-        dtype: str = "auto",
-        kv_memory: int | str | None = None,
-        max_running: int = 64,
         on_bytes: Callable[[int, int], None] | None = None,
         **settings: Unpack[SolverSettings],
     ) -> None:
@@ -290,8 +277,7 @@ class Scorer(_Loaded):
         Raises:
             CheckpointError: it scores no given texts, as a function or a trunk head.
         """
-        of_model = {"verifier": verifier, "device": device, "dtype": dtype}
-        runtime = _settings({**of_model, "kv_memory": kv_memory, "max_running": max_running}, settings)
+        runtime = _settings({"verifier": verifier}, settings)
         from espalier.search.run.load import load_scoring_orchestrator  # imports torch
 
         orchestrator, self.verifier = load_scoring_orchestrator(runtime, on_bytes)

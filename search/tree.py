@@ -4,9 +4,14 @@ import math
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+from annotated_types import Ge
 
 from espalier.search.common_fields import Aggregation
 from espalier.search.rules import Probe as Probe
+
+Count = Annotated[int, Ge(0)]
 
 
 class Termination(StrEnum):
@@ -52,10 +57,10 @@ class NodeRecord:
     text: str
     score: float | None
     termination: str
-    multiplicity: int
-    tokens: int
+    multiplicity: Count
+    tokens: Count
     log_probability: float | None = None
-    thought_chars: int = 0
+    thought_chars: Count = 0
     appended: str = ""
     probe: Probe | None = None
 

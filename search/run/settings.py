@@ -219,6 +219,8 @@ class SolverSettings(TypedDict, total=False):
     verifier_family: str | None
     verifier_reference: str
     verify_incremental: bool
+    device: str
+    dtype: str
     load_format: LoadFormat | str
     model_impl: ModelImpl | str
     generator_quantization: Quantization | str
@@ -226,6 +228,7 @@ class SolverSettings(TypedDict, total=False):
     offline: bool
     cache_dir: Path | None
     load_cache: str
+    kv_memory: int | str | None
     gpu_memory_utilization: float
     reserved_share: float
     expected_tokens: int | None
@@ -242,6 +245,7 @@ class SolverSettings(TypedDict, total=False):
     threads: int | None
     answer_equivalence: AnswerEquivalence | str
     grader_memory: int | str
+    max_running: int
 
 
 def check_settings(settings: RuntimeSettings) -> None:

@@ -537,5 +537,5 @@ def test_a_trace_holds_the_probes(thinking_model, make_orchestrator: Callable[..
     first = next(node for node in trace["nodes"] if node["probe"])
     first["probe"]["certainty"] = 2.0
     (tmp_path / "wrong.json").write_text(json.dumps(trace))
-    with pytest.raises(Exception, match="probe: certainty must be from 0 to 1"):
+    with pytest.raises(Exception, match="probe.certainty: must be less than or equal to 1"):
         read_trace(tmp_path / "wrong.json")
