@@ -11,11 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from annotated_types import Interval
 
-from espalier.engine.errors import nearest
+from espalier.engine.errors import InvalidRequestError, nearest
+from espalier.search.schema import from_values
 
 if TYPE_CHECKING:
     from espalier.engine.guidance.grammar import Grammar
@@ -123,11 +124,25 @@ def read_thinking(text: str) -> Thinking:
     return Thinking(ThinkingMode(text))
 
 
-MAX_AGREEING = 64
-_STOP_FORM = "takes agree:K,tokens:T or agree:K,certainty:C,tokens:T, as in agree:3,certainty:0.9,tokens:512"
-_STOP_TEXT = re.compile(
-    r"agree:(?P<agree>\d{1,2})(?:,certainty:(?P<certainty>\d(?:\.\d+)?))?,tokens:(?P<tokens>\d{1,7})"
-)
+T = TypeVar("T")
+
+
+def _read_pairs(kind: type[T], example: str, text: str) -> T:
+    """Read the fields of a rule from names and numbers like `example`.
+
+    Raises:
+        ValueError: it is no rule, or a number is out of range.
+    """
+    parts = [part.partition(":") for part in text.split(",")]
+    values = {name: value for name, _, value in parts}
+    try:
+        if len(values) < len(parts):
+            raise ValueError(text)
+        return from_values(kind, {name: json.loads(value) for name, value in values.items()})
+    except InvalidRequestError as error:
+        raise ValueError(f"is written like {example}: {error}") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"is written like {example}; is {text[:40]!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +172,9 @@ class StopRule:
         certainty: least certainty of each of these probes.
     """
 
-    agree: int
-    tokens: int
-    certainty: float = 0.0
+    agree: Annotated[int, Interval(ge=1, le=64)]
+    tokens: Annotated[int, Interval(ge=1)]
+    certainty: Annotated[float, Interval(ge=0, le=1)] = 0.0
 
     def __str__(self) -> str:
         """The rule as a request says it."""
@@ -178,23 +193,12 @@ class StopRule:
 
 
 def read_stop_rule(text: str) -> StopRule:
-    """Read a rule like `agree:3,certainty:0.9,tokens:512`.
-
-    Raises:
-        ValueError: it is no rule, or a number is out of range.
-    """
-    if not (found := re.fullmatch(_STOP_TEXT, text)):
-        raise ValueError(f"{_STOP_FORM}; is {text[:40]!r}")
-    rule = StopRule(int(found["agree"]), int(found["tokens"]), float(found["certainty"] or 0))
-    if not (1 <= rule.agree <= MAX_AGREEING and rule.certainty <= 1 and rule.tokens >= 1):
-        raise ValueError(f"agree is from 1 to {MAX_AGREEING}, certainty from 0 to 1, tokens at least 1; is {text!r}")
-    return rule
+    """Read a rule like `agree:3,certainty:0.9,tokens:512`; see `_read_pairs`."""
+    return _read_pairs(StopRule, "agree:3,tokens:512 or agree:3,certainty:0.9,tokens:512", text)
 
 
 DEFAULT_GROUP = 2048
 """Tokens of a group, and of the tail of a path, over which confidence is averaged."""
-_UNSURE_FORM = "takes first:K,keep:P or first:K,keep:P,group:T, as in first:16,keep:90"
-_UNSURE_TEXT = re.compile(r"first:(?P<first>\d{1,4}),keep:(?P<keep>\d{1,2})(?:,group:(?P<group>\d{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,23 +211,14 @@ class UnsureRule:
         group: tokens over which the confidence is averaged; a shorter path is one group once it has ended.
     """
 
-    first: int
-    keep: int
-    group: int = DEFAULT_GROUP
+    first: Annotated[int, Interval(ge=2, le=9999)]
+    keep: Annotated[int, Interval(ge=1, le=99)]
+    group: Annotated[int, Interval(ge=1, le=2**15)] = DEFAULT_GROUP
 
 
 def read_unsure_rule(text: str) -> UnsureRule:
-    """Read a rule like `first:16,keep:90`.
-
-    Raises:
-        ValueError: it is no rule, or a number is out of range.
-    """
-    if not (found := re.fullmatch(_UNSURE_TEXT, text)):
-        raise ValueError(f"{_UNSURE_FORM}; is {text[:40]!r}")
-    rule = UnsureRule(int(found["first"]), int(found["keep"]), int(found["group"] or DEFAULT_GROUP))
-    if not (rule.first >= 2 and rule.keep >= 1 and 1 <= rule.group <= 2**15):
-        raise ValueError(f"first is at least 2, keep from 1 to 99, group from 1 to {2**15}; is {text!r}")
-    return rule
+    """Read a rule like `first:16,keep:90`; see `_read_pairs`."""
+    return _read_pairs(UnsureRule, "first:16,keep:90 or first:16,keep:90,group:512", text)
 
 
 FORMS = ("answer_form", "text_form")

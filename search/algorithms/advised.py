@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.search.common_fields import Aggregation, AlgorithmName, Vote
@@ -25,14 +24,14 @@ class AdvisedSearch:
     """
 
     algorithm: AlgorithmName
-    beam_width: int
-    expansion: int
-    vote: Vote | None
-    aggregation: Aggregation
     candidates: int
     accuracy: float
     generator_tokens: int
     verifier_tokens: int
+    beam_width: int = 1
+    expansion: int = 1
+    vote: Vote | None = None
+    aggregation: Aggregation = Aggregation.LAST
 
 
 def read_advice(path: Path) -> tuple[AdvisedSearch, ...]:
@@ -41,30 +40,18 @@ def read_advice(path: Path) -> tuple[AdvisedSearch, ...]:
     Raises:
         EspalierError: it cannot be read, or is none.
     """
+    from pydantic import TypeAdapter  # slow to import
+
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(_search(each) for each in found["searches"] if each["search"]["algorithm"] in list(AlgorithmName))
+        found = [{**each["search"], **each} for each in json.loads(path.read_text(encoding="utf-8"))["searches"]]
+        built_in = [each for each in found if each["algorithm"] in list(AlgorithmName)]
+        return TypeAdapter(tuple[AdvisedSearch, ...]).validate_python(built_in)
     except OSError as error:
         raise EspalierError(f"--advice: cannot read {str(path)!r}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise EspalierError(
             f"--advice: {str(path)!r} is no file of `espalier advise` ({type(error).__name__}: {error})"
         ) from error
-
-
-def _search(each: dict[str, Any]) -> AdvisedSearch:
-    fields = each["search"]
-    return AdvisedSearch(
-        algorithm=AlgorithmName(fields["algorithm"]),
-        beam_width=int(fields.get("beam_width", 1)),
-        expansion=int(fields.get("expansion", 1)),
-        vote=fields.get("vote") and Vote(fields["vote"]),
-        aggregation=Aggregation(fields.get("aggregation", Aggregation.LAST)),
-        candidates=int(each["candidates"]),
-        accuracy=float(each["accuracy"]),
-        generator_tokens=int(each["generator_tokens"]),
-        verifier_tokens=int(each["verifier_tokens"]),
-    )
 
 
 def best_within(

@@ -273,7 +273,7 @@ def test_a_rule_has_a_number_of_probes_and_a_floor(text: str, rule: StopRule):
 
 @pytest.mark.parametrize("text", ["agree:3", "tokens:512", "agree:0,tokens:5", "agree:2,certainty:2,tokens:5", "3"])
 def test_a_rule_without_a_floor_or_out_of_range_is_refused(text: str):
-    with pytest.raises(InvalidRequestError, match=r"stop_when: (takes agree:K,tokens:T|agree is from 1)"):
+    with pytest.raises(InvalidRequestError, match=r"stop_when: is written like agree:3,tokens:512"):
         SearchRequest("1+1?", probe_every=8, stop_when=text).validate()
 
 
@@ -537,5 +537,5 @@ def test_a_trace_holds_the_probes(thinking_model, make_orchestrator: Callable[..
     first = next(node for node in trace["nodes"] if node["probe"])
     first["probe"]["certainty"] = 2.0
     (tmp_path / "wrong.json").write_text(json.dumps(trace))
-    with pytest.raises(Exception, match="probe.certainty: must be less than or equal to 1"):
+    with pytest.raises(Exception, match=r"probe\.certainty: input should be less than or equal to 1"):
         read_trace(tmp_path / "wrong.json")

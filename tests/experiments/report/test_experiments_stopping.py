@@ -96,7 +96,10 @@ def test_the_command_replays_rules_of_several_strictness_or_those_given(
     assert len(rules) == len(set(rules)) == 1 + 2 * 9
     assert CliRunner().invoke(app, [*call, "--stop-when", rules[1], "--stop-when", rules[2]]).exit_code == 0
     assert (tmp_path / "out" / "stopping.csv").read_text().count("\n") == 4
-    for rule, why in (("3", "takes agree:K,tokens:T"), ("agree:0,tokens:1", "agree is from 1 to 64")):
+    for rule, why in (
+        ("3", "is written like agree:3,tokens:512"),
+        ("agree:0,tokens:1", "agree: must be between 1 and 64"),
+    ):
         refused = CliRunner().invoke(app, [*call, "--stop-when", rule], env={"COLUMNS": "200"})
         assert (refused.exit_code, why in refused.output) == (2, True)
 
