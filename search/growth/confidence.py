@@ -58,46 +58,6 @@ def path_confidence(log_probabilities: Sequence[float], vote: Vote) -> float:
     return min(1.0, math.exp(mean))
 
 
-class ConfidenceBar:
-    """The bar of one search.
-
-    Attributes:
-        value: the least mean log-probability of a group; None until enough paths have ended.
-    """
-
-    def __init__(self, rule: UnsureRule) -> None:
-        self.value: float | None = None
-        self._rule = rule
-        self._ended: list[tuple[float, int, int]] = []  # least sure group, tokens, multiplicity
-
-    def end(self, node: Node) -> None:
-        """Count a complete path."""
-        values = _last_log_probabilities(node, node.path_tokens())
-        self._ended.append((lowest_group(values, self._rule.group), len(values), node.multiplicity))
-
-    def begin_round(self) -> None:
-        """Set the bar, once, if enough paths have ended."""
-        if self.value is not None or sum(count for *_, count in self._ended) < self._rule.first:
-            return
-        groups = sorted(group for group, _, count in self._ended for _ in range(count))
-        self.value = groups[math.floor(len(groups) * (100 - self._rule.keep) / 100)]
-
-    def drops(self, node: Node) -> bool:
-        """Return whether a path is below the bar in the step of `node`, which was sampled last."""
-        if self.value is None:
-            return False
-        size = self._rule.group
-        values = _last_log_probabilities(node, node.num_tokens + size - 1)
-        if len(values) < size and node.open:
-            return False  # the first group is not full
-        return lowest_group(values, size) < self.value
-
-    def tokens_left(self, node: Node) -> int:
-        """Tokens that a path would still sample if it became as long as the mean path that has ended."""
-        mean = sum(n * count for _, n, count in self._ended) / sum(count for *_, count in self._ended)
-        return round(node.multiplicity * max(0.0, mean - node.path_tokens()))
-
-
 def _last_log_probabilities(node: Node, count: int) -> list[float]:
     """Log-probabilities of the last `count` tokens of a path, or of all."""
     parts, found, step = list[tuple[float, ...]](), 0, node
@@ -118,28 +78,48 @@ class LogProbabilities(PathPolicy):
 
 
 class ConfidenceFilter(LogProbabilities):
-    """Stops paths below the bar that the first paths have set."""
+    """Stops paths below the bar that the first paths have set.
+
+    Attributes:
+        bar: the least mean log-probability of a group; None until enough paths have ended.
+    """
 
     def __init__(self, rule: UnsureRule, meter: UsageMeter) -> None:
-        self._bar = ConfidenceBar(rule)
+        self.bar: float | None = None
+        self._rule = rule
         self._meter = meter
+        self._ended: list[tuple[float, int, int]] = []  # least sure group, tokens, multiplicity
 
     def begin_round(self, paths: int) -> bool:
-        """See `PathPolicy`."""
-        self._bar.begin_round()
+        """See `PathPolicy`; sets the bar, once, if enough paths have ended."""
+        if self.bar is None and sum(count for *_, count in self._ended) >= self._rule.first:
+            groups = sorted(group for group, _, count in self._ended for _ in range(count))
+            self.bar = groups[math.floor(len(groups) * (100 - self._rule.keep) / 100)]
         return True
 
     def grown(self, branch: Branch, done: Generated) -> None:
         """See `PathPolicy`."""
         node = branch.node
-        if not (viable(node) and self._bar.drops(node)):
+        if not (viable(node) and self.drops(node)):
             return
         if node.open:
             self._meter.stopped_paths += node.multiplicity
-            self._meter.stopped_tokens += self._bar.tokens_left(node)
+            mean = sum(n * count for _, n, count in self._ended) / sum(count for *_, count in self._ended)
+            self._meter.stopped_tokens += round(node.multiplicity * max(0.0, mean - node.path_tokens()))
         node.termination = Termination.PRUNED
+
+    def drops(self, node: Node) -> bool:
+        """Return whether a path is below the bar in the step of `node`, which was sampled last."""
+        if self.bar is None:
+            return False
+        size = self._rule.group
+        values = _last_log_probabilities(node, node.num_tokens + size - 1)
+        if len(values) < size and node.open:
+            return False  # the first group is not full
+        return lowest_group(values, size) < self.bar
 
     def settled(self, branch: Branch, candidate: Candidate | None) -> None:
         """See `PathPolicy`."""
         if candidate:
-            self._bar.end(branch.node)
+            values = _last_log_probabilities(branch.node, branch.node.path_tokens())
+            self._ended.append((lowest_group(values, self._rule.group), len(values), branch.node.multiplicity))

@@ -7,11 +7,14 @@ import pytest
 from search_runs import MAJORITY, outcome, run
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.growth.confidence import ConfidenceBar
+from espalier.engine.work import PathStreams
+from espalier.search.growth.confidence import ConfidenceFilter
+from espalier.search.growth.policies import Branch
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote
-from espalier.search.result import SearchResult
+from espalier.search.result import Candidate, SearchResult
 from espalier.search.rules import UnsureRule, read_unsure_rule
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.running import UsageMeter
 from espalier.search.trace import replay, trace_of
 from espalier.search.tree import Node, Termination
 
@@ -47,19 +50,21 @@ def test_another_rule_is_refused(text: str):
     assert read_unsure_rule("first:16,keep:90") == UnsureRule(16, 90, 2048)
 
 
+def end(bar: ConfidenceFilter, node: Node) -> None:
+    bar.settled(Branch(node, True, PathStreams(0, "?")), Candidate(node.node_id, "4", None, node.multiplicity, ()))
+    bar.begin_round(1)
+
+
 def test_the_bar_is_a_percentile_of_the_least_sure_groups_of_the_first_paths():
-    bar = ConfidenceBar(UnsureRule(first=4, keep=75, group=2))
+    bar = ConfidenceFilter(UnsureRule(first=4, keep=75, group=2), UsageMeter())
     for low in (-4.0, -1.0, -3.0):
-        bar.end(path([0.0, 0.0], [low, low, 0.0], ended=True))
-        bar.begin_round()
-        assert bar.value is None
+        end(bar, path([0.0, 0.0], [low, low, 0.0], ended=True))
+        assert bar.bar is None
     assert not bar.drops(path([-9.0, -9.0, -9.0]))
-    bar.end(path([-2.0], ended=True))  # shorter than a group
-    bar.begin_round()
-    assert bar.value == -3.0
-    bar.end(path([-9.0, -9.0], ended=True))
-    bar.begin_round()
-    assert bar.value == -3.0  # it is set once
+    end(bar, path([-2.0], ended=True))  # shorter than a group
+    assert bar.bar == -3.0
+    end(bar, path([-9.0, -9.0], ended=True))
+    assert bar.bar == -3.0  # it is set once
 
 
 @pytest.mark.parametrize(
@@ -76,19 +81,18 @@ def test_the_bar_is_a_percentile_of_the_least_sure_groups_of_the_first_paths():
     ],
 )
 def test_the_bar_keeps_at_least_the_percentage_of_the_first_samples(keep: int, counts: tuple[int, ...], bar: float):
-    rule = ConfidenceBar(UnsureRule(first=sum(counts), keep=keep, group=1))
+    rule = ConfidenceFilter(UnsureRule(first=sum(counts), keep=keep, group=1), UsageMeter())
     for place, count in enumerate(counts):
-        assert rule.value is None
-        end = path([place - 10.0], ended=True)
-        end.multiplicity = count
-        rule.end(end)
-        rule.begin_round()
-    assert rule.value == bar
+        assert rule.bar is None
+        node = path([place - 10.0], ended=True)
+        node.multiplicity = count
+        end(rule, node)
+    assert rule.bar == bar
 
 
 def test_a_path_is_dropped_by_a_group_that_ends_in_its_last_step_and_is_full():
-    bar = ConfidenceBar(UnsureRule(first=2, keep=50, group=3))
-    bar.value = -1.0
+    bar = ConfidenceFilter(UnsureRule(first=2, keep=50, group=3), UsageMeter())
+    bar.bar = -1.0
     assert not bar.drops(path([-5.0, -5.0]))
     assert bar.drops(path([-5.0, -5.0], ended=True))
     assert bar.drops(path([-5.0], [0.0, 0.0]))
