@@ -1,9 +1,9 @@
 """Samples the solutions of many problems at once, here or on a server, into a file that can be continued."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,6 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError, InvalidRequestError, NoEmbeddingError, RequestTooLargeError
 from espalier.engine.models.options import Quantization
 from espalier.engine.roles import GENERATOR
-from espalier.engine.scheduling.admission import Reservation
-from espalier.engine.work import Generated
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.evaluate import checker_of
 from espalier.experiments.runs.files import open_lines
@@ -31,7 +29,8 @@ from espalier.search.rollout import (
     without_neutral_penalties,
 )
 from espalier.search.run.generator import Generator
-from espalier.search.run.rollout import RolloutTree, resolve_rollout
+from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.rollout import resolve_rollout
 from espalier.search.server_info import ServerInfo
 
 _OF_MODELS = (GENERATOR, "dtype", "system_prompt")
@@ -75,6 +74,29 @@ def sample_into(path: Path, problems: Sequence[Problem], sample: Sample) -> Iter
             yield tree
 
 
+def _request(problem: Problem, settings: RolloutSettings) -> RolloutRequest:
+    return RolloutRequest(**asdict(settings), problem=problem.problem, history=tuple(problem.history))
+
+
+def _tree(problem: Problem, result: RolloutResult) -> TreeRecord:
+    """The record of a problem's tree.
+
+    Raises:
+        EspalierError: the tree is not whole.
+    """
+    if result.stop_reason is not StopReason.FINISHED:
+        raise EspalierError(
+            f"the tree of {problem.unique_id} ended early ({result.error or result.stop_reason}); sample fewer "
+            "--solutions, lower --max-tokens, or let the server of --endpoint serve with more --search-seconds"
+        )
+    prompt, steps = list(result.prompt_token_ids), list[StepRecord](result.steps)
+    return TreeRecord(problem.unique_id, problem.problem, problem.answer, prompt, steps)
+
+
+def _refused(problem: Problem, why: EspalierError) -> TreeRecord:
+    return TreeRecord(problem.unique_id, problem.problem, problem.answer, refused=str(why))
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutSampler:
     """Samples the solutions of problems in this process; at most `in_flight` problems at once, where memory allows."""
@@ -87,36 +109,28 @@ class RolloutSampler:
 
     def sample(self, problems: Sequence[Problem]) -> Iterator[TreeRecord]:
         """See `Sample`."""
-        waiting, engine = deque(problems), self.engine
-        running: dict[str, tuple[TreeRecord, RolloutTree, Reservation]] = {}
+        waiting, running = iter(problems), dict[str, Problem]()
+        orchestrator = Orchestrator(self.engine, self.generator, None, self.in_flight)
         try:
-            while waiting or running:
-                while waiting and len(running) < self.in_flight:
-                    problem = waiting[0]
+            while True:
+                for problem in waiting:
                     try:
-                        of_problem = {"problem": problem.problem, "history": problem.history}
-                        request = RolloutRequest(**asdict(self.settings), **of_problem)
-                        resolved = resolve_rollout(engine, self.generator, request)
-                        if (reservation := engine.admission.try_reserve(resolved.blocks, problem.unique_id)) is None:
-                            break
-                        tree = RolloutTree(engine, resolved, checker_of(problem, self.grader), problem.unique_id)
-                        record = TreeRecord(problem.unique_id, problem.problem, problem.answer, list(resolved.prompt))
-                        running[problem.unique_id] = record, tree, reservation
+                        resolved = resolve_rollout(self.engine, self.generator, _request(problem, self.settings))
+                        self.engine.admission.require_fits_alone(resolved.blocks)
                     except (RequestTooLargeError, NoEmbeddingError, InvalidRequestError) as error:
-                        yield TreeRecord(problem.unique_id, problem.problem, problem.answer, refused=str(error))
-                    waiting.popleft()
-                for done in engine.step():
-                    assert isinstance(done, Generated)
-                    running[str(done.work.owner)][1].handle(done)
-                for owner in [owner for owner, (_, tree, _) in running.items() if tree.finished]:
-                    record, tree, reservation = running.pop(owner)
-                    engine.admission.release(reservation)
-                    record.steps.extend(tree.steps())
-                    yield record
+                        yield _refused(problem, error)
+                        continue
+                    graded = replace(resolved, is_right=checker_of(problem, self.grader))
+                    running[orchestrator.submit(graded)] = problem
+                    if len(running) >= self.in_flight:
+                        break
+                if not running:
+                    return
+                for result in orchestrator.step():
+                    assert isinstance(result, RolloutResult)
+                    yield _tree(running.pop(result.search_id), result)
         finally:
-            for owner, (_, _, reservation) in running.items():
-                engine.abandon(owner)
-                engine.admission.release(reservation)
+            orchestrator.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,39 +155,24 @@ class RemoteSampler:
         Raises:
             EspalierError: the server cannot be reached, or ends a tree early.
         """
-        waiting, running = iter(problems), dict[Future[RolloutResult], Problem]()
         with ThreadPoolExecutor(self.in_flight) as threads:
             try:
-                while True:
-                    for problem in waiting:
-                        running[threads.submit(self._ask, problem)] = problem
-                        if len(running) >= 2 * self.in_flight:  # half of them wait here, while others are graded
-                            break
-                    if not running:
-                        return
-                    for done in wait(running, return_when=FIRST_COMPLETED).done:
-                        yield self._record(running.pop(done), done.result)
+                asked = {threads.submit(self.client.rollout, _request(each, self.settings)): each for each in problems}
+                for done in as_completed(asked):
+                    yield self._record(asked.pop(done), done)
             except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
                 self.client.close()  # ends what is in flight, on the server too
                 raise
 
-    def _ask(self, problem: Problem) -> RolloutResult:
-        history = tuple(problem.history)
-        return self.client.rollout(RolloutRequest(**asdict(self.settings), problem=problem.problem, history=history))
-
-    def _record(self, problem: Problem, result_of: Callable[[], RolloutResult]) -> TreeRecord:
+    def _record(self, problem: Problem, done: Future[RolloutResult]) -> TreeRecord:
         try:
-            result = result_of()
+            result = done.result()
         except InvalidRequestError as error:
-            return TreeRecord(problem.unique_id, problem.problem, problem.answer, refused=str(error))
-        if result.stop_reason is not StopReason.FINISHED:
-            raise EspalierError(
-                f"the server ended the tree of {problem.unique_id} early ({result.stop_reason}); sample fewer "
-                "--solutions, lower --max-tokens, or serve with more --search-seconds"
-            )
+            return _refused(problem, error)
+        tree = _tree(problem, result)
         grade(result.steps, checker_of(problem, self.grader))
-        prompt, steps = list(result.prompt_token_ids), list[StepRecord](result.steps)
-        return TreeRecord(problem.unique_id, problem.problem, problem.answer, prompt, steps)
+        return tree
 
 
 def cut_solutions(trees: Sequence[TreeRecord], settings: RolloutSettings) -> CutPaths:

@@ -216,6 +216,7 @@ class ResolvedRollout:
         prompt: the generator's prompt, as token ids.
         defaults: of the generator.
         blocks: maximum KV blocks that may be held, by KV group.
+        is_right: grades answers of this process, where the request's `golds` do not.
     """
 
     grammars: ClassVar[tuple[Grammar, ...]] = ()
@@ -224,6 +225,7 @@ class ResolvedRollout:
     prompt: tuple[int, ...]
     defaults: RequestDefaults
     blocks: Mapping[str, int] = field(default_factory=dict)
+    is_right: Callable[[str], bool] | None = None
 
 
 Resolved = ResolvedRequest | ResolvedCompletion | ResolvedScores | ResolvedRollout

@@ -288,7 +288,7 @@ class RunningRollout(Running[ResolvedRollout, RolloutResult]):
 
     def _begin(self) -> None:
         golds = self.resolved.request.golds
-        is_right = _checker(golds) if golds else None
+        is_right = _checker(golds) if golds else self.resolved.is_right
         self._tree = RolloutTree(self._engine, self.resolved, is_right, self.search_id, self.options.salt)
         self.meter.generator_tree_tokens += len(self.resolved.prompt)
 
