@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.batch import AttentionBatch, StateBatch, StepBatch
-from espalier.kernels.layout import LayerKV
+from espalier.kernels.layout import AttentionBatch, LayerKV, StateBatch, StepBatch
 
 _MAX_GATHERED = 2**26
 """Elements of keys, of values and of logits that `GatheredAttention` holds at a time."""

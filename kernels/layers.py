@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.attention import Attend, PrepareAttention, Terms, write_kv
-from espalier.kernels.batch import AttentionBatch, StepBatch
-from espalier.kernels.layout import LayerKV
+from espalier.kernels.layout import AttentionBatch, LayerKV, StepBatch
 from espalier.kernels.linear import Kept
 from espalier.kernels.rotary import Rotary, apply_rotary, attention_factor, inverse_frequencies, rotary_table
 
@@ -159,6 +158,14 @@ class Layers(Protocol):
         self.raw_tap = self._checked(layer, first=0)
         self._on_taps()
 
+    def states_of(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Rows that `forward` gave, by where they are from: after the last layer, `taps`, and `raw_tap`."""
+        return states.chunk(1 + len(self.taps) + (self.raw_tap is not None), dim=1)
+
+    def last_states(self, states: torch.Tensor) -> torch.Tensor:
+        """Those after the last layer, of rows that `forward` gave."""
+        return self.states_of(states)[0].contiguous()
+
     def _checked(self, layer: int, first: int) -> int:
         if not first <= layer < len(self):
             raise UnsupportedShapeError(f"there is no layer {layer} of {first} to {len(self) - 1}")
@@ -168,10 +175,6 @@ class Layers(Protocol):
         """Forget what was prepared for other taps."""
 
     def __len__(self) -> int: ...
-
-    def weights(self, index: int) -> LayerWeights:
-        """One layer's weights as they were given."""
-        ...
 
     def kept(self) -> Kept | None:
         """All weights of the layers, for `Backend.layers_of_kept`; None where that would save no time."""
@@ -223,10 +226,6 @@ class TorchLayers(Layers):
 
     def __len__(self) -> int:
         return len(self._layers)
-
-    def weights(self, index: int) -> LayerWeights:
-        """See `Layers`."""
-        return self._layers[index]
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""

@@ -19,6 +19,7 @@ from espalier.engine.models.model import Head, Model, language_model_head, load_
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.zoo.layers import TransformersLayers
+from espalier.kernels.layers import Layers, UnsupportedShapeError
 from espalier.kernels.linear import Linear
 
 Settings = TypeVar("Settings")
@@ -162,7 +163,7 @@ def learned_head(folder: Checkpoint, decoder: Decoder, kind: str) -> Head:
         raise CheckpointError(f"{folder.folder} holds no layers score.0, score.1, …; is it a {kind}?")
     layers = take_layers(folder, names, decoder, labels=1)
     folder.require_all_taken()
-    return at_layer(stacked_head(layers, lambda logits: logits), decoder, layer_of(folder))
+    return at_layer(stacked_head(layers, lambda logits: logits), decoder.layers, layer_of(folder))
 
 
 def layer_of(folder: Checkpoint) -> int | None:
@@ -177,18 +178,21 @@ def layer_of(folder: Checkpoint) -> int | None:
     return layer
 
 
-def at_layer(head: Head, decoder: Decoder, layer: int | None) -> Head:
+def at_layer(head: Head, layers: Layers, layer: int | None) -> Head:
     """A head on the states that enter a layer, or after the last for None; it is given those of all of `taps`.
 
     Raises:
         CheckpointError: the decoder gives no states between layers, or has fewer.
     """
     if layer is None:
-        return lambda states: head(decoder.last_states(states))
-    decoder.tap([layer])
+        return lambda states: head(layers.last_states(states))
+    try:
+        layers.tap([layer])
+    except UnsupportedShapeError as error:
+        raise CheckpointError(f"{error}: a head on a middle layer cannot be read here") from error
 
     def read(states: torch.Tensor) -> torch.Tensor:
-        return head(decoder.states_of(states)[1 + decoder.taps.index(layer)].contiguous())
+        return head(layers.states_of(states)[1 + layers.taps.index(layer)].contiguous())
 
     return read
 

@@ -16,8 +16,7 @@ from espalier.engine.models.model import Model
 from espalier.engine.roles import VERIFIER
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.running_samples import DecodeRows, Draws, StepResults
-from espalier.kernels.batch import AttentionBatch, StateBatch, StepBatch
-from espalier.kernels.layout import KVLayout, Layout, StateLayout, kv_groups
+from espalier.kernels.layout import AttentionBatch, KVLayout, Layout, StateBatch, StateLayout, StepBatch, kv_groups
 from espalier.kernels.recurrent import StateRows
 
 _NOTHING = torch.empty(0)
@@ -63,7 +62,6 @@ class ModelRunner:
             DeviceError: when the model cannot be run.
             MisuseError: when it was closed.
         """
-        decoder = self.model.decoder
         if self._closed:
             raise MisuseError("the engine was closed")
         try:
@@ -76,7 +74,7 @@ class ModelRunner:
             batch = build_batch(table, plan.rows, plan.first, plan.counts, self._drawn)
             if self._states:
                 batch = replace(batch, states=self._begin_states(self._states, table, plan))
-            hidden = decoder.forward(batch, self._layer_kvs)
+            hidden = self.model.decoder.layers.forward(batch, self._layer_kvs)
             self._drawn, log_probabilities, *drawn_from = self._draw(table, plan, hidden)
             fetched = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(plan, hidden)])
             return partial(self.wait, fetched, plan.draws.decode.heads if plan.draws else [])
@@ -94,7 +92,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Let go of the KV pool, and of what steps on it were recorded as; nothing can be launched afterwards."""
-        self.model.decoder.release(self._layer_kvs)
+        self.model.decoder.layers.release(self._layer_kvs)
         self._masks.close()
         self._layer_kvs, self._sampler, self._drawn, self._closed = [], None, _NOTHING, True
 
@@ -123,9 +121,10 @@ class ModelRunner:
         rows = StateRows(memory, *map(torch.from_numpy, (spans, sources, targets)))
         return StateBatch(rows, torch.from_numpy(layout.starts(states[again])))
 
+    @torch.inference_mode()
     def _warm_up(self, draws: bool) -> None:
         """Have the backend prepare steps: of a model that draws, and most verifiers do not, recorded ones too."""
-        self.model.decoder.warm_up(self._layer_kvs, decodes=draws)
+        self.model.decoder.layers.warm_up(self._layer_kvs, decodes=draws)
         for layout in self._layouts:
             self._backend.warm_up(layout, self._kv_pool.bytes, self.model.config.vocab_size if draws else 0)
         self._draws_are_warm = draws
@@ -142,7 +141,7 @@ class ModelRunner:
 
     def _states_for(self, head: str, states: torch.Tensor) -> torch.Tensor:
         """The states that a head reads of some rows: all, or those after the last layer alone."""
-        return states if head in self.model.wide_heads else self.model.decoder.last_states(states)
+        return states if head in self.model.wide_heads else self.model.decoder.layers.last_states(states)
 
     def _draw(self, table: SequenceTable, plan: StepPlan, hidden: torch.Tensor) -> list[torch.Tensor]:
         """Token ids and log-probabilities `[draws]`: one draw for each sampling of each branch.

@@ -7,6 +7,7 @@ backends that can begin with them; nothing else would be loaded faster.
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -17,9 +18,7 @@ from espalier.engine.models.load_cache import LoadCache, code_state
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import make_quantizer, refined_outputs, stored_bytes
 from espalier.kernels.backend import Backend, choose_backend
-from espalier.kernels.batch import StepBatch
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, UnsupportedShapeError
-from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Kept
 
 log = logging.getLogger("espalier.engine")
@@ -36,22 +35,26 @@ _USED, _WARNINGS = "taken", "warnings"
 """Facts of what is kept: the tensors it was made of, and what was odd about them."""
 
 
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """Token ids to final hidden states, over a paged KV cache.
 
     Attributes:
+        config: its shape.
         backend: the operations of its device, from which heads, copies and draws come too.
         layers: its layers, ready to run, with most of its weights.
-        embedding: `[vocabulary, hidden]`, which a head may be tied to.
         weight_bytes: bytes of all of its weights.
     """
 
-    def __init__(self, config: DecoderConfig, backend: Backend, layers: Layers, weight_bytes: int) -> None:
-        self.config = config
-        self.backend = backend
-        self.layers = layers
-        self.embedding = layers.outer.embedding
-        self.weight_bytes = weight_bytes
+    config: DecoderConfig
+    backend: Backend
+    layers: Layers
+    weight_bytes: int
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """`[vocabulary, hidden]`, which a head may be tied to."""
+        return self.layers.outer.embedding
 
     @property
     def device(self) -> torch.device:
@@ -62,68 +65,6 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         """Element type of the weights and of the KV cache."""
         return self.embedding.dtype
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers whose states `forward` gives behind the last ones; see `tap`."""
-        return self.layers.taps
-
-    def tap(self, layers: Sequence[int]) -> None:
-        """Have `forward` give the states that enter these layers, too; see `Layers.tap`.
-
-        Raises:
-            CheckpointError: it gives none here.
-        """
-        try:
-            self.layers.tap(layers)
-        except UnsupportedShapeError as error:
-            raise CheckpointError(f"{error}: a head on a middle layer cannot be read here") from error
-
-    @property
-    def raw_tap(self) -> int | None:
-        """The layer whose entering states `forward` gives as they are; see `tap_raw`."""
-        return self.layers.raw_tap
-
-    def tap_raw(self, layer: int) -> None:
-        """Have `forward` give the states that enter this layer as they are, behind all others; see `Layers.tap_raw`.
-
-        Raises:
-            CheckpointError: it gives none here.
-        """
-        try:
-            self.layers.tap_raw(layer)
-        except UnsupportedShapeError as error:
-            raise CheckpointError(str(error)) from error
-
-    def states_of(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Rows that `forward` gave, by where they are from: after the last layer, `taps`, and `raw_tap`."""
-        return states.chunk(1 + len(self.taps) + (self.raw_tap is not None), dim=1)
-
-    def last_states(self, states: torch.Tensor) -> torch.Tensor:
-        """Those after the last layer, of rows that `forward` gave."""
-        return self.states_of(states)[0].contiguous()
-
-    def forward(self, step: StepBatch, layer_kvs: list[LayerKV]) -> torch.Tensor:
-        """Compute a step's tokens, writing their keys and values.
-
-        Args:
-            step: the tokens.
-            layer_kvs: one `KVLayout.layer_view` per layer.
-
-        Returns:
-            Hidden states after the final norm, `[T, hidden]`; behind them in each row, those of `taps`, and those that
-            `tap_raw` asked for.
-        """
-        return self.layers.forward(step, layer_kvs)
-
-    @torch.inference_mode()
-    def warm_up(self, layer_kvs: list[LayerKV], decodes: bool) -> None:
-        """Prepare what steps on these blocks reuse, so that no request waits for it; see `Layers.warm_up`."""
-        self.layers.warm_up(layer_kvs, decodes)
-
-    def release(self, layer_kvs: list[LayerKV]) -> None:
-        """Let go of what `warm_up` prepared for these blocks."""
-        self.layers.release(layer_kvs)
 
 
 def chosen_quantization(config: DecoderConfig, dtype: torch.dtype, on_cpu: bool) -> Quantization:

@@ -27,7 +27,7 @@ from espalier.engine.models.zoo.description import TransformersConfig
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm import families
 from espalier.prm.base import PrmFamily, StepPath, special_tokens_in
-from espalier.prm.families.eurus import PolicyPairDecoder
+from espalier.prm.families.eurus import PolicyPairLayers
 from espalier.prm.scorers import names_checkpoint
 from espalier.prm.scorers.own_path import tokens_of_questions
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
@@ -307,7 +307,8 @@ def _weight_bytes(model: Model, quantization: Quantization) -> int:
     decoder = model.decoder
     if isinstance(decoder.config, TransformersConfig):
         return decoder.config.weight_bytes(decoder.dtype, quantization)
-    decoders = (decoder.first, decoder.second) if isinstance(decoder, PolicyPairDecoder) else (decoder,)
+    layers = decoder.layers
+    decoders = (layers.first, layers.second) if isinstance(layers, PolicyPairLayers) else (decoder,)
     width, total = decoder.dtype.itemsize, model.weight_bytes
     for c in (part.config for part in decoders):
         total += c.num_layers * (layer_bytes(c, width, quantization) - layer_bytes(c, width, Quantization.NONE))

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import CheckpointError
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Head, Model
@@ -26,6 +25,7 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score, Scored
 from espalier.experiments.runs.files import replacing
 from espalier.experiments.verifier_training.tree_file import TreeRecord
+from espalier.kernels.layers import UnsupportedShapeError
 from espalier.prm.base import ScoreInput
 from espalier.prm.families.likelihood import Likelihood
 from espalier.prm.families.trunk_evidence import trunk_evidence_head
@@ -104,11 +104,11 @@ def tap_candidates(decoder: Decoder) -> tuple[int, ...]:
     count = decoder.config.num_layers
     layers = sorted({count // 2, round(2 * count / 3), round(5 * count / 6)} - {0, count})
     try:
-        decoder.tap(layers)
-    except CheckpointError as error:
+        decoder.layers.tap(layers)
+    except UnsupportedShapeError as error:
         log.info("heads are learned after the last layer only: %s", error)
         return (LAST,)
-    return LAST, *decoder.taps
+    return LAST, *decoder.layers.taps
 
 
 class TreeReader(ABC):
@@ -154,7 +154,7 @@ class TreeReader(ABC):
 
     @property
     def _layers(self) -> tuple[int, ...]:
-        return LAST, *self._model.decoder.taps
+        return LAST, *self._model.decoder.layers.taps
 
     @abstractmethod
     def _identity(self) -> list[Any]:

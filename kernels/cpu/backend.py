@@ -9,7 +9,6 @@ from espalier.kernels.compilation.ahead import Compilation, compile_ahead
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.cpu.attention.paged import CpuAttention
 from espalier.kernels.cpu.attention.spans import spans_compilation
-from espalier.kernels.cpu.cache import copy_blocks_cpu, copy_compilation
 from espalier.kernels.cpu.decoder import CpuLayers
 from espalier.kernels.cpu.layer_weights import run_in_one_call
 from espalier.kernels.cpu.products.int8_linear import Int8Weight, int8_of_kept, kept_int8, pack_int8
@@ -25,6 +24,7 @@ from espalier.kernels.cpu.sampling import (
 )
 from espalier.kernels.cpu.threads import set_threads, usable_cores
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
+from espalier.kernels.layout import copy_blocks_on_host
 from espalier.kernels.linear import Kept, Linear, QuantizedPacker, Rest
 from espalier.kernels.torch_backend import TorchBackend
 
@@ -35,7 +35,7 @@ class CpuBackend(TorchBackend):
     rows_are_independent = True
     keeps_int8 = HAS_VNNI
     prepare_attention = CpuAttention
-    copy_blocks = staticmethod(copy_blocks_cpu)
+    copy_blocks = staticmethod(copy_blocks_on_host)
     penalize_tokens = staticmethod(penalize_tokens_cpu)
     mask_tokens = staticmethod(mask_tokens_cpu)
     filter_logits = staticmethod(filter_logits_cpu)
@@ -105,5 +105,5 @@ def _compiled(layers: CpuLayers) -> CpuLayers:
 
 def compilations(layers: CpuLayers) -> list[Compilation]:
     """Compilations before the first step of a model with these layers, the longest first."""
-    others = [spans_compilation(), *sampling_compilations(), *layers.head_compilations(), copy_compilation()]
+    others = [spans_compilation(), *sampling_compilations(), *layers.head_compilations()]
     return [layers.compilation(), *others]

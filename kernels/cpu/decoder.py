@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.cpu import compiled, phases
 from espalier.kernels.cpu.attention.paged import (
@@ -53,7 +52,7 @@ from espalier.kernels.layers import (
     Layers,
     LayerWeights,
 )
-from espalier.kernels.layout import KVLayout, LayerKV
+from espalier.kernels.layout import AttentionBatch, KVLayout, LayerKV, StepBatch
 from espalier.kernels.linear import Kept
 
 _PHASES = 9
@@ -268,6 +267,7 @@ class CpuLayers(Layers):
     """`Layers` for float32 on CPU, with weights in float32 or int8.
 
     Attributes:
+        stacked: the weights of all layers.
         tokens_per_item: see `paged.TOKENS_PER_ITEM`.
     """
 
@@ -283,9 +283,7 @@ class CpuLayers(Layers):
         self._kv_places: _KVPlaces | None = None  # of the KV pool that the last step was on
         self._last = _LastStep()
         self._spec = spec
-        self._stacked = (
-            StackedLayers.of_kept(load, spec) if isinstance(load, Kept) else StackedLayers.load(count, load, spec)
-        )
+        self.stacked = StackedLayers.of_kept(load) if isinstance(load, Kept) else StackedLayers.load(count, load, spec)
         self._windows = np.array([spec.window(index) or UNLIMITED for index in range(count)])
         self._places_of_taps = np.full(count, -1)
         frequencies = [(inverse.numpy(), np.full(len(inverse), f, np.float32)) for inverse, f in spec.frequencies()]
@@ -301,13 +299,9 @@ class CpuLayers(Layers):
     def __len__(self) -> int:
         return len(self._windows)
 
-    def weights(self, index: int) -> LayerWeights:
-        """See `Layers`."""
-        return self._stacked.weights(index)
-
     def kept(self) -> Kept | None:
         """See `Layers`."""
-        return self._stacked.kept()
+        return self.stacked.kept()
 
     def _on_taps(self) -> None:
         self._places_of_taps = np.full(len(self), -1)
@@ -339,7 +333,7 @@ class CpuLayers(Layers):
             self._kv_places, self._last = None, _LastStep()
 
     def _places_of(self, layer_kvs: Sequence[LayerKV]) -> _KVPlaces:
-        columns = -(-self._stacked.arrays.qkv_bias.shape[1] // PANEL) * PANEL
+        columns = -(-self.stacked.arrays.qkv_bias.shape[1] // PANEL) * PANEL
         geometries = {kv.group: geometry_of(kv, self._spec.num_heads, columns) for kv in layer_kvs}
         order = list(geometries)
         offsets = [(kv.keys.storage_offset(), kv.values.storage_offset(), order.index(kv.group)) for kv in layer_kvs]
@@ -362,7 +356,7 @@ class CpuLayers(Layers):
     def _new_step(
         self, tokens: Tokens, kv_places: _KVPlaces, groups: tuple[_Group, ...], output: np.ndarray, tapped: np.ndarray
     ) -> _Step:
-        s, stacked, rows, width = self._spec, self._stacked, len(tokens.ids), self.outer.embedding.shape[1]
+        s, stacked, rows, width = self._spec, self.stacked, len(tokens.ids), self.outer.embedding.shape[1]
         pairs = self._outer.frequencies.shape[1]
         stride, inner = (-(-n // PANEL) * PANEL for n in (width, stacked.inner))
         wide, query_stride = s.num_heads * s.head_dim, groups[0].spans.geometry.query_stride
@@ -439,9 +433,9 @@ class CpuLayers(Layers):
     def head_compilations(self) -> list[Compilation]:
         """Compilations of products with heads: in float32, and for a language head in int8 where the layers are."""
         floats = product_compilation(stored_rows(1, 1), PACKS, np.empty(0, np.float32))
-        if not self._stacked.int8:
+        if not self.stacked.int8:
             return [floats]
-        return [product_compilation(int8_rows(1, GROUP), True, self._stacked.arrays.qkv), floats]
+        return [product_compilation(int8_rows(1, GROUP), True, self.stacked.arrays.qkv), floats]
 
 
 def _writes(batch: AttentionBatch, rows: int, slots: int) -> tuple[np.ndarray, np.ndarray]:

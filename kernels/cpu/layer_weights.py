@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.cpu.products.int8_linear import GROUP, Int8Weight, int8_of_kept, kept_int8
-from espalier.kernels.cpu.products.linear import PANEL, pack, room_for_weights, unpack
+from espalier.kernels.cpu.products.linear import PANEL, pack, room_for_weights
 from espalier.kernels.layers import DecoderSpec, LayerWeights
 from espalier.kernels.linear import Kept
 
@@ -51,18 +51,16 @@ class StackedLayers:
     """The weights of all layers, each kind in one piece of memory.
 
     Attributes:
+        packed: the weights.
         int8: whether they are in int8, else in float32.
         inner: the MLP's width, before it is filled up to whole panels.
         refined: panels of qkv that are refined; see `Int8Weight`.
         arrays: what compiled code reads: `StackedWeights` of arrays, those in panels flat or `Int8Panels`.
     """
 
-    def __init__(
-        self, packed: StackedWeights, spec: DecoderSpec, inner: int, has_bias: bool, has_out_bias: bool
-    ) -> None:
+    def __init__(self, packed: StackedWeights, inner: int) -> None:
         """Have weights that are packed; see `load`, and `of_kept`."""
-        self._packed, self._spec, self.inner = packed, spec, inner
-        self._has_bias, self._has_out_bias = has_bias, has_out_bias
+        self.packed, self.inner = packed, inner
         self.int8 = isinstance(packed.qkv, Int8Weight)
         self.refined = packed.qkv.refined if isinstance(packed.qkv, Int8Weight) else 0
         self.arrays = StackedWeights(*(_as_array(whole) for whole in packed))
@@ -75,55 +73,30 @@ class StackedLayers:
         for index in range(count):
             for whole, part in zip(packed, _pack(load(index) if index else first, spec), strict=True):
                 _of_each(lambda whole, part, index=index: whole[index].copy_(part), whole, part)
-        return cls(packed, spec, first.down.shape[1], first.qkv_bias is not None, first.out_bias is not None)
+        return cls(packed, first.down.shape[1])
 
     @classmethod
-    def of_kept(cls, kept: Kept, spec: DecoderSpec) -> "StackedLayers":
+    def of_kept(cls, kept: Kept) -> "StackedLayers":
         """The layers whose weights `kept` gave."""
         tensors, facts = kept
         packed = (
             tensors[name] if name in tensors else int8_of_kept(tensors, facts, name) for name in StackedWeights._fields
         )
-        return cls(StackedWeights(*packed), spec, facts["inner"], facts["has_bias"], facts["has_out_bias"])
+        return cls(StackedWeights(*packed), facts["inner"])
 
     def kept(self) -> Kept | None:
         """All weights, for `of_kept`; None where they are not in int8."""
         if not self.int8:
             return None
         tensors = dict[str, torch.Tensor]()
-        facts: dict[str, Any] = {"inner": self.inner, "has_bias": self._has_bias, "has_out_bias": self._has_out_bias}
-        for name, part in self._packed._asdict().items():
+        facts: dict[str, Any] = {"inner": self.inner}
+        for name, part in self.packed._asdict().items():
             if isinstance(part, Int8Weight):
                 its = kept_int8(part, name)
                 tensors, facts = {**tensors, **its.tensors}, {**facts, **its.facts}
             else:
                 tensors[name] = part
         return Kept(tensors, facts)
-
-    def weights(self, index: int) -> LayerWeights:
-        """One layer's weights as they were given."""
-        s, packed = self._spec, StackedWeights(*(_of_each(lambda each: each[index], whole) for whole in self._packed))
-        qkv_rows, hidden = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, packed.norms.shape[1]
-        if self.int8:
-            qkv, out, gate_up, down = packed.qkv, packed.out, packed.gate_up, packed.down
-        else:
-            qkv, out = unpack(packed.qkv, qkv_rows), unpack(packed.out, hidden)
-            gate_up = torch.cat([unpack(half, self.inner) for half in packed.gate_up.chunk(2)])
-            down = unpack(packed.down, hidden)[:, : self.inner]
-        return LayerWeights(
-            attention_norm=packed.norms[0],
-            qkv=qkv,
-            qkv_bias=packed.qkv_bias[:qkv_rows] if self._has_bias else None,
-            out=out,
-            mlp_norm=packed.norms[1],
-            gate_up=gate_up,
-            down=down,
-            out_bias=packed.out_bias[:hidden] if self._has_out_bias else None,
-            query_norm=packed.head_norms[0] if len(packed.head_norms) else None,
-            key_norm=packed.head_norms[1] if len(packed.head_norms) else None,
-            attention_post_norm=packed.norms[2] if len(packed.norms) > 2 else None,
-            mlp_post_norm=packed.norms[3] if len(packed.norms) > 2 else None,
-        )
 
 
 def _pack(layer: LayerWeights, spec: DecoderSpec) -> StackedWeights:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from espalier.kernels.attention import Call, Terms
-from espalier.kernels.batch import StateBatch, StepBatch
-from espalier.kernels.layout import LayerKV
+from espalier.kernels.layout import LayerKV, StateBatch, StepBatch
 from espalier.kernels.triton.attention import attend, require_room, rows_of_tiles
 from espalier.kernels.triton.cache import write_heads
 from espalier.kernels.triton.plan import Costs, Planner

@@ -7,9 +7,8 @@ from functools import partial
 import torch
 
 from espalier.kernels.attention import Terms
-from espalier.kernels.batch import StepBatch
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, LayerWeights, TorchLayers, embedded
-from espalier.kernels.layout import LayerKV
+from espalier.kernels.layout import LayerKV, StepBatch
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import rotary_table
 from espalier.kernels.triton.attention import attend, rows_of_tiles

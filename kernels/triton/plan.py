@@ -113,7 +113,7 @@ def plan_attention(
     """Plan the attention of a step over its sequences' blocks.
 
     Args:
-        query_starts: int32 `[S + 1]`; see `kernels.batch.AttentionBatch`.
+        query_starts: int32 `[S + 1]`; see `kernels.layout.AttentionBatch`.
         context_lengths: int32 `[S]`.
         block_tables: int32 `[S, blocks]`.
         block_size: tokens of a block.

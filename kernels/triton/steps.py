@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layout import LayerKV
+from espalier.kernels.layout import AttentionBatch, LayerKV
 from espalier.kernels.triton.attention import DevicePlan
 from espalier.kernels.triton.plan import FIELDS, AttentionPlan, Costs
 from espalier.kernels.triton.pointwise import take_drawn

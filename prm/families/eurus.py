@@ -19,6 +19,7 @@ here it ends with the blank line. Their rewards are the sums, without the sigmoi
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,8 +30,8 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Head, Model, language_model_head, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.kernels.batch import StepBatch
-from espalier.kernels.layout import LayerKV
+from espalier.kernels.layers import Layers
+from espalier.kernels.layout import LayerKV, StepBatch
 from espalier.kernels.linear import Linear
 from espalier.prm.base import FamilyInfo, Sampled, StepPath, stripped_step, without_label
 from espalier.prm.families.likelihood import TokenReader
@@ -41,56 +42,61 @@ LIMIT = 36.0
 """Maximum absolute reward: the sigmoid of 37 is 1 in float64, and its logit infinite."""
 
 
-class PolicyPairDecoder(Decoder):
-    """Runs two decoders on the same tokens; the KV layout has the first one's layers first."""
+class PolicyPairLayers(Layers):
+    """Runs the layers of two decoders on the same tokens; the KV layout has the first one's layers first."""
 
     def __init__(self, first: Decoder, second: Decoder) -> None:
-        """Join two decoders.
-
-        Raises:
-            CheckpointError: their KV shapes or vocabulary sizes differ.
-        """
-        one, other = first.config, second.config
-        for name in ("num_kv_heads", "head_dim", "vocab_size"):
-            if getattr(one, name) != getattr(other, name):
-                raise CheckpointError(
-                    f"the verifier's {name} is {getattr(one, name)}, its reference's is {getattr(other, name)}; give "
-                    "--verifier-reference the model that the verifier was trained from"
-                )
         self.first = first
         self.second = second
-        self.backend = first.backend
-        self.embedding = first.embedding
-        self.weight_bytes = first.weight_bytes + second.weight_bytes
-        self.config = replace(
-            one,
-            num_layers=one.num_layers + other.num_layers,
-            kv_layers=one.kv_layers + other.kv_layers,
-            max_positions=min(one.max_positions, other.max_positions),
-        )
+        self.outer = first.layers.outer
+
+    def __len__(self) -> int:
+        return len(self.first.layers) + len(self.second.layers)
 
     def states_of(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One part: the states of two decoders stand side by side."""
         return (states,)
 
     @torch.inference_mode()
-    def forward(self, step: StepBatch, layer_kvs: list[LayerKV]) -> torch.Tensor:
-        """See `Decoder.forward`; returns `[T, hidden size of the first + of the second]`."""
+    def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
+        """See `Layers`; returns `[T, hidden size of the first + of the second]`."""
         return torch.cat([one.forward(step, kvs) for one, kvs in self._with_layers(layer_kvs)], dim=-1)
 
-    def warm_up(self, layer_kvs: list[LayerKV], decodes: bool) -> None:
-        """See `Decoder.warm_up`."""
+    def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool) -> None:
+        """See `Layers`."""
         for one, kvs in self._with_layers(layer_kvs):
             one.warm_up(kvs, decodes)
 
-    def release(self, layer_kvs: list[LayerKV]) -> None:
-        """See `Decoder.release`."""
+    def release(self, layer_kvs: Sequence[LayerKV]) -> None:
+        """See `Layers`."""
         for one, kvs in self._with_layers(layer_kvs):
             one.release(kvs)
 
-    def _with_layers(self, layer_kvs: list[LayerKV]) -> tuple[tuple[Decoder, list[LayerKV]], ...]:
+    def _with_layers(self, layer_kvs: Sequence[LayerKV]) -> tuple[tuple[Layers, Sequence[LayerKV]], ...]:
         layers = self.first.config.num_layers
-        return (self.first, layer_kvs[:layers]), (self.second, layer_kvs[layers:])
+        return (self.first.layers, layer_kvs[:layers]), (self.second.layers, layer_kvs[layers:])
+
+
+def policy_pair(first: Decoder, second: Decoder) -> Decoder:
+    """Join two decoders.
+
+    Raises:
+        CheckpointError: their KV shapes or vocabulary sizes differ.
+    """
+    one, other = first.config, second.config
+    for name in ("num_kv_heads", "head_dim", "vocab_size"):
+        if getattr(one, name) != getattr(other, name):
+            raise CheckpointError(
+                f"the verifier's {name} is {getattr(one, name)}, its reference's is {getattr(other, name)}; give "
+                "--verifier-reference the model that the verifier was trained from"
+            )
+    config = replace(
+        one,
+        num_layers=one.num_layers + other.num_layers,
+        kv_layers=one.kv_layers + other.kv_layers,
+        max_positions=min(one.max_positions, other.max_positions),
+    )
+    return Decoder(config, first.backend, PolicyPairLayers(first, second), first.weight_bytes + second.weight_bytes)
 
 
 def log_ratio_head(first: Linear, second: Linear, coefficient: float) -> Head:
@@ -160,7 +166,7 @@ def load(
     other, other_head = _load_one(reference, dtype, device)
     digest = hashlib.sha256((checkpoint.digest() + reference.digest()).encode()).hexdigest()
     ratio = log_ratio_head(head, other_head, COEFFICIENT)
-    return EurusPrm(Model(PolicyPairDecoder(trunk, other), ratio, tokenizer, (), digest))
+    return EurusPrm(Model(policy_pair(trunk, other), ratio, tokenizer, (), digest))
 
 
 def _load_one(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> tuple[Decoder, Linear]:

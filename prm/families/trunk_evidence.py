@@ -77,7 +77,7 @@ def trunk_evidence_head(logits: Head, scores: Head, decoder: Decoder) -> Head:
     log_probability = log_probability_head(logits)
 
     def head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return torch.cat([log_probability(decoder.last_states(hidden), targets), scores(hidden).float()], dim=-1)
+        return torch.cat([log_probability(decoder.layers.last_states(hidden), targets), scores(hidden).float()], dim=-1)
 
     return head
 

@@ -5,9 +5,8 @@ import dataclasses
 import torch
 from paged_batch import paged_problem
 
-from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
-from espalier.kernels.layout import KVLayout
+from espalier.kernels.layout import AttentionBatch, KVLayout, StepBatch
 from espalier.kernels.rotary import Rotary
 
 LAYERS, VOCABULARY = 3, 90

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layout import KVLayout, LayerKV
+from espalier.kernels.layout import AttentionBatch, KVLayout, LayerKV
 
 
 @dataclass

@@ -14,11 +14,10 @@ from paged_batch import (
 
 from espalier.kernels import attention
 from espalier.kernels.attention import GatheredAttention, Terms
-from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu.attention import paged as cpu_attention
 from espalier.kernels.cpu.attention import spans
 from espalier.kernels.cpu.attention.paged import CpuAttention
-from espalier.kernels.layout import LayerKV
+from espalier.kernels.layout import AttentionBatch, LayerKV
 
 ODD_BATCHES = {
     "one token": [(1, 1)],

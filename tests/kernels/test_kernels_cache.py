@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from espalier.kernels.attention import write_kv
-from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.cpu.cache import copy_blocks_cpu
-from espalier.kernels.layout import KVLayout, copy_blocks
+from espalier.kernels.layout import AttentionBatch, KVLayout, copy_blocks, copy_blocks_on_host
 
 LAYOUT = KVLayout(3, 2, 4, 5, torch.float32, slab_bytes=3 * 3 * 2 * 2 * 4 * 4 * 5 + 64)
 SLABS = 4
@@ -67,7 +65,7 @@ def test_write_kv_of_no_rows_writes_nothing():
     assert changed(before, kv_pool) == 0
 
 
-@pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_cpu])
+@pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_on_host])
 @pytest.mark.parametrize("layout", [LAYOUT, replace(LAYOUT, value_dim=3)], ids=["equal widths", "narrow values"])
 def test_copy_blocks_copies_every_layer_of_the_named_blocks_and_nothing_else(
     layout: KVLayout, copy: Callable[..., None]
@@ -83,7 +81,7 @@ def test_copy_blocks_copies_every_layer_of_the_named_blocks_and_nothing_else(
     assert changed(before, kv_pool) == 3 * layout.block_bytes // 4
 
 
-@pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_cpu])
+@pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_on_host])
 def test_copy_blocks_of_nothing_does_nothing(copy: Callable[..., None]):
     kv_pool = numbered_kv_pool()
     before = kv_pool.clone()

@@ -179,13 +179,10 @@ tempfile._candidate_tempdir_list = lambda: []
 import espalier, torch
 from espalier.kernels.cpu import compiled
 assert compiled.place is None
-from espalier.kernels.cpu.cache import copy_blocks_cpu
-from espalier.kernels.layout import KVLayout
-layout = KVLayout(1, 1, 4, 4, torch.float32, slab_bytes=4096)
-pool = torch.arange(2048, dtype=torch.float32).view(torch.uint8)
-copy_blocks_cpu(layout, pool, [0], [1])
-(blocks,) = layout.block_views(pool)
-assert torch.equal(blocks[0, :, 1], blocks[0, :, 0])
+from espalier.kernels.cpu.sampling import mask_tokens_cpu
+logits = torch.arange(16, dtype=torch.float32)[None]
+masked = mask_tokens_cpu(logits, torch.tensor([[255, 0]], dtype=torch.uint8))
+assert torch.equal(masked[0, :8], logits[0, :8]) and masked[0, 8:].max() < -1e29
 """
 
 

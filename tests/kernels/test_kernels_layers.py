@@ -13,6 +13,7 @@ from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.cpu import threads as workers
 from espalier.kernels.cpu.backend import CpuBackend
 from espalier.kernels.cpu.decoder import CpuLayers
+from espalier.kernels.cpu.products.linear import unpack
 from espalier.kernels.layers import DecoderSpec, Layers, LayerWeights, TorchLayers, UnsupportedShapeError, rms_norm
 from espalier.kernels.torch_backend import TorchBackend
 
@@ -229,19 +230,21 @@ def test_tokens_that_are_only_computed_again_write_nothing():
             assert differs.tolist() == [[int(b.write_slabs[2]), int(b.write_slots[2]), int(b.write_offsets[2])]]
 
 
-@pytest.mark.parametrize("all_there_is", [False, True])
-def test_weights_can_be_had_back(all_there_is: bool):
+def test_weights_can_be_had_back():
     hidden, inner, shape, _ = SHAPES["panels cut"]
 
     def load(index: int) -> LayerWeights:
-        return random_layer(index, hidden, inner, shape, *[all_there_is] * 4)
+        return random_layer(index, hidden, inner, shape, *[False] * 4)
 
     layers = CpuLayers(LAYERS, load, shape, random_outer(hidden, shape))
     for index in range(LAYERS):
-        given, had = load(index), layers.weights(index)
-        for name in LayerWeights.__slots__:
-            mine, theirs = getattr(had, name), getattr(given, name)
-            assert mine is theirs is None or torch.equal(mine, theirs), name
+        given, packed = load(index), layers.stacked.packed
+        for name in ("qkv", "out"):
+            weight = getattr(given, name)
+            assert torch.equal(unpack(getattr(packed, name)[index], len(weight)), weight), name
+        halves = torch.cat([unpack(half, inner) for half in packed.gate_up[index].chunk(2)])
+        assert torch.equal(halves, given.gate_up)
+        assert torch.equal(unpack(packed.down[index], hidden)[:, :inner], given.down)
 
 
 def test_each_layer_is_asked_for_once_and_the_path_goes_by_dtype():

@@ -13,9 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from espalier.engine.models.zoo.calls import filled_rows, running
 from espalier.engine.models.zoo.products import ROWS
 from espalier.kernels.attention import Call, PrepareStep, StepCalls, Terms
-from espalier.kernels.batch import StepBatch
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights, UnsupportedShapeError
-from espalier.kernels.layout import LayerKV, StateLayout, StateShape
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, UnsupportedShapeError
+from espalier.kernels.layout import LayerKV, StateLayout, StateShape, StepBatch
 from espalier.kernels.recurrent import StateRows
 
 _RAW = -1
@@ -144,10 +143,6 @@ class TransformersLayers(Layers):
 
     def __len__(self) -> int:
         return sum(call.writes for call in self._calls)
-
-    def weights(self, index: int) -> LayerWeights:
-        """None are known one by one."""
-        raise NotImplementedError("the weights of a decoder of transformers are its modules'")
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""

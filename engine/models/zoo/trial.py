@@ -16,8 +16,17 @@ from espalier.engine.models.zoo.calls import NAME, NotRunnableError, exchange_re
 from espalier.engine.models.zoo.layers import LogitsHead, TransformersLayers, hidden_states
 from espalier.engine.models.zoo.products import Groups, exchange, layers_by_input
 from espalier.kernels.attention import Call, Terms
-from espalier.kernels.batch import AttentionBatch, StateBatch, StepBatch
-from espalier.kernels.layout import KVLayout, KVShape, LayerKV, StateShape, kv_groups, state_bytes
+from espalier.kernels.layout import (
+    AttentionBatch,
+    KVLayout,
+    KVShape,
+    LayerKV,
+    StateBatch,
+    StateShape,
+    StepBatch,
+    kv_groups,
+    state_bytes,
+)
 from espalier.kernels.recurrent import StateRows
 from espalier.kernels.torch_backend import TorchBackend
 

@@ -25,7 +25,7 @@ ENTERING = "entering"
 
 def heads_for(trunk: StatesHead) -> dict[str, Head]:
     """The heads that a trunk's model needs whose entering states are kept; see `features.heads_for`."""
-    return features.heads_for(trunk) | {ENTERING: lambda states: trunk.model.decoder.states_of(states)[-1]}
+    return features.heads_for(trunk) | {ENTERING: lambda states: trunk.model.decoder.layers.states_of(states)[-1]}
 
 
 class EnteringReader(TrunkReader):
@@ -36,7 +36,7 @@ class EnteringReader(TrunkReader):
     ) -> None:
         """Read nothing yet; see `TrunkReader`. `entering` is the layer."""
         super().__init__(engine, system_prompt, trees, folder)
-        self._model.decoder.tap_raw(entering)
+        self._model.decoder.layers.tap_raw(entering)
         self._kept = EnteringStates()
 
     @property
@@ -67,7 +67,7 @@ class EnteringReader(TrunkReader):
 
     def _identity(self) -> list[Any]:
         *of_trunk, layers = super()._identity()
-        return [*of_trunk, [*layers, f"entering {self._model.decoder.raw_tap}"]]
+        return [*of_trunk, [*layers, f"entering {self._model.decoder.layers.raw_tap}"]]
 
     def _part(self, file: Path, trees: Sequence[TreeRecord], first: int) -> Readings:
         """Readings of some trees; the states that enter a layer are written first, so that they are there with them."""

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from espalier.kernels.attention import Terms
-from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
@@ -34,7 +33,7 @@ from espalier.kernels.cpu.products.tiles import (
 )
 from espalier.kernels.cpu.simd import Strided, flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import parallel_run, phase_items
-from espalier.kernels.layout import LayerKV
+from espalier.kernels.layout import AttentionBatch, LayerKV
 
 TOKENS_PER_ITEM = 64
 """Tokens of a work item at most.

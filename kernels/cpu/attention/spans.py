@@ -4,13 +4,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.products.tiles import MR
 from espalier.kernels.cpu.threads import num_threads
-from espalier.kernels.layout import LayerKV
+from espalier.kernels.layout import AttentionBatch, LayerKV
 
 _MAX_TOGETHER = 64
 """Queries of a work item that reads all kv heads, at most."""

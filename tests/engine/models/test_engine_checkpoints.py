@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_weights import weights_of
 from safetensors.torch import load_file, save_file
 from tiny_models import edit_json, edit_tensors
 
@@ -132,7 +133,7 @@ def test_sharded_weights_load_like_a_single_file(copy_of: Callable[[str], Path],
     file.unlink()
     sharded, single = load(folder), load_model("qwen2-untied")
     for index in range(len(single.decoder.layers)):
-        mine, theirs = (model.decoder.layers.weights(index) for model in (sharded, single))
+        mine, theirs = (weights_of(model.decoder.layers, index) for model in (sharded, single))
         assert torch.equal(mine.qkv, theirs.qkv)
         assert torch.equal(mine.down, theirs.down)
     assert sharded.digest != single.digest

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_driver import read, release
+from layer_weights import weights_of
 from tiny_models import edit_json, randomize
 
 from espalier.engine.engine import Engine
@@ -81,7 +82,7 @@ def test_the_second_load_reads_no_weights_and_gives_the_same_model(
     assert torch.equal(logits(again), logits(without))
     assert torch.equal(logits(first), logits(without))
     assert (again.digest, again.weight_bytes) == (without.digest, without.weight_bytes)
-    layers = again.decoder.layers.weights(1), without.decoder.layers.weights(1)
+    layers = weights_of(again.decoder.layers, 1), weights_of(without.decoder.layers, 1)
     assert all(torch.equal(getattr(layers[0].qkv, name), getattr(layers[1].qkv, name)) for name in ("values", "scales"))
     assert layers[0].qkv.refined == layers[1].qkv.refined == 1  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine_driver import drain, generate, read, release
+from layer_weights import weights_of
 from tiny_models import edit_json
 
 from espalier.engine.engine import Engine
@@ -243,11 +244,11 @@ def test_layers_of_bytes_run_in_one_call_and_agree_with_those_that_run_operation
         release(engine, sequence)
     assert F.cosine_similarity(*given).min() > 0.9999
     loaded = load(wide, INT8, LoadFormat.DUMMY).decoder.layers
-    first = loaded.weights(0)
+    first = weights_of(loaded, 0)
     assert isinstance(first.gate_up, Int8Weight)
     assert first.gate_up.shape == (2 * 768, 256)
     x = torch.randn(3, 256)
-    assert torch.equal(F.linear(x, first.qkv), F.linear(x, model.decoder.layers.weights(0).qkv))
+    assert torch.equal(F.linear(x, first.qkv), F.linear(x, weights_of(model.decoder.layers, 0).qkv))
 
 
 @pytest.mark.parametrize("how", [INT8, INT4])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import layer_weights
 import numpy as np
 import pytest
 import torch
@@ -245,8 +246,7 @@ def weights_of(folder: Path, quantization: Quantization = Quantization.NONE) -> 
     layers = load_generator(Checkpoint(folder, quantization=quantization), torch.float32, "cpu").decoder.layers
     found = list[torch.Tensor]()
     for index in range(len(layers)):
-        layer = layers.weights(index)
-        found += [value for name in layer.__slots__ if isinstance(value := getattr(layer, name), torch.Tensor)]
+        found += layer_weights.tensors_of(layer_weights.weights_of(layers, index))
     return found
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from engine_driver import drain, generate, read, release
+from layer_weights import weights_of
 from plain import plain_greedy, plain_logits, token_classifier
 from safetensors.torch import load_file, save_file
 from tiny_models import edit_tensors, train_tokenizer
@@ -247,11 +248,9 @@ def test_values_that_three_heads_share_are_rounded_least(kv_heads: int, tmp_path
     weights = load_file(folder / "model.safetensors")
     exact = x[:, :48] @ weights["model.layers.0.self_attn.v_proj.weight"].T
     attention: Any = load(folder, quantization=Quantization.INT8).decoder.layers.model.layers[0].self_attn  # type: ignore[attr-defined]
-    native: Any = (
-        load(folder, model_impl=ModelImpl.NATIVE, quantization=Quantization.INT8).decoder.layers.weights(0).qkv
-    )
+    native = load(folder, model_impl=ModelImpl.NATIVE, quantization=Quantization.INT8).decoder.layers
     x[:, 48:] = 0
-    for weight in (attention.q_proj.product.linear.weight, native):
+    for weight in (attention.q_proj.product.linear.weight, weights_of(native, 0).qkv):
         assert weight.refined == refined
         values = torch.nn.functional.linear(x, weight)[:, -len(exact.T) :]
         assert ((values - exact).norm() / exact.norm() < 0.006) == bool(refined)

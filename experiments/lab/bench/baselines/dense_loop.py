@@ -5,9 +5,28 @@ import torch.nn.functional as F
 
 from espalier.engine.models.config import NativeConfig
 from espalier.engine.models.decoder import Decoder
+from espalier.kernels.cpu.decoder import CpuLayers
+from espalier.kernels.cpu.products.linear import unpack
 from espalier.kernels.layers import LayerWeights
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import apply_rotary, attention_factor, inverse_frequencies, rotary_table
+
+
+def layers_as_given(layers: CpuLayers, config: NativeConfig) -> list[LayerWeights]:
+    """The weights of plain layers, out of the panels that compiled products read."""
+    packed, qkv_rows = layers.stacked.packed, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return [
+        LayerWeights(
+            attention_norm=packed.norms[index][0],
+            qkv=unpack(packed.qkv[index], qkv_rows),
+            qkv_bias=packed.qkv_bias[index][:qkv_rows] if config.attention_bias else None,
+            out=unpack(packed.out[index], config.hidden_size),
+            mlp_norm=packed.norms[index][1],
+            gate_up=torch.cat([unpack(half, config.intermediate_size) for half in packed.gate_up[index].chunk(2)]),
+            down=unpack(packed.down[index], config.hidden_size)[:, : config.intermediate_size],
+        )
+        for index in range(config.num_layers)
+    ]
 
 
 class DenseLoop:
@@ -21,7 +40,8 @@ class DenseLoop:
         if not isinstance(c, NativeConfig) or c.head_norms or c.out_bias or c.post_norms or any(c.windows):
             raise ValueError("the dense loop supports plain Llama and Qwen2 layers only")
         self._eps = c.norm_eps
-        self._layers = [decoder.layers.weights(index) for index in range(c.num_layers)]
+        assert isinstance(decoder.layers, CpuLayers)
+        self._layers = layers_as_given(decoder.layers, c)
         self._inverse = inverse_frequencies(c.head_dim, c.rope_theta, c.rotaries[0].scaling)
 
     @torch.inference_mode()

@@ -12,17 +12,20 @@ import typer
 
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.config import NativeConfig
+from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
+from espalier.experiments.lab.bench.baselines.dense_loop import layers_as_given
 from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report, Show, nothing_shown
 from espalier.kernels.backend import Backend
-from espalier.kernels.batch import StepBatch
 from espalier.kernels.cpu.backend import CpuBackend
-from espalier.kernels.layers import Layers, LayerWeights
-from espalier.kernels.layout import LayerKV
+from espalier.kernels.cpu.decoder import CpuLayers
+from espalier.kernels.layers import Layers
+from espalier.kernels.layout import LayerKV, StepBatch
 
 ROWS = (1, 64, 256)
 _PROMPT, _WARM_UP = 32, 20
@@ -39,10 +42,6 @@ class _NoLayers(Layers):
 
     def __len__(self) -> int:
         return 0
-
-    def weights(self, index: int) -> LayerWeights:
-        """None are kept."""
-        raise IndexError(index)
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """Hidden states that mean nothing, `[T, hidden]`."""
@@ -66,7 +65,7 @@ def without_model(model: Model, tokens: Iterator[int], gpu: bool = False) -> Mod
     backend: Any = type("Stubbed", (type(decoder.backend),), {"draw_tokens": staticmethod(draw)})()
     layers: Layers = _NoLayers(decoder.layers)
     if gpu:
-        layers = _gpu_layers(decoder.layers, backend)
+        layers = _gpu_layers(decoder, backend)
     return dataclasses.replace(
         model,
         decoder=type(decoder)(decoder.config, backend, layers, decoder.weight_bytes),
@@ -75,7 +74,7 @@ def without_model(model: Model, tokens: Iterator[int], gpu: bool = False) -> Mod
     )
 
 
-def _gpu_layers(layers: Layers, backend: Backend) -> Layers:
+def _gpu_layers(decoder: Decoder, backend: Backend) -> Layers:
     """Layers that plan and pack steps as on a GPU, and replay nothing."""
     from espalier.kernels.triton.cache import TokenMajorLayout
     from espalier.kernels.triton.layers import TritonLayers
@@ -87,11 +86,13 @@ def _gpu_layers(layers: Layers, backend: Backend) -> Layers:
             return torch.zeros(step.room.tokens, self.outer.embedding.shape[1])
 
     backend.layout = TokenMajorLayout
+    assert isinstance(decoder.layers, CpuLayers)
+    assert isinstance(decoder.config, NativeConfig)
     return Planned(
-        len(layers),
-        layers.weights,
-        layers._spec,  # type: ignore[attr-defined]
-        layers.outer,
+        len(decoder.layers),
+        layers_as_given(decoder.layers, decoder.config).__getitem__,
+        decoder.config.spec,
+        decoder.layers.outer,
         backend.prepare_linear,
         Costs(),
         None,

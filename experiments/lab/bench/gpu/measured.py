@@ -30,9 +30,8 @@ from espalier.experiments.lab.bench.baselines.transformers_models import Transfo
 from espalier.experiments.lab.bench.report import Show, nothing_shown
 from espalier.experiments.planning.roofline import MODELS, PAIRS, Card, decode_seconds, known_model, scoring_seconds
 from espalier.kernels.backend import choose_backend
-from espalier.kernels.batch import AttentionBatch, StepBatch
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
-from espalier.kernels.layout import KVLayout
+from espalier.kernels.layout import AttentionBatch, KVLayout, StepBatch
 from espalier.kernels.triton.attention import attend, merge_partials, padded, rows_of_tiles
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, norm_rotate_write
