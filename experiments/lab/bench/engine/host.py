@@ -82,8 +82,10 @@ def _gpu_layers(decoder: Decoder, backend: Backend) -> Layers:
     from espalier.kernels.triton.steps import DeviceStep
 
     class Planned(TritonLayers):
-        def _compute(self, step: DeviceStep, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
-            return torch.zeros(step.room.tokens, self.outer.embedding.shape[1])
+        def _compute(
+            self, step: DeviceStep, layer_kvs: Sequence[LayerKV], output: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            return torch.zeros(step.room.tokens, self.outer.embedding.shape[1]) if output is None else output
 
     backend.layout = TokenMajorLayout
     assert isinstance(decoder.layers, CpuLayers)
