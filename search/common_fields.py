@@ -4,13 +4,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 from annotated_types import Interval
 
 from espalier.search import rules
 from espalier.search.conversation import AboutProblem, ChatMessage
-from espalier.search.schema import MAX_ITEMS, CodeName, Option, Parsed, Reads, mapping_text, read_texts
+from espalier.search.schema import MAX_ITEMS, CodeName, Parsed, mapping_text, option, parsed, read_texts
 
 DEFAULT_MAX_TOKENS = 2048
 """Default limit on the generated tokens of one path."""
@@ -115,42 +115,32 @@ def unknown_bias(bias: Sequence[tuple[int, float]], vocabulary: int) -> str:
     return f"must have tokens below {vocabulary}, the generator's vocabulary; has {last}" if last >= vocabulary else ""
 
 
-_NO_BIAS = Parsed[Bias]("", ())
-_PARAGRAPHS = Reads(rules.read_step_rule)("paragraph")
-_THINKING = Reads(rules.read_thinking)("auto")
-NO_TEXT = Parsed[Any]("", None)
-"""Default of a rule that a request need not have."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PenaltyFields:
     """Penalties and biases of whatever samples from the generator, as vLLM has them; see `engine.work.Penalties`."""
 
-    repetition_penalty: Annotated[
-        float | None,
+    repetition_penalty: float | None = option(
+        None,
+        "Divides the logits of tokens that stand in the prompt or the path, and multiplies negative ones; 1 for "
+        "none. Default: generation_config.json's, else 1.",
         Interval(gt=0, le=100),
-        Option(
-            "Divides the logits of tokens that stand in the prompt or the path, and multiplies negative ones; 1 for "
-            "none. Default: generation_config.json's, else 1."
-        ),
-    ] = None
-    presence_penalty: Annotated[
-        float | None,
+    )
+    presence_penalty: float | None = option(
+        None,
+        "Taken off the logits of tokens that stand in the path behind the prompt; default: 0.",
         Interval(ge=-2, le=2),
-        Option("Taken off the logits of tokens that stand in the path behind the prompt; default: 0."),
-    ] = None
-    frequency_penalty: Annotated[
-        float | None, Interval(ge=-2, le=2), Option("Taken off for each time that they stand there; default: 0.")
-    ] = None
-    logit_bias: Annotated[
-        Parsed[Bias],
-        Reads(read_bias),
-        Option(
-            "Added to the logits of tokens by their ids, each between -100 and 100: 13:-100,50256:2.5. Default: none.",
-            parse=bias_text,
-            has_commas=True,
-        ),
-    ] = _NO_BIAS
+    )
+    frequency_penalty: float | None = option(
+        None, "Taken off for each time that they stand there; default: 0.", Interval(ge=-2, le=2)
+    )
+    logit_bias: Parsed[Bias] = parsed(
+        read_bias,
+        "",
+        "Added to the logits of tokens by their ids, each between -100 and 100: 13:-100,50256:2.5. Default: none.",
+        empty=(),
+        parse=bias_text,
+        has_commas=True,
+    )
 
     def __post_init__(self) -> None:
         read_texts(self)
@@ -170,188 +160,152 @@ class CommonFields(PenaltyFields, AboutProblem):
     """
 
     problem: str
-    algorithm: Annotated[
-        AlgorithmName | CodeName | None,
-        Option(
-            "Which search; search/algorithms/README.md says what each does, and how to write one. Default: beam; "
-            "best-of-n where the verifier scores whole answers; without a verifier majority, greedy for a single path.",
-            short="-a",
-        ),
-    ] = None
-    beam_width: Annotated[
-        int,
+    algorithm: AlgorithmName | CodeName | None = option(
+        None,
+        "Which search; search/algorithms/README.md says what each does, and how to write one. Default: beam; "
+        "best-of-n where the verifier scores whole answers; without a verifier majority, greedy for a single path.",
+        short="-a",
+    )
+    beam_width: int = option(
+        4,
+        "N: paths kept after each step, subtrees, particles, or independent paths. (search-and-learn's n is N·M.)",
         Interval(ge=1, le=256),
-        Option(
-            "N: paths kept after each step, subtrees, particles, or independent paths. (search-and-learn's n is N·M.)",
-            short="-N",
-        ),
-    ] = 4
-    expansion: Annotated[
-        int,
+        short="-N",
+    )
+    expansion: int = option(
+        4,
+        "M: children sampled from each kept path. adaptive: paths sampled at a time. (search-and-learn's beam_width.)",
         Interval(ge=1, le=64),
-        Option(
-            "M: children sampled from each kept path. adaptive: paths sampled at a time. (search-and-learn's "
-            "beam_width.)",
-            short="-M",
-        ),
-    ] = 4
-    vote: Annotated[
-        Vote | None,
-        Option("How to select the answer; default: majority for majority, adaptive and single paths, else weighted."),
-    ] = None
-    aggregation: Annotated[Aggregation, Option("How to combine the scores of a path's steps.")] = Aggregation.LAST
-    temperature: Annotated[
-        float | None,
+        short="-M",
+    )
+    vote: Vote | None = option(
+        None, "How to select the answer; default: majority for majority, adaptive and single paths, else weighted."
+    )
+    aggregation: Aggregation = option(Aggregation.LAST, "How to combine the scores of a path's steps.")
+    temperature: float | None = option(
+        None,
+        "Sampling temperature, 0 for greedy; default: generation_config.json's for the mode of --thinking, "
+        "ignoring do_sample, else 0.8.",
         Interval(ge=0, le=10),
-        Option(
-            "Sampling temperature, 0 for greedy; default: generation_config.json's for the mode of --thinking, "
-            "ignoring do_sample, else 0.8."
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
+    )
+    top_k: int | None = option(
+        None,
+        "Sample from the k most likely tokens, 0 for all; default: generation_config.json's, else 0.",
         Interval(ge=0, le=2**31 - 1),
-        Option("Sample from the k most likely tokens, 0 for all; default: generation_config.json's, else 0."),
-    ] = None
-    top_p: Annotated[
-        float | None,
+    )
+    top_p: float | None = option(
+        None,
+        "Nucleus sampling: probability mass to keep; default: generation_config.json's, else 1.",
         Interval(gt=0, le=1),
-        Option("Nucleus sampling: probability mass to keep; default: generation_config.json's, else 1."),
-    ] = None
-    min_p: Annotated[
-        float | None,
+    )
+    min_p: float | None = option(
+        None,
+        "Minimum probability relative to the most likely token; default: generation_config.json's, else 0.",
         Interval(ge=0, le=1),
-        Option("Minimum probability relative to the most likely token; default: generation_config.json's, else 0."),
-    ] = None
-    step_rule: Annotated[
-        Parsed[rules.StepRule],
-        Reads(rules.read_step_rule),
-        Option(
-            "Where a step ends: paragraph, at a blank line; tokens:64, after so many tokens; text:###, after this "
-            "text; markers, where a sentence begins with Wait, So, Let me and the like."
-        ),
-    ] = _PARAGRAPHS
-    end_at_box: Annotated[
-        bool,
-        Option(
-            "End a path with the paragraph of its first boxed answer. Otherwise it goes on to its own end, and its "
-            "last boxed answer counts."
-        ),
-    ] = True
-    thinking: Annotated[
-        Parsed[rules.Thinking],
-        Reads(rules.read_thinking),
-        Option(
-            "Whether the generator thinks before it answers: auto, as its chat template has it; off; on; or at most so "
-            "many tokens, after which its thought is closed for it. Room for the answer is always kept."
-        ),
-    ] = _THINKING
-    more_thinking: Annotated[
-        int,
+    )
+    step_rule: Parsed[rules.StepRule] = parsed(
+        rules.read_step_rule,
+        "paragraph",
+        "Where a step ends: paragraph, at a blank line; tokens:64, after so many tokens; text:###, after this "
+        "text; markers, where a sentence begins with Wait, So, Let me and the like.",
+    )
+    end_at_box: bool = option(
+        True,
+        "End a path with the paragraph of its first boxed answer. Otherwise it goes on to its own end, and its "
+        "last boxed answer counts.",
+    )
+    thinking: Parsed[rules.Thinking] = parsed(
+        rules.read_thinking,
+        "auto",
+        "Whether the generator thinks before it answers: auto, as its chat template has it; off; on; or at most so "
+        "many tokens, after which its thought is closed for it. Room for the answer is always kept.",
+    )
+    more_thinking: int = option(
+        0,
+        "How often a path whose model closes its thought has to think on: Wait is written in place of the mark, "
+        "within the thought's budget.",
         Interval(ge=0, le=64),
-        Option(
-            "How often a path whose model closes its thought has to think on: Wait is written in place of the mark, "
-            "within the thought's budget."
-        ),
-    ] = 0
-    probe_every: Annotated[
-        int | None,
+    )
+    probe_every: int | None = option(
+        None,
+        "Read each path's answer so far after every so many of its tokens, at the end of a step, on a fork that is "
+        "dropped. A search that is cut short then answers by its probes. Default: never.",
         Interval(ge=1, le=MAX_PATH_TOKENS),
-        Option(
-            "Read each path's answer so far after every so many of its tokens, at the end of a step, on a fork that is "
-            "dropped. A search that is cut short then answers by its probes. Default: never."
-        ),
-    ] = None
-    stop_when: Annotated[
-        Parsed[rules.StopRule | None],
-        Reads(rules.read_stop_rule),
-        Option(
-            "Close a thought once its last probes agree: agree:3,certainty:0.9,tokens:512, three probes with the same "
-            "answer, each at least so certain, and not before 512 tokens of its path. Needs --probe-every. Default: "
-            "never.",
-            has_commas=True,
-        ),
-    ] = NO_TEXT
-    max_steps: Annotated[
-        int | None,
+    )
+    stop_when: Parsed[rules.StopRule | None] = parsed(
+        rules.read_stop_rule,
+        "",
+        "Close a thought once its last probes agree: agree:3,certainty:0.9,tokens:512, three probes with the same "
+        "answer, each at least so certain, and not before 512 tokens of its path. Needs --probe-every. Default: "
+        "never.",
+        has_commas=True,
+    )
+    max_steps: int | None = option(
+        None,
+        "Maximum depth, in steps; default: 40, or no limit for searches that sample whole paths.",
         Interval(ge=1, le=MAX_PATH_TOKENS),
-        Option("Maximum depth, in steps; default: 40, or no limit for searches that sample whole paths."),
-    ] = None
-    max_step_tokens: Annotated[
-        int | None,
+    )
+    max_step_tokens: int | None = option(
+        None,
+        "Maximum tokens of one step; a step that is full ends, and its path goes on. Default: 256, or no limit for "
+        "searches that sample whole paths.",
         Interval(ge=1, le=MAX_PATH_TOKENS),
-        Option(
-            "Maximum tokens of one step; a step that is full ends, and its path goes on. Default: 256, or no limit for "
-            "searches that sample whole paths."
-        ),
-    ] = None
-    max_tokens: Annotated[
-        int | None,
+    )
+    max_tokens: int | None = option(
+        None,
+        f"Maximum tokens of one path, thought and answer; default: {DEFAULT_MAX_TOKENS}, 16384 for generators that "
+        "think, or what the context leaves.",
         Interval(ge=1, le=MAX_PATH_TOKENS),
-        Option(
-            f"Maximum tokens of one path, thought and answer; default: {DEFAULT_MAX_TOKENS}, 16384 for generators that "
-            "think, or what the context leaves."
-        ),
-    ] = None
-    seed: Annotated[int, Interval(ge=0, le=2**63 - 1), Option("Seed of all sampling.")] = 0
-    generator_budget: Annotated[
-        int | None,
+    )
+    seed: int = option(0, "Seed of all sampling.", Interval(ge=0, le=2**63 - 1))
+    generator_budget: int | None = option(
+        None,
+        "Maximum tokens sampled in the whole search, and of its probes; default: no limit.",
         Interval(ge=1, le=16 * 2**20),
-        Option("Maximum tokens sampled in the whole search, and of its probes; default: no limit."),
-    ] = None
-    verifier_budget: Annotated[
-        int | None,
+    )
+    verifier_budget: int | None = option(
+        None,
+        "Maximum verifier tokens in the whole search, including the problem; default: no limit.",
         Interval(ge=1, le=16 * 2**20),
-        Option("Maximum verifier tokens in the whole search, including the problem; default: no limit."),
-    ] = None
-    time_limit: Annotated[
-        float | None,
+    )
+    time_limit: float | None = option(
+        None,
+        "Seconds from submission after which the search returns its best answer so far; default: no limit.",
         Interval(gt=0, le=24 * 3600),
-        Option("Seconds from submission after which the search returns its best answer so far; default: no limit."),
-    ] = None
-    merge_duplicates: Annotated[
-        bool,
-        Option(
-            "Compute equal samples of a step once and count them. The distribution of answers does not change, "
-            "computing each by itself is just slower."
-        ),
-    ] = True
-    early_stop: Annotated[
-        EarlyStop,
-        Option(
-            "majority, best-of-n: whether to end once no path can change the answer any more: off, decided, or frugal, "
-            "which runs only as many paths at a time as could decide it: fewer tokens, in more rounds."
-        ),
-    ] = EarlyStop.DECIDED
-    stop_unsure: Annotated[
-        Parsed[rules.UnsureRule | None],
-        Reads(rules.read_unsure_rule),
-        Option(
-            "majority, best-of-n, adaptive: stop paths that the generator is unsure of. first:16,keep:90 runs 16 paths "
-            "to their ends; a later one is stopped, without a vote, once the mean log-probability of 2048 of its "
-            "tokens, or with group:T of T, is below that of nine tenths of the first. early_stop has then no effect. "
-            "Default: none is stopped.",
-            has_commas=True,
-        ),
-    ] = NO_TEXT
-    answer_form: Annotated[
-        Parsed[rules.Form | None],
-        Reads(rules.read_form),
-        Option(
-            "The form of what stands in \\boxed{}, without which a path has no answer: a regular expression, json: and "
-            "a JSON schema, or grammar: and a Lark grammar. Thoughts and steps stay free. Default: any.",
-            has_commas=True,
-        ),
-    ] = NO_TEXT
-    text_form: Annotated[
-        Parsed[rules.Form | None],
-        Reads(rules.read_form),
-        Option(
-            "The form of the whole text behind the thought, which is then the answer; written like --answer-form. "
-            "Default: any.",
-            has_commas=True,
-        ),
-    ] = NO_TEXT
+    )
+    merge_duplicates: bool = option(
+        True,
+        "Compute equal samples of a step once and count them. The distribution of answers does not change, "
+        "computing each by itself is just slower.",
+    )
+    early_stop: EarlyStop = option(
+        EarlyStop.DECIDED,
+        "majority, best-of-n: whether to end once no path can change the answer any more: off, decided, or frugal, "
+        "which runs only as many paths at a time as could decide it: fewer tokens, in more rounds.",
+    )
+    stop_unsure: Parsed[rules.UnsureRule | None] = parsed(
+        rules.read_unsure_rule,
+        "",
+        "majority, best-of-n, adaptive: stop paths that the generator is unsure of. first:16,keep:90 runs 16 paths "
+        "to their ends; a later one is stopped, without a vote, once the mean log-probability of 2048 of its "
+        "tokens, or with group:T of T, is below that of nine tenths of the first. early_stop has then no effect. "
+        "Default: none is stopped.",
+        has_commas=True,
+    )
+    answer_form: Parsed[rules.Form | None] = parsed(
+        rules.read_form,
+        "",
+        "The form of what stands in \\boxed{}, without which a path has no answer: a regular expression, json: and "
+        "a JSON schema, or grammar: and a Lark grammar. Thoughts and steps stay free. Default: any.",
+        has_commas=True,
+    )
+    text_form: Parsed[rules.Form | None] = parsed(
+        rules.read_form,
+        "",
+        "The form of the whole text behind the thought, which is then the answer; written like --answer-form. "
+        "Default: any.",
+        has_commas=True,
+    )
     history: tuple[ChatMessage, ...] = ()
 
     @property

@@ -9,10 +9,10 @@ from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.work import TOP_TOKENS
-from espalier.search.common_fields import DEFAULT_MAX_TOKENS, NO_TEXT, PenaltyFields
+from espalier.search.common_fields import DEFAULT_MAX_TOKENS, PenaltyFields
 from espalier.search.result import StopReason, Usage
 from espalier.search.rules import Form, read_form
-from espalier.search.schema import Parsed, Reads, text_violations, violations
+from espalier.search.schema import Parsed, parsed, text_violations, violations
 
 PLAIN = "plain"
 """Strategy in a model's name that samples without a search; see `CompletionRequest`."""
@@ -78,7 +78,7 @@ class CompletionRequest(PenaltyFields):
     logprobs: Annotated[int | None, Interval(ge=0, le=TOP_TOKENS)] = None
     add_special_tokens: bool = True
     time_limit: Annotated[float | None, Interval(gt=0, le=24 * 3600)] = None
-    text_form: Annotated[Parsed[Form | None], Reads(read_form)] = NO_TEXT
+    text_form: Parsed[Form | None] = parsed(read_form)
 
     algorithm: ClassVar[str] = PLAIN
 

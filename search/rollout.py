@@ -11,7 +11,7 @@ from espalier.engine.errors import Violation
 from espalier.search.common_fields import PenaltyFields
 from espalier.search.conversation import AboutProblem, ChatMessage
 from espalier.search.result import StopReason, Usage
-from espalier.search.schema import Option, text_violations
+from espalier.search.schema import option, text_violations
 
 MAX_GOLDS = 16
 _MAX_GOLD_BYTES = 4096
@@ -31,27 +31,23 @@ class RolloutSettings(PenaltyFields):
 
     help_panel: ClassVar = "Rollouts"
 
-    solutions: Annotated[int, Interval(ge=1, le=1024), Option("Solutions sampled for each problem.", short="-N")] = 16
-    labels: Annotated[
-        Labels,
-        Option(
-            "What a step's value is. outcome: the share of its solutions that end right. monte-carlo: that share with "
-            "--continuations more, sampled from the step. binary-search: whether any of them ends right; continuations "
-            "only where the first wrong step of a wrong solution is searched for."
-        ),
-    ] = Labels.OUTCOME
-    continuations: Annotated[
-        int, Interval(ge=1, le=256), Option("monte-carlo and binary-search: continuations sampled from a step.")
-    ] = 8
-    temperature: Annotated[
-        float | None,
-        Interval(gt=0, le=10),
-        Option("Sampling temperature; default: generation_config.json's, else 0.8."),
-    ] = None
-    max_steps: Annotated[int, Interval(ge=1, le=128), Option("Maximum steps of a solution.")] = 40
-    max_step_tokens: Annotated[int, Interval(ge=1, le=2048), Option("Maximum tokens of a step.")] = 256
-    max_tokens: Annotated[int, Interval(ge=1, le=2**20), Option("Maximum tokens of a solution.")] = 2048
-    seed: Annotated[int, Interval(ge=0), Option("Seed of all sampling.")] = 0
+    solutions: int = option(16, "Solutions sampled for each problem.", Interval(ge=1, le=1024), short="-N")
+    labels: Labels = option(
+        Labels.OUTCOME,
+        "What a step's value is. outcome: the share of its solutions that end right. monte-carlo: that share with "
+        "--continuations more, sampled from the step. binary-search: whether any of them ends right; continuations "
+        "only where the first wrong step of a wrong solution is searched for.",
+    )
+    continuations: int = option(
+        8, "monte-carlo and binary-search: continuations sampled from a step.", Interval(ge=1, le=256)
+    )
+    temperature: float | None = option(
+        None, "Sampling temperature; default: generation_config.json's, else 0.8.", Interval(gt=0, le=10)
+    )
+    max_steps: int = option(40, "Maximum steps of a solution.", Interval(ge=1, le=128))
+    max_step_tokens: int = option(256, "Maximum tokens of a step.", Interval(ge=1, le=2048))
+    max_tokens: int = option(2048, "Maximum tokens of a solution.", Interval(ge=1, le=2**20))
+    seed: int = option(0, "Seed of all sampling.", Interval(ge=0))
 
 
 _NEUTRAL = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": ""}

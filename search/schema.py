@@ -1,8 +1,9 @@
 """Declares the fields of requests and settings once: type, default, range, help text and flag of each.
 
-    beam_width: Annotated[int, Interval(ge=1, le=256), Option("Paths kept after each step.", short="-N")] = 4
+    beam_width: int = option(4, "Paths kept after each step.", Interval(ge=1, le=256), short="-N")
 
-A `Field` as an annotation is one that is declared elsewhere.
+A field without a flag may have a range, `Annotated[int, Interval(ge=1)]`, and one whose text is in a small language is
+made by `parsed`. A `Field` as an annotation is one that is declared elsewhere.
 
 From the declarations follow validation (`violations`, `from_values`), the command line with its environment variables
 and configuration files (`experiments.cli.schema_options`), and protobuf conversion
@@ -17,6 +18,8 @@ import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import Field as DataclassField
+from dataclasses import field as dataclass_field
 from enum import StrEnum
 from functools import cache, cached_property
 from itertools import zip_longest
@@ -81,17 +84,6 @@ class Parsed(str, Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Reads(Generic[T]):
-    """Reader of the text of a `Parsed` field; raises ValueError with the reason."""
-
-    read: Callable[[str], T]
-
-    def __call__(self, text: str) -> Parsed[Any]:
-        """Read a text, such as a field's default."""
-        return Parsed(text, self.read(text) if text else None)
-
-
-@dataclass(frozen=True, slots=True)
 class Option:
     """The command-line side of a field.
 
@@ -107,6 +99,26 @@ class Option:
     short: str = ""
     parse: Callable[[Any], Any] | None = None
     has_commas: bool = False
+
+
+def option(default: T, help: str, bounds: Interval | None = None, **of_flag: Any) -> T:
+    """A field of a dataclass with a default, a flag and, for a number, a range; `of_flag` are fields of `Option`."""
+    return dataclass_field(default=default, metadata={"declared": (Option(help, **of_flag), bounds)})
+
+
+def parsed(read: Callable[[str], T], default: str = "", help: str = "", empty: Any = None, **of_flag: Any) -> Parsed[T]:
+    """A field whose text is read once; with a flag if it has a `help`.
+
+    Args:
+        read: reads the text; raises ValueError with the reason.
+        default: its default text.
+        help: for `--help`.
+        empty: the value of an empty default.
+        **of_flag: fields of `Option`.
+    """
+    declares = (Option(help, **of_flag),) if help else ()
+    value = read(default) if default else empty
+    return dataclass_field(default=Parsed(default, value), metadata={"declared": declares, "reads": read})
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,7 @@ class Field:
     bounds: Interval | None
     option: Option | None
     own: bool = False
-    reads: Reads[Any] | None = None
+    reads: Callable[[str], Any] | None = None
 
     @property
     def flag(self) -> str:
@@ -193,7 +205,7 @@ class Field:
         has_been_read = isinstance(value, Parsed) or value == self.default
         if self.reads and isinstance(value, str) and not has_been_read:
             try:
-                self.reads.read(value)
+                self.reads(value)
             except ValueError as error:
                 return str(error)
         return None
@@ -204,7 +216,7 @@ def declared(kind: type) -> tuple[Field, ...]:
     """Return the fields of a declared dataclass, in order."""
     hints = get_type_hints(kind, include_extras=True)
     ordered = sorted(fields(kind), key=lambda f: f.kw_only is True)  # those of a base that has few come last
-    return tuple(_field(f.name, hints[f.name], f.default) for f in ordered)
+    return tuple(_field(f, hints[f.name]) for f in ordered)
 
 
 def violations(value: object, without: Collection[str] = ()) -> list[Violation]:
@@ -219,7 +231,8 @@ def read_texts(request: object) -> None:
     for field in declared(type(request)):
         if field.reads and type(text := getattr(request, field.name)) is str and (text or not field.default):
             with suppress(ValueError):
-                object.__setattr__(request, field.name, field.reads(text))
+                read = Parsed(text, field.reads(text)) if text else field.default
+                object.__setattr__(request, field.name, read)
 
 
 def text_violations(name: str, text: str, max_bytes: int) -> list[Violation]:
@@ -353,17 +366,20 @@ def _list_violation(kind: type, values: Any) -> str | None:
     return next(found, None)
 
 
-def _field(name: str, annotation: Any, default: Any) -> Field:
+def _field(of: DataclassField[Any], annotation: Any) -> Field:
     kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     kind = str if get_origin(kind) is Parsed else kind
     if metadata and isinstance(metadata[0], Field):
         return metadata[0]
     options = get_args(kind)
-    of_type = {type(item): item for item in metadata}
+    of_type = {type(item): item for item in (*metadata, *of.metadata.get("declared", ()))}
     optional, own = type(None) in options, CodeName in options
     (kind,) = [k for k in options if k not in (type(None), CodeName)] if optional or own else [kind]
     if of_type.get(Option) and not (
         kind in KINDS or kind is Path or (isinstance(kind, type) and issubclass(kind, StrEnum))
     ):
-        raise TypeError(f"{name} is {kind}; an option is {', '.join(k.__name__ for k in KINDS)}, a Path or a StrEnum")
-    return Field(name, kind, optional, default, of_type.get(Interval), of_type.get(Option), own, of_type.get(Reads))
+        raise TypeError(
+            f"{of.name} is {kind}; an option is {', '.join(k.__name__ for k in KINDS)}, a Path or a StrEnum"
+        )
+    declares = of_type.get(Interval), of_type.get(Option), own, of.metadata.get("reads")
+    return Field(of.name, kind, optional, of.default, *declares)

@@ -12,7 +12,7 @@ import typer
 
 from espalier.experiments.cli.options import OptionError
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.schema import Option, declared
+from espalier.search.schema import declared, option
 
 if TYPE_CHECKING:
     from espalier.search.client import RetryPolicy, SearchClient
@@ -27,27 +27,19 @@ class ConnectionOptions:
     help_panel: ClassVar = "Connection"
     env_prefix: ClassVar = "ESPALIER_"
 
-    token_file: Annotated[
-        Path | None,
-        Option(
-            f"File with the token that `espalier token` printed; default: the token in {TOKEN_VARIABLE}. There is no "
-            "option for the token itself, as others on the machine could read it."
-        ),
-    ] = None
-    insecure_token: Annotated[bool, Option("Send the token to another machine even without TLS.")] = False
-    tls: Annotated[
-        bool, Option("Connect with TLS, and trust the system's authorities; the options below do so too.")
-    ] = False
-    tls_ca: Annotated[Path | None, Option("Certificates of the authorities to trust instead of the system's, PEM.")] = (
-        None
+    token_file: Path | None = option(
+        None,
+        f"File with the token that `espalier token` printed; default: the token in {TOKEN_VARIABLE}. There is no "
+        "option for the token itself, as others on the machine could read it.",
     )
-    tls_server_name: Annotated[
-        str | None, Option("Name in the server's certificate, where it is not the endpoint's host.")
-    ] = None
-    client_certificate: Annotated[
-        Path | None, Option("Certificate to show to a server that asks for one, PEM; a login too.")
-    ] = None
-    client_key: Annotated[Path | None, Option("Private key of --client-certificate, PEM.")] = None
+    insecure_token: bool = option(False, "Send the token to another machine even without TLS.")
+    tls: bool = option(False, "Connect with TLS, and trust the system's authorities; the options below do so too.")
+    tls_ca: Path | None = option(None, "Certificates of the authorities to trust instead of the system's, PEM.")
+    tls_server_name: str | None = option(None, "Name in the server's certificate, where it is not the endpoint's host.")
+    client_certificate: Path | None = option(
+        None, "Certificate to show to a server that asks for one, PEM; a login too."
+    )
+    client_key: Path | None = option(None, "Private key of --client-certificate, PEM.")
 
     def connect(self, endpoint: str, retry: "RetryPolicy | None" = None) -> "SearchClient":
         """Return a client of the server at `endpoint`, with the usual retries or others.

@@ -13,7 +13,7 @@ from annotated_types import Interval
 from espalier.engine.errors import EspalierError, nearest_of_each
 from espalier.experiments.runs.benchmark_files import BenchmarkError
 from espalier.experiments.runs.benchmarks import FIELDS, Problem, load_benchmark
-from espalier.search.schema import Option
+from espalier.search.schema import option
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 """File formats of plots."""
@@ -58,38 +58,30 @@ class Selection:
 
     help_panel: ClassVar = "Problems"
 
-    benchmark: Annotated[
-        str,
-        Option(
-            "demo; a file of problems with their answers: .jsonl, .json, .csv, .tsv or .parquet; a folder of such "
-            "files or of save_to_disk; or a Hugging Face id like openai/gsm8k. Behind a folder or id, :SPLIT or "
-            ":CONFIGURATION/SPLIT, as in openai/gsm8k:main/test."
-        ),
-    ] = "demo"
-    field_map: Annotated[
-        str | None,
-        Option(
-            "Names of the file's fields if not recognized, like problem=Question,answer=Answer; also id, level and "
-            "subject. A dot leads into a field, as in answer=reward_model.ground_truth."
-        ),
-    ] = None
-    grader: Annotated[
-        str,
-        Option(
-            "How answers are graded: math-verify, exact, choice (a letter), numeric or numeric:TOLERANCE, expression "
-            "(the gold answer is a Python expression of `answer`), or MODULE:FUNCTION of yours."
-        ),
-    ] = "math-verify"
-    limit: Annotated[
-        int | None,
-        Interval(ge=1),
-        Option("Only the first problems, of those that other options leave; of eval-prm, of each subset."),
-    ] = None
-    sample_ids: Annotated[str | None, Option("Only these problems: ids, like a,b.")] = None
-    levels: Annotated[str | None, Option("Only problems of these levels, like 1,2.")] = None
-    subjects: Annotated[str | None, Option("Only problems of these subjects, like Algebra,Geometry.")] = None
-    shuffle: Annotated[bool, Option("Take them in random order; with --limit, a random part.")] = False
-    shuffle_seed: Annotated[int, Option("Seed of --shuffle.")] = 0
+    benchmark: str = option(
+        "demo",
+        "demo; a file of problems with their answers: .jsonl, .json, .csv, .tsv or .parquet; a folder of such "
+        "files or of save_to_disk; or a Hugging Face id like openai/gsm8k. Behind a folder or id, :SPLIT or "
+        ":CONFIGURATION/SPLIT, as in openai/gsm8k:main/test.",
+    )
+    field_map: str | None = option(
+        None,
+        "Names of the file's fields if not recognized, like problem=Question,answer=Answer; also id, level and "
+        "subject. A dot leads into a field, as in answer=reward_model.ground_truth.",
+    )
+    grader: str = option(
+        "math-verify",
+        "How answers are graded: math-verify, exact, choice (a letter), numeric or numeric:TOLERANCE, expression "
+        "(the gold answer is a Python expression of `answer`), or MODULE:FUNCTION of yours.",
+    )
+    limit: int | None = option(
+        None, "Only the first problems, of those that other options leave; of eval-prm, of each subset.", Interval(ge=1)
+    )
+    sample_ids: str | None = option(None, "Only these problems: ids, like a,b.")
+    levels: str | None = option(None, "Only problems of these levels, like 1,2.")
+    subjects: str | None = option(None, "Only problems of these subjects, like Algebra,Geometry.")
+    shuffle: bool = option(False, "Take them in random order; with --limit, a random part.")
+    shuffle_seed: int = option(0, "Seed of --shuffle.")
 
     @property
     def fields(self) -> dict[str, str]:

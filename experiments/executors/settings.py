@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.schema import Option, violations
+from espalier.search.schema import option, violations
 
 
 class ExecutorName(StrEnum):
@@ -26,32 +26,25 @@ class ExecutorSettings:
     help_panel: ClassVar = "Executor"
     env_prefix: ClassVar = "ESPALIER_"
 
-    executor: Annotated[
-        ExecutorName,
-        Option(
-            "local: in this process. processes: on workers of this machine, each with both models on a GPU or on cores "
-            "of its own. ray: on such workers of a Ray cluster."
-        ),
-    ] = ExecutorName.LOCAL
-    ray_address: Annotated[
-        str | None,
-        Option("Ray cluster to use: auto for the one of this machine, or HOST:PORT. Default: start one here."),
-    ] = None
-    workers: Annotated[
-        int,
+    executor: ExecutorName = option(
+        ExecutorName.LOCAL,
+        "local: in this process. processes: on workers of this machine, each with both models on a GPU or on cores "
+        "of its own. ray: on such workers of a Ray cluster.",
+    )
+    ray_address: str | None = option(
+        None, "Ray cluster to use: auto for the one of this machine, or HOST:PORT. Default: start one here."
+    )
+    workers: int = option(
+        1,
+        "Number of workers; --in-flight, --kv-memory and --threads are of each, and --max-searches of a server is "
+        "shared out.",
         Interval(ge=1, le=4096),
-        Option(
-            "Number of workers; --in-flight, --kv-memory and --threads are of each, and --max-searches of a server is "
-            "shared out."
-        ),
-    ] = 1
-    gpus_per_worker: Annotated[
-        float | None,
+    )
+    gpus_per_worker: float | None = option(
+        None,
+        "GPUs of each Ray worker, such as 1 or 0.5. Default: 1 if the cluster has GPUs, unless --device is cpu.",
         Interval(ge=0, le=64),
-        Option(
-            "GPUs of each Ray worker, such as 1 or 0.5. Default: 1 if the cluster has GPUs, unless --device is cpu."
-        ),
-    ] = None
+    )
 
 
 def check_executor(settings: ExecutorSettings, runtime: RuntimeSettings) -> None:

@@ -4,14 +4,13 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from annotated_types import Interval
 
 from espalier.engine.errors import Violation
 from espalier.search.algorithms.base import SAMPLING, Expand, MemoryEstimate, SearchAlgorithm, path_score
 from espalier.search.common_fields import CommonFields, Vote, answer_in
-from espalier.search.schema import Option
+from espalier.search.schema import option
 from espalier.search.tree import Node
 
 
@@ -45,14 +44,12 @@ class AdaptivePaths(SearchAlgorithm):
     class Parameters:
         """Parameters of `adaptive`."""
 
-        confidence: Annotated[
-            float,
+        confidence: float = option(
+            0.95,
+            "stop when the leading answer is the true majority with this probability; with 1, when nothing can "
+            "overtake it",
             Interval(ge=0.5, le=1),
-            Option(
-                "stop when the leading answer is the true majority with this probability; with 1, when nothing can "
-                "overtake it"
-            ),
-        ] = 0.95
+        )
 
     def __init__(self, request: CommonFields, root: Node) -> None:
         self._request = request

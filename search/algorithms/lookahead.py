@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from annotated_types import Interval
 
 from espalier.search.algorithms.base import Expand, MemoryEstimate, path_score, viable
 from espalier.search.algorithms.beam import BeamSearch
 from espalier.search.common_fields import CommonFields
-from espalier.search.schema import Option
+from espalier.search.schema import option
 from espalier.search.tree import Node
 
 
@@ -27,9 +26,7 @@ class LookaheadSearch(BeamSearch):
     class Parameters:
         """Parameters of `lookahead`."""
 
-        lookahead_steps: Annotated[
-            int, Interval(ge=1, le=16), Option("greedy steps rolled out before a child is scored")
-        ] = 1
+        lookahead_steps: int = option(1, "greedy steps rolled out before a child is scored", Interval(ge=1, le=16))
 
     def __init__(self, request: CommonFields, root: Node) -> None:
         super().__init__(request, root)

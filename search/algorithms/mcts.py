@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
 
 from annotated_types import Interval
 
 from espalier.engine.errors import Violation
 from espalier.search.algorithms.base import SAMPLING, Expand, MemoryEstimate, SearchAlgorithm, path_score, viable
 from espalier.search.common_fields import CommonFields
-from espalier.search.schema import Option
+from espalier.search.schema import option
 from espalier.search.tree import Node
 
 MAX_TREE_NODES = 4096
@@ -59,8 +58,8 @@ class MonteCarloSearch(SearchAlgorithm):
     class Parameters:
         """Parameters of `mcts`."""
 
-        simulations: Annotated[int, Interval(ge=1, le=1024), Option("number of simulations")] = 32
-        exploration: Annotated[float, Interval(ge=0, le=100), Option("PUCT exploration constant")] = 1.25
+        simulations: int = option(32, "number of simulations", Interval(ge=1, le=1024))
+        exploration: float = option(1.25, "PUCT exploration constant", Interval(ge=0, le=100))
 
     def __init__(self, request: CommonFields, root: Node) -> None:
         its = self.parameters(request)

@@ -4,13 +4,12 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from annotated_types import Interval
 
 from espalier.search.algorithms.base import SAMPLING, Expand, MemoryEstimate, SearchAlgorithm, path_score, viable
 from espalier.search.common_fields import CommonFields
-from espalier.search.schema import Option
+from espalier.search.schema import option
 from espalier.search.tree import Node
 
 
@@ -88,9 +87,7 @@ class ParticleSearch(SearchAlgorithm):
     class Parameters:
         """Parameters of `particle`."""
 
-        iterations: Annotated[
-            int, Interval(ge=1, le=64), Option("iterations of the filter; more than one is particle Gibbs")
-        ] = 1
+        iterations: int = option(1, "iterations of the filter; more than one is particle Gibbs", Interval(ge=1, le=64))
 
     def __init__(self, request: CommonFields, root: Node) -> None:
         self._root = root

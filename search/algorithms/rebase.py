@@ -3,13 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from annotated_types import Interval
 
 from espalier.search.algorithms.base import Expand, SearchAlgorithm, path_score
 from espalier.search.common_fields import CommonFields
-from espalier.search.schema import Option
+from espalier.search.schema import option
 from espalier.search.tree import Node
 
 
@@ -42,11 +41,9 @@ class RewardBalancedSearch(SearchAlgorithm):
     class Parameters:
         """Parameters of `rebase` and `auto`."""
 
-        rebase_temperature: Annotated[
-            float,
-            Interval(ge=0.001, le=100),
-            Option("softmax temperature over scores when samples are allocated"),
-        ] = 0.1
+        rebase_temperature: float = option(
+            0.1, "softmax temperature over scores when samples are allocated", Interval(ge=0.001, le=100)
+        )
 
     def __init__(self, request: CommonFields, root: Node) -> None:
         self._budget = self.candidates(request)

@@ -14,7 +14,7 @@ from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.prm.scorers import SELF, names_checkpoint
 from espalier.search.request import AnswerEquivalence
-from espalier.search.schema import Option, parse_size, violations
+from espalier.search.schema import option, parse_size, violations
 
 TREE = "tree"
 """Drafts of what was said before, without a model."""
@@ -35,164 +35,125 @@ class RuntimeSettings:
     help_panel: ClassVar = "Models"
     env_prefix: ClassVar = "ESPALIER_"
 
-    generator: Annotated[
-        str,
-        Option(
-            "Folder, Hugging Face id (org/name, org/name@revision), BASE+ADAPTER, demo-generator or "
-            "demo-thinking-generator."
-        ),
-    ] = "demo-generator"
-    verifier: Annotated[
-        str,
-        Option(
-            "Process reward model: as --generator, or demo-verifier, or the folder of a trunk head; self asks the "
-            "generator whether a step is right; confidence or lowest-confidence reads its probabilities; "
-            "probe reads the answer so far, and whether it stays; "
-            "MODULE:NAME calls a function of yours with a problem and the steps of a path, or is a Scorer of yours; "
-            "none, or '', for none; "
-            "auto is demo-verifier with the bundled generators, else none."
-        ),
-    ] = AUTO
-    verifier_family: Annotated[
-        str | None,
-        Option(
-            "Family of the process reward model: a name (see prm/README.md), a family spec (.toml), or the folder that "
-            "learn-verifier --trunk made for it. Required for "
-            "*ForCausalLM; default: detected from the checkpoint. With --verifier self: yes-no, the default, or judge."
-        ),
-    ] = None
-    verifier_reference: Annotated[str, Option("eurus-prm: the reference model that the verifier was trained from.")] = (
-        ""
+    generator: str = option(
+        "demo-generator",
+        "Folder, Hugging Face id (org/name, org/name@revision), BASE+ADAPTER, demo-generator or "
+        "demo-thinking-generator.",
     )
-    verify_incremental: Annotated[
-        bool,
-        Option("Compute every score again from the whole text and fail if it differs; slow."),
-    ] = False
-    device: Annotated[str, Option("auto, cpu, cuda or cuda:N.")] = "auto"
-    dtype: Annotated[
-        str, Option("auto, float32, bfloat16 or float16; auto is float32 on a CPU and bfloat16 on a GPU.")
-    ] = "auto"
-    load_format: Annotated[
-        LoadFormat,
-        Option("Weight files to read: auto prefers safetensors over bin; dummy makes random weights, for speed tests."),
-    ] = LoadFormat.AUTO
-    model_impl: Annotated[
-        ModelImpl,
-        Option(
-            "Code that runs the decoders: native is Espalier's own, for the families that it knows; transformers runs "
-            "any that calls its attention interface; auto is native where there is such."
-        ),
-    ] = ModelImpl.AUTO
-    generator_quantization: Annotated[
-        Quantization,
-        Option(
-            "Quantization of the generator's weights: int8 takes half, int4 about 30% of bfloat16's memory; auto is "
-            "int8 for a model with 200 million weights or more in its layers, in float32 on a CPU with AVX-512 VNNI, "
-            "which is 2 to 4 times as fast there, else none. int4, and int8 on a GPU, need "
-            "espalier-search[quantization]."
-        ),
-    ] = Quantization.AUTO
-    verifier_quantization: Annotated[
-        Quantization, Option("Quantization of the verifier's weights, as --generator-quantization.")
-    ] = Quantization.AUTO
-    offline: Annotated[bool, Option("Load Hugging Face ids from the cache only, like HF_HUB_OFFLINE=1.")] = False
-    cache_dir: Annotated[
-        Path | None, Option("Download folder; default: HF_HUB_CACHE, else ~/.cache/huggingface/hub.")
-    ] = None
-    load_cache: Annotated[
-        str,
-        Option(
-            "Folder that keeps weights once they are int8, on a CPU by native code, so that the next load takes a "
-            "fraction of the time; auto is espalier/weights in XDG_CACHE_HOME or ~/.cache, none keeps nothing."
-        ),
-    ] = AUTO
-    kv_memory: Annotated[
-        int | None,
-        Option(
-            "Size of the KV pool shared by both models, like 512M or 4G; default: 4G or a quarter of memory on a "
-            "CPU, what --gpu-memory-utilization leaves on a GPU. Pages are used only as blocks are written.",
-            parse=parse_size,
-        ),
-    ] = None
-    gpu_memory_utilization: Annotated[
-        float,
+    verifier: str = option(
+        AUTO,
+        "Process reward model: as --generator, or demo-verifier, or the folder of a trunk head; self asks the "
+        "generator whether a step is right; confidence or lowest-confidence reads its probabilities; "
+        "probe reads the answer so far, and whether it stays; "
+        "MODULE:NAME calls a function of yours with a problem and the steps of a path, or is a Scorer of yours; "
+        "none, or '', for none; "
+        "auto is demo-verifier with the bundled generators, else none.",
+    )
+    verifier_family: str | None = option(
+        None,
+        "Family of the process reward model: a name (see prm/README.md), a family spec (.toml), or the folder that "
+        "learn-verifier --trunk made for it. Required for "
+        "*ForCausalLM; default: detected from the checkpoint. With --verifier self: yes-no, the default, or judge.",
+    )
+    verifier_reference: str = option("", "eurus-prm: the reference model that the verifier was trained from.")
+    verify_incremental: bool = option(
+        False, "Compute every score again from the whole text and fail if it differs; slow."
+    )
+    device: str = option("auto", "auto, cpu, cuda or cuda:N.")
+    dtype: str = option("auto", "auto, float32, bfloat16 or float16; auto is float32 on a CPU and bfloat16 on a GPU.")
+    load_format: LoadFormat = option(
+        LoadFormat.AUTO,
+        "Weight files to read: auto prefers safetensors over bin; dummy makes random weights, for speed tests.",
+    )
+    model_impl: ModelImpl = option(
+        ModelImpl.AUTO,
+        "Code that runs the decoders: native is Espalier's own, for the families that it knows; transformers runs "
+        "any that calls its attention interface; auto is native where there is such.",
+    )
+    generator_quantization: Quantization = option(
+        Quantization.AUTO,
+        "Quantization of the generator's weights: int8 takes half, int4 about 30% of bfloat16's memory; auto is "
+        "int8 for a model with 200 million weights or more in its layers, in float32 on a CPU with AVX-512 VNNI, "
+        "which is 2 to 4 times as fast there, else none. int4, and int8 on a GPU, need "
+        "espalier-search[quantization].",
+    )
+    verifier_quantization: Quantization = option(
+        Quantization.AUTO, "Quantization of the verifier's weights, as --generator-quantization."
+    )
+    offline: bool = option(False, "Load Hugging Face ids from the cache only, like HF_HUB_OFFLINE=1.")
+    cache_dir: Path | None = option(None, "Download folder; default: HF_HUB_CACHE, else ~/.cache/huggingface/hub.")
+    load_cache: str = option(
+        AUTO,
+        "Folder that keeps weights once they are int8, on a CPU by native code, so that the next load takes a "
+        "fraction of the time; auto is espalier/weights in XDG_CACHE_HOME or ~/.cache, none keeps nothing.",
+    )
+    kv_memory: int | None = option(
+        None,
+        "Size of the KV pool shared by both models, like 512M or 4G; default: 4G or a quarter of memory on a "
+        "CPU, what --gpu-memory-utilization leaves on a GPU. Pages are used only as blocks are written.",
+        parse=parse_size,
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of a GPU's memory to use; what the weights and a step leave of it is the KV pool.",
         Interval(gt=0, le=1),
-        Option("Share of a GPU's memory to use; what the weights and a step leave of it is the KV pool."),
-    ] = 0.9
-    reserved_share: Annotated[
-        float,
-        Interval(ge=0, le=1),
-        Option(
-            "Share of a search's worst-case KV memory that is reserved when it starts. With less, more searches run "
-            "at once; the last ones are preempted and recomputed when memory runs out. With 1 there is no preemption."
-        ),
-    ] = 0.25
-    expected_tokens: Annotated[
-        int | None,
-        Interval(ge=1),
-        Option(
-            "Tokens of a usual path: a search reserves memory for paths of so many instead of its limit --max-tokens, "
-            "so that more run at once. Longer paths may preempt others, or be recomputed. Default: the limit."
-        ),
-    ] = None
-    block_size: Annotated[int, Interval(ge=1, le=1024), Option("Tokens per KV block.")] = 16
-    max_batch_tokens: Annotated[int, Interval(ge=1), Option("Maximum tokens computed in one engine step.")] = 2048
-    launch_ahead: Annotated[
-        bool | None,
-        Option(
-            "Launch the next batch before processing the results of the last one, to keep a GPU busy; by default on a "
-            "GPU. Answers do not change; no gain on a CPU."
-        ),
-    ] = None
-    batch_invariant: Annotated[
-        bool,
-        Option(
-            "On a GPU: the same text and scores for a request whatever runs beside it; slower. On a CPU in float32 "
-            "this is always so."
-        ),
-    ] = False
-    draft: Annotated[
-        str,
-        Option(
-            "What proposes tokens for paths, several of which one step verifies; results are the same: tree, what was "
-            "said before in the prompt and the search's tree; or a smaller model with the generator's tokens, as "
-            "--generator; '' for nothing."
-        ),
-    ] = ""
-    draft_tokens: Annotated[
-        int, Interval(ge=1, le=32), Option("Maximum draft of a path; as much as pays is drafted, or nothing.")
-    ] = 8
-    draft_quantization: Annotated[Quantization, Option("Quantization of the draft model's weights.")] = (
-        Quantization.NONE
     )
-    system_prompt: Annotated[
-        str | None,
-        Option("The generator's system prompt; default: the checkpoint's, else one that asks for steps."),
-    ] = None
-    thought_marks: Annotated[
-        str | None,
-        Option(
-            "Marks between which the generator thinks, with a blank between them, like '<think> </think>', or none; "
-            "' ... ' between them where they have blanks themselves. Default: found in its chat template and tokens."
-        ),
-    ] = None
-    advice: Annotated[
-        Path | None,
-        Option("File of `espalier advise` for these models, from which --algorithm auto chooses its search."),
-    ] = None
-    threads: Annotated[int | None, Interval(ge=1), Option("CPU threads; default: all cores.")] = None
-    answer_equivalence: Annotated[
-        AnswerEquivalence,
-        Option("How the vote compares answers; math-verify also finds that \\sqrt{8} equals 2\\sqrt{2}."),
-    ] = AnswerEquivalence.MATH_VERIFY
-    grader_memory: Annotated[
-        int,
-        Interval(ge=64 * 2**20),  # below about 16 MiB sympy cannot parse any answer
-        Option(
-            "Memory limit of a math-verify process, like 512M; a comparison that needs more counts as unequal.",
-            parse=parse_size,
-        ),
-    ] = 2 * 2**30
+    reserved_share: float = option(
+        0.25,
+        "Share of a search's worst-case KV memory that is reserved when it starts. With less, more searches run "
+        "at once; the last ones are preempted and recomputed when memory runs out. With 1 there is no preemption.",
+        Interval(ge=0, le=1),
+    )
+    expected_tokens: int | None = option(
+        None,
+        "Tokens of a usual path: a search reserves memory for paths of so many instead of its limit --max-tokens, "
+        "so that more run at once. Longer paths may preempt others, or be recomputed. Default: the limit.",
+        Interval(ge=1),
+    )
+    block_size: int = option(16, "Tokens per KV block.", Interval(ge=1, le=1024))
+    max_batch_tokens: int = option(2048, "Maximum tokens computed in one engine step.", Interval(ge=1))
+    launch_ahead: bool | None = option(
+        None,
+        "Launch the next batch before processing the results of the last one, to keep a GPU busy; by default on a "
+        "GPU. Answers do not change; no gain on a CPU.",
+    )
+    batch_invariant: bool = option(
+        False,
+        "On a GPU: the same text and scores for a request whatever runs beside it; slower. On a CPU in float32 "
+        "this is always so.",
+    )
+    draft: str = option(
+        "",
+        "What proposes tokens for paths, several of which one step verifies; results are the same: tree, what was "
+        "said before in the prompt and the search's tree; or a smaller model with the generator's tokens, as "
+        "--generator; '' for nothing.",
+    )
+    draft_tokens: int = option(
+        8, "Maximum draft of a path; as much as pays is drafted, or nothing.", Interval(ge=1, le=32)
+    )
+    draft_quantization: Quantization = option(Quantization.NONE, "Quantization of the draft model's weights.")
+    system_prompt: str | None = option(
+        None, "The generator's system prompt; default: the checkpoint's, else one that asks for steps."
+    )
+    thought_marks: str | None = option(
+        None,
+        "Marks between which the generator thinks, with a blank between them, like '<think> </think>', or none; "
+        "' ... ' between them where they have blanks themselves. Default: found in its chat template and tokens.",
+    )
+    advice: Path | None = option(
+        None, "File of `espalier advise` for these models, from which --algorithm auto chooses its search."
+    )
+    threads: int | None = option(None, "CPU threads; default: all cores.", Interval(ge=1))
+    answer_equivalence: AnswerEquivalence = option(
+        AnswerEquivalence.MATH_VERIFY,
+        "How the vote compares answers; math-verify also finds that \\sqrt{8} equals 2\\sqrt{2}.",
+    )
+    grader_memory: int = option(
+        2 * 2**30,
+        "Memory limit of a math-verify process, like 512M; a comparison that needs more counts as unequal.",
+        Interval(ge=64 * 2**20),
+        parse=parse_size,
+    )
     max_running: Annotated[int, Interval(ge=1)] = 64
 
     def __post_init__(self) -> None:

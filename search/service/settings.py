@@ -6,13 +6,13 @@ import resource
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from annotated_types import Interval
 
 from espalier.engine.errors import EspalierError
 from espalier.search.request import MAX_PRIORITY
-from espalier.search.schema import Option, parse_size, violations
+from espalier.search.schema import option, parse_size, violations
 from espalier.search.service.access.watched_files import TlsFiles
 
 MAX_SEARCHES = 4096
@@ -49,103 +49,79 @@ class ServerSettings:
     help_panel: ClassVar = "Server"
     env_prefix: ClassVar = "ESPALIER_"
 
-    host: Annotated[str, Option("Address to listen on; any but loopback needs --insecure-bind.")] = "127.0.0.1"
-    port: Annotated[int, _PORT, Option("TCP port of gRPC; 0 takes a free one.")] = 50051
-    http_port: Annotated[
-        int | None, _PORT, Option("TCP port of HTTP, on the same address; 0 takes a free one; default: no HTTP.")
-    ] = None
-    model_name: Annotated[
-        str | None, Option("Name of the served models over HTTP; default: a short name of the generator.")
-    ] = None
-    cors_origin: Annotated[
-        str | None, Option("Origin of other web pages that may call over HTTP, like https://chat.example.org.")
-    ] = None
-    insecure_bind: Annotated[
-        bool, Option("Allow an address that other machines can reach without TLS or without login.")
-    ] = False
-    callers: Annotated[
-        Path | None,
-        Option("File of callers and their tokens, see `espalier token`; calls without a token of it are refused."),
-    ] = None
-    tls_certificate: Annotated[
-        Path | None, Option("The server's certificate chain, PEM; read again when it changes.")
-    ] = None
-    tls_key: Annotated[Path | None, Option("Private key of --tls-certificate, PEM.")] = None
-    tls_client_ca: Annotated[
-        Path | None,
-        Option("Certificates of who signs clients' certificates, PEM: clients must show one, and it is their login."),
-    ] = None
-    max_searches: Annotated[
-        int | None,
-        Interval(ge=1, le=MAX_SEARCHES),
-        Option(
-            "Maximum searches running at once; fewer run where the KV pool holds fewer. As many more may be suspended "
-            "for searches of a higher priority; they hold no KV. Default: 16 a core on a CPU, but 32 to 256; 128 on a "
-            "GPU."
-        ),
-    ] = None
-    max_queue: Annotated[
-        int,
-        Interval(ge=0),
-        Option("Maximum calls waiting for a search slot; a caller with few takes the place of one with many."),
-    ] = 64
-    max_priority: Annotated[
-        int,
-        Interval(ge=-MAX_PRIORITY, le=MAX_PRIORITY),
-        Option("Highest priority that a call may ask for; calls of a higher one go before all others."),
-    ] = 0
-    share_prompts: Annotated[
-        bool,
-        Option(
-            "Let calls of one caller share cached prompts. Callers are told apart by their host, so whoever shares a "
-            "host can tell by time and usage what was asked before."
-        ),
-    ] = False
-    reload_folder: Annotated[
-        Path | None,
-        Option(
-            "Folder with checkpoints from which callers may have the generator's weights reloaded; default: nobody may."
-        ),
-    ] = None
-    queue_seconds: Annotated[float, Interval(ge=0), Option("Maximum seconds a call may wait.")] = 60.0
-    search_seconds: Annotated[
-        float, Interval(gt=0), Option("Maximum seconds a search may run; it then ends with the best answer so far.")
-    ] = 300.0
-    drain_seconds: Annotated[float, Interval(ge=0), Option("Seconds a stopping server waits for running searches.")] = (
-        30.0
+    host: str = option("127.0.0.1", "Address to listen on; any but loopback needs --insecure-bind.")
+    port: int = option(50051, "TCP port of gRPC; 0 takes a free one.")
+    http_port: int | None = option(None, "TCP port of HTTP, on the same address; 0 takes a free one; default: no HTTP.")
+    model_name: str | None = option(
+        None, "Name of the served models over HTTP; default: a short name of the generator."
     )
-    max_connections: Annotated[
-        int | None,
+    cors_origin: str | None = option(
+        None, "Origin of other web pages that may call over HTTP, like https://chat.example.org."
+    )
+    insecure_bind: bool = option(False, "Allow an address that other machines can reach without TLS or without login.")
+    callers: Path | None = option(
+        None, "File of callers and their tokens, see `espalier token`; calls without a token of it are refused."
+    )
+    tls_certificate: Path | None = option(None, "The server's certificate chain, PEM; read again when it changes.")
+    tls_key: Path | None = option(None, "Private key of --tls-certificate, PEM.")
+    tls_client_ca: Path | None = option(
+        None, "Certificates of who signs clients' certificates, PEM: clients must show one, and it is their login."
+    )
+    max_searches: int | None = option(
+        None,
+        "Maximum searches running at once; fewer run where the KV pool holds fewer. As many more may be suspended "
+        "for searches of a higher priority; they hold no KV. Default: 16 a core on a CPU, but 32 to 256; 128 on a "
+        "GPU.",
+        Interval(ge=1, le=MAX_SEARCHES),
+    )
+    max_queue: int = option(
+        64,
+        "Maximum calls waiting for a search slot; a caller with few takes the place of one with many.",
+        Interval(ge=0),
+    )
+    max_priority: int = option(
+        0,
+        "Highest priority that a call may ask for; calls of a higher one go before all others.",
+        Interval(ge=-MAX_PRIORITY, le=MAX_PRIORITY),
+    )
+    share_prompts: bool = option(
+        False,
+        "Let calls of one caller share cached prompts. Callers are told apart by their host, so whoever shares a "
+        "host can tell by time and usage what was asked before.",
+    )
+    reload_folder: Path | None = option(
+        None,
+        "Folder with checkpoints from which callers may have the generator's weights reloaded; default: nobody may.",
+    )
+    queue_seconds: float = option(60.0, "Maximum seconds a call may wait.", Interval(ge=0))
+    search_seconds: float = option(
+        300.0, "Maximum seconds a search may run; it then ends with the best answer so far.", Interval(gt=0)
+    )
+    drain_seconds: float = option(30.0, "Seconds a stopping server waits for running searches.", Interval(ge=0))
+    max_connections: int | None = option(
+        None,
+        "Maximum connections, shared evenly by gRPC and HTTP; default: what leaves a quarter of the process's file "
+        "limit.",
         Interval(ge=1),
-        Option(
-            "Maximum connections, shared evenly by gRPC and HTTP; default: what leaves a quarter of the process's file "
-            "limit."
-        ),
-    ] = None
-    metrics_port: Annotated[
-        int | None, _PORT, Option("TCP port of HTTP for metrics alone, without login; 0 takes a free one.")
-    ] = None
-    metrics_host: Annotated[
-        str, Option("Address of --metrics-port to listen on; any but loopback needs --insecure-bind.")
-    ] = "127.0.0.1"
-    log_format: Annotated[
-        LogFormat, Option("Form of the log; json: one object a line, and nothing else on standard error.")
-    ] = LogFormat.TEXT
-    event_buffer: Annotated[
-        int, Interval(ge=2), Option("Events buffered for a slow client before progress is dropped.")
-    ] = 64
-    max_receive_bytes: Annotated[
-        int, Interval(ge=1024), Option("Maximum size of a received message, like 1M.", parse=parse_size)
-    ] = 2**20
-    max_send_bytes: Annotated[
-        int,
+    )
+    metrics_port: int | None = option(None, "TCP port of HTTP for metrics alone, without login; 0 takes a free one.")
+    metrics_host: str = option(
+        "127.0.0.1", "Address of --metrics-port to listen on; any but loopback needs --insecure-bind."
+    )
+    log_format: LogFormat = option(
+        LogFormat.TEXT, "Form of the log; json: one object a line, and nothing else on standard error."
+    )
+    event_buffer: int = option(64, "Events buffered for a slow client before progress is dropped.", Interval(ge=2))
+    max_receive_bytes: int = option(
+        2**20, "Maximum size of a received message, like 1M.", Interval(ge=1024), parse=parse_size
+    )
+    max_send_bytes: int = option(
+        4 * 2**20,
+        "Maximum size of a sent message, like 4M. A larger result omits its tree, then its last candidates; larger "
+        "progress omits nodes and steps.",
         Interval(ge=1024),
-        Option(
-            "Maximum size of a sent message, like 4M. A larger result omits its tree, then its last candidates; larger "
-            "progress omits nodes and steps.",
-            parse=parse_size,
-        ),
-    ] = 4 * 2**20
+        parse=parse_size,
+    )
 
     def __post_init__(self) -> None:
         if wrong := violations(self):

@@ -30,13 +30,13 @@ from functools import partial
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from annotated_types import Interval
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.search.request import MAX_PRIORITY
-from espalier.search.schema import Option, from_values, violations
+from espalier.search.schema import from_values, option, violations
 from espalier.search.service.access.watched_files import WatchedFiles
 from espalier.search.service.errors import QuotaError, UnauthenticatedError
 
@@ -77,13 +77,13 @@ class CallerEntry:
 
     help_panel: ClassVar = "Limits"
 
-    token_sha256: Annotated[str | None, Option("SHA-256 of the caller's token, in hexadecimal.")] = None
-    max_searches: Annotated[int | None, Interval(ge=1), Option("Calls in progress at once.")] = None
-    tokens_per_minute: Annotated[int | None, Interval(ge=1), Option("Tokens sampled and scored a minute.")] = None
-    max_priority: Annotated[
-        int | None, Interval(ge=-MAX_PRIORITY, le=MAX_PRIORITY), Option("Highest priority it may ask for.")
-    ] = None
-    may_reload: Annotated[bool, Option("It may have weights reloaded from the server's --reload-folder.")] = False
+    token_sha256: str | None = option(None, "SHA-256 of the caller's token, in hexadecimal.")
+    max_searches: int | None = option(None, "Calls in progress at once.", Interval(ge=1))
+    tokens_per_minute: int | None = option(None, "Tokens sampled and scored a minute.", Interval(ge=1))
+    max_priority: int | None = option(
+        None, "Highest priority it may ask for.", Interval(ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    )
+    may_reload: bool = option(False, "It may have weights reloaded from the server's --reload-folder.")
 
 
 def _host_of(address: str) -> str:

@@ -128,6 +128,10 @@ def test_a_bias_may_be_given_as_a_mapping():
             make_request(PROBLEM, {name: value})
 
 
+def test_an_empty_bias_beside_a_penalty_is_none(searches: Callable[..., Orchestrator]):
+    run(searches(), make_request(PROBLEM, {"logit_bias": "", "repetition_penalty": 1.2, "max_tokens": 8}))
+
+
 def test_a_gguf_files_penalty_is_its_checkpoints_and_what_is_not_applied_is_told():
     found = sampling({"general.sampling.penalty_repeat": 1.1, "general.sampling.mirostat": 2})
     assert sampling_defaults(found)["repetition_penalty"] == 1.1
