@@ -21,6 +21,8 @@ ENOUGH_GROUPS = 1024
 CANDIDATES = tl.constexpr(4096)
 _PORTION = tl.constexpr(1024)
 OPTIONS = {"num_warps": 8}
+_UNIT = tl.constexpr(2**44)
+"""The weight of the likeliest token where weights are summed as integers: exactly, so in any order."""
 _LEAST, _FILTERED = tl.constexpr(LEAST_TEMPERATURE), tl.constexpr(FILTERED)
 
 
@@ -178,9 +180,10 @@ def find_limits(logits, temperatures, top_ks, top_ps, tops, totals, counts, cand
     count = tl.load(counts + row)
     held = tl.arange(0, CANDIDATES)
     candidate = tl.load(candidates + row * CANDIDATES + held, mask=held < count, other=float("-inf"))
-    weight = tl.where(held < count, tl.exp((candidate - top) / temperature), 0.0).to(tl.float64)
+    weight = tl.where(held < count, _counted(candidate, top, temperature), 0)
     by_rank = (top_k > 0) & (top_k < vocabulary)
-    suffice = tl.where(by_rank, top_k <= count, (top_p * total <= tl.sum(weight, 0)) | (count == vocabulary))
+    reached = tl.sum(weight, 0).to(tl.float64) / _UNIT
+    suffice = tl.where(by_rank, top_k <= count, (top_p * total <= reached) | (count == vocabulary))
     searched_at, searched = logits + row * vocabulary, vocabulary
     if suffice & (count <= CANDIDATES):
         searched_at, searched = candidates + row * CANDIDATES, count
@@ -256,17 +259,23 @@ def _ordered(logit):
 @triton.jit
 def _weight_from(row_at, thresholds, top, temperature, vocabulary, COUNTS: tl.constexpr):
     """For each of 16 thresholds, float64, how many tokens reach it (`COUNTS`), or their weights' sum."""
-    total = tl.zeros([16], tl.float64)
+    total = tl.zeros([16], tl.int64)
     for begin in range(0, vocabulary, _PORTION):
         token = begin + tl.arange(0, _PORTION)
         mask = token < vocabulary
         logit = tl.load(row_at + token, mask=mask, other=float("-inf"))
-        weight = mask.to(tl.float64)
+        weight = mask.to(tl.int64)
         if not COUNTS:
-            weight = tl.where(mask, tl.exp((logit - top) / temperature), 0.0).to(tl.float64)
+            weight = tl.where(mask, _counted(logit, top, temperature), 0)
         reaches = _ordered(logit)[:, None] >= thresholds[None, :]
-        total += tl.sum(tl.where(reaches, weight[:, None], 0.0), 0)
-    return total
+        total += tl.sum(tl.where(reaches, weight[:, None], 0), 0)
+    return total.to(tl.float64) if COUNTS else total.to(tl.float64) / _UNIT
+
+
+@triton.jit
+def _counted(logit, top, temperature):
+    """The weights of logits, in parts of `_UNIT`."""
+    return (tl.exp((logit - top) / temperature) * _UNIT).to(tl.int64)
 
 
 @triton.jit

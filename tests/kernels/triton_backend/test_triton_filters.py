@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 
 from espalier.kernels import sampling as reference
@@ -91,3 +92,24 @@ def test_negative_logits_and_zeros_of_either_sign_are_in_order():
     logits = torch.tensor([[-1.0, -0.0, 0.0, -3.0, 2.0, -2.0]])
     left = filters.filter_logits(logits, torch.ones(1), torch.tensor([4]), torch.ones(1), torch.zeros(1))
     assert (left[0] != FILTERED).nonzero()[:, 0].tolist() == [0, 1, 2, 4]
+
+
+@triton.jit
+def weights_of_all(logits, order, results, SIZE: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.load(order + row) * SIZE
+    thresholds = filters._ordered(tl.full([16], -100.0, tl.float32))
+    total = filters._weight_from(logits + at, thresholds, 25.0, 1.0, SIZE, False)
+    tl.store(results + row * 16 + tl.arange(0, 16), total)
+
+
+def test_weights_of_candidates_have_the_same_sum_in_any_order():
+    """They are collected in the order in which programs come to them, and a limit must not depend on it."""
+    size, generator = 3000, torch.Generator().manual_seed(0)
+    logits = 6 * torch.randn(size, generator=generator)
+    orders = torch.stack([logits[torch.randperm(size, generator=generator)] for _ in range(8)])
+    results = torch.empty(8, 16, dtype=torch.float64)
+    weights_of_all[(8,)](orders, torch.arange(8), results, SIZE=size)
+    assert results.unique().numel() == 1
+    expected = torch.exp(logits - 25).double().sum()
+    torch.testing.assert_close(results[0, 0], expected, rtol=1e-6, atol=0)
