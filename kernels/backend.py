@@ -27,8 +27,9 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, batch_invaria
         from espalier.kernels.triton.plan import Costs
         from espalier.kernels.triton.recording import GraphRecorder
 
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        return TritonBackend(Costs(processors), GraphRecorder(), batch_invariant=batch_invariant)
+        card = torch.cuda.get_device_properties(device)
+        costs = Costs(card.multi_processor_count, card.shared_memory_per_block_optin)
+        return TritonBackend(costs, GraphRecorder(), batch_invariant=batch_invariant)
     if batch_invariant:
         raise ValueError(f"no backend for {dtype} on {device} computes a row alike in any batch")
     if on_gpu:

@@ -85,17 +85,18 @@ class TorchBackend:
         """The weight that `keep_weight` was given, of the same kind of backend."""
         raise NotImplementedError
 
-    def prepare_calls(self, calls: Sequence[Call], device: torch.device) -> PrepareStep:
+    def prepare_calls(self, calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> PrepareStep:
         """Attention of a decoder whose layers are not the engine's.
 
         Args:
             calls: what every step of it asks for.
+            dtype: of queries, keys and values.
             device: where queries, keys and values lie.
 
         Raises:
             UnsupportedShapeError: when the backend has no room for a call's heads.
         """
-        del calls
+        del calls, dtype
         return partial(TorchStepCalls, self.prepare_attention, self.write_kv, device)
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:

@@ -20,8 +20,6 @@ from espalier.kernels.layers import UnsupportedShapeError
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.triton.plan import FIELDS, TILE
 
-MAX_ELEMENTS = 512
-"""Of a key and a value head: 256 each take 208 of the 227 KiB that a program may use (compute capability 9.0)."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 _FIELDS, _TILE = tl.constexpr(FIELDS), tl.constexpr(TILE)
 
@@ -41,6 +39,8 @@ class Tile:
 
 NARROW = Tile(16, {"num_warps": 4, "num_stages": 3})
 WIDE = Tile(64, {"num_warps": 8, "num_stages": 3})
+_WIDE_TILES = {768: WIDE, 1024: Tile(32, WIDE.options), 2048: Tile(16, WIDE.options)}
+"""By the most bytes of a key and a value head, filled up, that leave each thread enough registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,14 @@ def attend(
         `[T, heads, value_dim]` in the query's dtype.
     """
     scale, window, softcap, sinks = terms
+    wide = wide_tile(query.shape[2], layer_kv.values.shape[-1], query.element_size())
+    narrow = NARROW if wide.rows > NARROW.rows else wide
     _, slots, block_size, kv_heads, head_dim = layer_kv.keys.shape
     (tokens, heads, _), value_dim = query.shape, layer_kv.values.shape[-1]
     output = query.new_empty((tokens, heads, value_dim))
     partial = query.new_empty((plan.partials, heads, value_dim), dtype=torch.float32)
     weights = query.new_empty((plan.partials, heads), dtype=torch.float32)
-    for kind, (items, tile) in enumerate(((plan.narrow, NARROW), (plan.wide, WIDE))):
+    for kind, (items, tile) in enumerate(((plan.narrow, narrow), (plan.wide, wide))):
         if len(items):
             attend_items[min(len(items), plan.programs), kv_heads](
                 query,
@@ -137,30 +139,41 @@ def padded(dim: int) -> int:
     return max(16, triton.next_power_of_2(dim))
 
 
-def rows_of_tiles(groups: int, *, fixed: bool = False) -> tuple[int, int]:
+def rows_of_tiles(groups: int, wide: Tile = WIDE, *, fixed: bool = False) -> tuple[int, int]:
     """Rows of a narrow and of a wide work item, for so many query heads to a kv head; `fixed` tiles are all wide.
 
     Raises:
         UnsupportedShapeError: when not even one row fits.
     """
-    if groups > WIDE.rows:
+    if groups > wide.rows:
         raise UnsupportedShapeError(
-            f"{groups} query heads share each key and value head, and attention on a GPU takes {WIDE.rows} at most"
+            f"{groups} query heads share each key and value head, and attention on a GPU takes {wide.rows} at most"
         )
-    return 0 if fixed else NARROW.rows // groups, WIDE.rows // groups
+    return 0 if fixed else NARROW.rows // groups, wide.rows // groups
 
 
-def require_room(key_dim: int, value_dim: int) -> None:
-    """Check that tiles of keys and values fit in the memory of a multiprocessor.
+def wide_tile(key_dim: int, value_dim: int, itemsize: int, shared_memory: int | None = None) -> Tile:
+    """The tile of wide items, for heads of so many elements of `itemsize` bytes.
+
+    Args:
+        key_dim: elements of a head of keys.
+        value_dim: of one of values.
+        itemsize: bytes of an element.
+        shared_memory: bytes that a program may have; None for enough.
 
     Raises:
-        UnsupportedShapeError: they do not.
+        UnsupportedShapeError: registers or shared memory do not suffice.
     """
-    if padded(key_dim) + padded(value_dim) > MAX_ELEMENTS:
-        raise UnsupportedShapeError(
-            f"keys of {key_dim} and values of {value_dim} elements a head, filled up to powers of two, are more than "
-            f"the {MAX_ELEMENTS} that attention on a GPU has room for"
-        )
+    size = (padded(key_dim) + padded(value_dim)) * itemsize
+    tile = next((tile for most, tile in _WIDE_TILES.items() if size <= most), None)
+    if tile is not None:
+        needed = TILE * size + tile.rows * (padded(key_dim) + TILE) * itemsize
+        if shared_memory is None or needed <= shared_memory:
+            return tile
+    raise UnsupportedShapeError(
+        f"keys of {key_dim} and values of {value_dim} elements a head, {itemsize} bytes each, are more than attention "
+        f"on this GPU has room for"
+    )
 
 
 @triton.jit

@@ -52,9 +52,9 @@ class TritonBackend(TorchBackend):
         chunk = _FIXED_CHUNK if self.rows_are_independent else None
         return TritonLayers(count, load, spec, outer, self.prepare_linear, self._costs, chunk, self._recorder)
 
-    def prepare_calls(self, calls: Sequence[Call], device: torch.device) -> PrepareStep:
+    def prepare_calls(self, calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> PrepareStep:
         """See `Backend`."""
-        return CallPlanner(calls, self._costs, _FIXED_CHUNK if self.rows_are_independent else None, device)
+        return CallPlanner(calls, self._costs, _FIXED_CHUNK if self.rows_are_independent else None, dtype, device)
 
     def group_linears(self, products: Sequence[Linear]) -> GroupedLinear:
         """See `Backend`."""

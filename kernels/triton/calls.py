@@ -6,7 +6,7 @@ import torch
 
 from espalier.kernels.attention import Call, Terms
 from espalier.kernels.layout import LayerKV, StateBatch, StepBatch
-from espalier.kernels.triton.attention import attend, require_room, rows_of_tiles
+from espalier.kernels.triton.attention import attend, rows_of_tiles, wide_tile
 from espalier.kernels.triton.cache import write_heads
 from espalier.kernels.triton.plan import Costs, Planner
 from espalier.kernels.triton.steps import DeviceStep, StepTokens, places_of, programs_of
@@ -18,15 +18,17 @@ _Kind = tuple[int, int, int | None]
 class CallPlanner:
     """Prepares the steps of one decoder; see `kernels.attention.PrepareStep`."""
 
-    def __init__(self, calls: Sequence[Call], costs: Costs, chunk: int | None, device: torch.device) -> None:
+    def __init__(
+        self, calls: Sequence[Call], costs: Costs, chunk: int | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
         """Prepare steps that make `calls`; `chunk` is for `plan_attention`.
 
         Raises:
             UnsupportedShapeError: the kernel has no room for a call's heads.
         """
         for call in calls:
-            rows_of_tiles(call.heads // call.kv_heads)
-            require_room(call.key_dim, call.value_dim)
+            wide = wide_tile(call.key_dim, call.value_dim, dtype.itemsize, costs.shared_memory)
+            rows_of_tiles(call.heads // call.kv_heads, wide)
         self._calls = calls
         self._costs = costs
         self._chunk = chunk
@@ -41,8 +43,9 @@ class CallPlanner:
             layer_kv, (group, heads, window) = layer_kvs[slot], kind
             its = batch.of(group)
             if (planner := self._planners.get(kind)) is None:
-                _, _, block_size, kv_heads, _ = layer_kv.keys.shape
-                tiles = rows_of_tiles(heads // kv_heads, fixed=self._chunk is not None)
+                _, _, block_size, kv_heads, key_dim = layer_kv.keys.shape
+                wide = wide_tile(key_dim, layer_kv.values.shape[-1], layer_kv.keys.element_size())
+                tiles = rows_of_tiles(heads // kv_heads, wide, fixed=self._chunk is not None)
                 planner = Planner(block_size, kv_heads, tiles, self._costs, [window], self._chunk)
                 self._planners[kind] = planner
             tables.append(its.block_tables.numpy())

@@ -46,10 +46,12 @@ class Costs:
 
     Attributes:
         processors: multiprocessors of the device.
+        shared_memory: bytes that a program may have of a multiprocessor's.
         wide_cost: time of a wide work item, where a narrow one with as many positions takes 1.
     """
 
     processors: int = 132
+    shared_memory: int = 227 * 1024
     wide_cost: float = 1.5
 
 

@@ -30,6 +30,7 @@ class FakeCuda(TorchDispatchMode):
 
     Attributes:
         memory: bytes of each GPU, of which nothing is free but what no test asks for.
+        shared_memory: bytes that a program may have of a multiprocessor's.
         counts: operations so far: `to_device` and `to_host` (copies), `blocking` (copies that the host waits for),
             `launches`, `replays`, `streams`, `pinned` (allocations of pinned memory).
         launched: launches of kernels so far, in order, those of replays apart.
@@ -41,6 +42,7 @@ class FakeCuda(TorchDispatchMode):
         self.draw = draw
         self.devices = devices
         self.memory = 80 * 2**30
+        self.shared_memory = 227 * 1024
         self.counts: Counter[str] = Counter()
         self.launched: list[launches.Launch] = []
         self.queue = Queue()
@@ -58,15 +60,20 @@ class FakeCuda(TorchDispatchMode):
         from triton.runtime.jit import JITFunction
 
         with pytest.MonkeyPatch.context() as patch:
-            properties = SimpleNamespace(multi_processor_count=132, total_memory=self.memory, name="Fake", major=9)
             replaced = {
                 "_lazy_init": lambda: None,
                 "is_available": lambda: True,
                 "device_count": lambda: self.devices,
                 "current_device": lambda: self.current,
                 "set_device": self._set_device,
-                "get_device_properties": lambda _=None: properties,
-                "get_device_name": lambda _=None: properties.name,
+                "get_device_properties": lambda _=None: SimpleNamespace(
+                    multi_processor_count=132,
+                    shared_memory_per_block_optin=self.shared_memory,
+                    total_memory=self.memory,
+                    name="Fake",
+                    major=9,
+                ),
+                "get_device_name": lambda _=None: "Fake",
                 "mem_get_info": lambda _=None: (self.memory, self.memory),
                 "memory_reserved": lambda _=None: 0,
                 "synchronize": lambda _=None: self.queue.wait(),

@@ -47,7 +47,7 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
     assert isinstance(config, TransformersConfig)
     backend = choose_backend_for(checkpoint, dtype, device)
     try:
-        prepare_step = backend.prepare_calls(config.calls, torch.device(device))
+        prepare_step = backend.prepare_calls(config.calls, dtype, torch.device(device))
     except UnsupportedShapeError as error:
         raise CheckpointError(f"{checkpoint.folder} cannot be run on {device}: {error}; --device cpu can") from error
     place = checkpoint.files.place("config.json")

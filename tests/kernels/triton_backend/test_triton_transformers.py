@@ -128,7 +128,25 @@ def test_steps_wait_for_nothing_but_their_results(
     release(engine, *sequences, *(each.sequence for each in done if isinstance(each, Generated)))
 
 
-def test_heads_that_a_multiprocessor_has_no_room_for_are_refused(cuda: FakeCuda, tmp_path: Path):
-    folder = write_checkpoint(tmp_path / "wide", "gemma3_text", sizes=replace(ODD, head_dim=512), head_dim=512)
-    with pytest.raises(CheckpointError, match=r"keys of 512 and values of 512 elements .* --device cpu"):
-        load_generator(Checkpoint(folder, model_impl=ModelImpl.TRANSFORMERS), torch.bfloat16, "cuda")
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "shared", "fits"),
+    [
+        (256, torch.bfloat16, 99, True),
+        (256, torch.float32, 99, False),
+        (256, torch.float32, 163, True),
+        (1024, torch.bfloat16, 227, False),
+    ],
+)
+def test_heads_that_a_multiprocessor_has_no_room_for_are_refused(
+    head_dim: int, dtype: torch.dtype, shared: int, fits: bool, cuda: FakeCuda, tmp_path: Path
+):
+    """99 KiB are those of Ada and of consumer Blackwell, 163 of an A100, 227 of Hopper."""
+    cuda.shared_memory = shared * 1024
+    sizes = replace(ODD, head_dim=head_dim)
+    folder = write_checkpoint(tmp_path / "wide", "gemma3_text", sizes=sizes, head_dim=head_dim)
+    checkpoint = Checkpoint(folder, model_impl=ModelImpl.TRANSFORMERS)
+    if fits:
+        load_generator(checkpoint, dtype, "cuda")
+    else:
+        with pytest.raises(CheckpointError, match=rf"keys of {head_dim} and values of {head_dim} .* --device cpu"):
+            load_generator(checkpoint, dtype, "cuda")
