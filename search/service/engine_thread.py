@@ -35,7 +35,7 @@ from espalier.search.run.executor import (
 from espalier.search.scores import SessionTurn
 from espalier.search.server_info import Occupancy
 from espalier.search.service.errors import BusyError, NotReadyError, as_exception
-from espalier.search.service.event_buffer import EventBuffer
+from espalier.search.service.queues import EventBuffer
 
 log = logging.getLogger("espalier.service")
 

@@ -29,9 +29,8 @@ from espalier.search.server_info import Reloaded, ServerInfo
 from espalier.search.service import errors
 from espalier.search.service.access.callers import Caller, Quotas, Salts
 from espalier.search.service.access.calls import Call
-from espalier.search.service.call_queue import CallQueue, ThreadedWork, TimeLimitReachedError
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
-from espalier.search.service.event_buffer import fitted
+from espalier.search.service.queues import CallQueue, ThreadedWork, TimeLimitReachedError, fitted
 from espalier.search.service.reload import checkpoint_below, wrong_path
 from espalier.search.service.settings import ServerSettings
 

@@ -15,7 +15,7 @@ from espalier.search.service.http_api.answers import HttpError, ServerSentEvent,
 from espalier.search.service.http_api.body import parse_object, validated
 from espalier.search.service.http_api.endpoints import Endpoints, reads
 from espalier.search.service.kserve import inference
-from espalier.search.service.kserve.inference import BYTES, OUTPUTS, TEXT_INPUT, Elements, InferRequest, InputTensor
+from espalier.search.service.kserve.inference import BYTES, OUTPUTS, TEXT_INPUT, InferRequest, InputTensor
 from espalier.search.service.session import SearchCall
 
 JSON_LENGTH = "inference-header-content-length"
@@ -86,7 +86,7 @@ class InferenceEndpoints(Endpoints):
     async def generate(self, request: Request) -> Response:
         """Search a problem given as text."""
         asked, result = await self._result(request, _read_generate)
-        return json_response(_generated(asked, asked.tensors(result), result))
+        return json_response({**_head(asked, result), **asked.tensors(result)})
 
     @reads(GenerateBody)
     async def generate_stream(self, request: Request) -> ASGIApp | Response:
@@ -95,7 +95,7 @@ class InferenceEndpoints(Endpoints):
 
         async def parts(event: Event) -> list[ServerSentEvent]:
             result = event.result if isinstance(event, Finished) else None
-            return [(to_json(_generated(asked, part, result)), None) for part in asked.parts(result)] if result else []
+            return [(to_json({**_head(asked, result), **part}), None) for part in asked.parts(result)] if result else []
 
         call = request.state.call
         return await answer(call, self._session.search(search, call), None, parts, errors_as_text=True)
@@ -137,7 +137,7 @@ def _read_infer(asked: InferRequest, raw: bytes, request: Request) -> None:
     body, found = validated(InferBody, parse_object(head)), asked.found
     found += _unknown(body)
     parameters = asked.parameters = dict(body.parameters or {})
-    binary_all = _flag(parameters.pop("binary_data_output", False), "parameters.binary_data_output", found)
+    binary_all = inference.take_flag(parameters, "binary_data_output", False, found)
     for each in body.inputs:
         found += _unknown(each, place=f"{each.name[:80]}.")
         own = dict(each.parameters or {})
@@ -157,19 +157,13 @@ def _read_infer(asked: InferRequest, raw: bytes, request: Request) -> None:
         place = f"outputs.{each.name[:80]}."
         found += _unknown(each, place=place)
         own = dict(each.parameters or {})
-        asked.binary[each.name] = _flag(own.pop("binary_data", binary_all), f"{place}parameters.binary_data", found)
+        asked.binary[each.name] = inference.take_flag(own, "binary_data", binary_all, found, f"{place}parameters.")
         asked.outputs.append((each.name, sorted(own)))
     asked.id = body.id or ""
 
 
 def _unknown(body: BaseModel, what: str = "is unknown", place: str = "") -> list[Violation]:
     return unknown_names(list(body.model_extra or ()), type(body).model_fields, what, place)
-
-
-def _flag(value: Any, place: str, found: list[Violation]) -> bool:
-    if not isinstance(value, bool):
-        found.append(Violation(place, "must be true or false"))
-    return value is True
 
 
 def _binary(tensor: _Input, raw: bytes, found: list[Violation]) -> list[bytes]:
@@ -203,10 +197,6 @@ def _infer_response(asked: InferRequest, result: SearchResult) -> Response:
         return json_response(head)
     headers = {"cache-control": "no-store", JSON_LENGTH: str(len(head))}
     return Response(head + tail, 200, headers, "application/octet-stream")
-
-
-def _generated(asked: InferRequest, tensors: Elements, result: SearchResult) -> dict[str, Any]:
-    return {**_head(asked, result), **tensors}
 
 
 def _head(asked: InferRequest, result: SearchResult) -> dict[str, Any]:

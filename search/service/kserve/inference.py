@@ -110,8 +110,8 @@ class InferRequest:
         its = BodyFields(self.parameters, {"seed": secrets.randbits(SEED_BITS), **named}, found=self.found)
         its.places = {"priority": "parameters.priority", **dict.fromkeys(named, "model_name")}
         rest = dict(self.parameters)
-        self.in_parts = _flag(rest, "stream", self.stream, its)
-        self.empty_last = _flag(rest, ENABLE_EMPTY_LAST, False, its)
+        self.in_parts = take_flag(rest, "stream", self.stream, its.found)
+        self.empty_last = take_flag(rest, ENABLE_EMPTY_LAST, False, its.found)
         if self.in_parts and not self.stream:
             its.refuse("parameters.stream", "needs a stream: ModelStreamInfer or /generate_stream")
         last = max_priority + 1 + MAX_PRIORITY
@@ -136,9 +136,11 @@ class InferRequest:
         priority = max_priority + 1 - sooner if sooner else 0
         return SearchCall(request, priority, violations=its.found, places=its.places)
 
-    def tensors(self, result: SearchResult) -> Elements:
-        """The outputs of a search."""
-        return self._wanted({TEXT_OUTPUT: "".join(shown(result).steps), "answer": result.answer, "score": result.score})
+    def tensors(self, result: SearchResult, text: str | None = None) -> Elements:
+        """The outputs of a search, whose text is `text` if it is not the whole."""
+        text = "".join(shown(result).steps) if text is None else text
+        elements: Elements = {TEXT_OUTPUT: text, "answer": result.answer, "score": result.score}
+        return {name: elements[name] for name in self.wanted}
 
     def parts(self, result: SearchResult) -> list[Elements]:
         """The outputs of each response of a stream: steps of the text, the last one with everything else."""
@@ -146,10 +148,7 @@ class InferRequest:
             return [self.tensors(result)]
         *before, last = shown(result).steps or ("",)
         parts: list[Elements] = [{TEXT_OUTPUT: step} for step in before] if TEXT_OUTPUT in self.wanted else []
-        return [*parts, self._wanted({TEXT_OUTPUT: last, "answer": result.answer, "score": result.score})]
-
-    def _wanted(self, elements: Elements) -> Elements:
-        return {name: elements[name] for name in self.wanted}
+        return [*parts, self.tensors(result, last)]
 
 
 def told(result: SearchResult) -> dict[str, Value]:
@@ -194,12 +193,15 @@ def model_metadata(names: ModelNames, model: str, version: str) -> dict[str, Any
     return {"name": model, "versions": [VERSION], "platform": PLATFORM, "inputs": inputs, "outputs": outputs}
 
 
-def _flag(parameters: dict[str, Any], name: str, default: bool, its: BodyFields) -> bool:
+def take_flag(
+    parameters: dict[str, Any], name: str, default: bool, found: list[Violation], place: str = "parameters."
+) -> bool:
+    """Take a flag out of parameters, which stand at a place of the request; what is wrong goes to `found`."""
     value = parameters.pop(name, default)
-    if not isinstance(value, bool):
-        its.refuse(f"parameters.{name}", "must be true or false")
-        return default
-    return value
+    if isinstance(value, bool):
+        return value
+    found.append(Violation(f"{place}{name}", "must be true or false"))
+    return default
 
 
 def _count(parameters: dict[str, Any], name: str, most: int, what: str, its: BodyFields) -> int:
@@ -260,19 +262,15 @@ def binary(element: str | float | None) -> bytes:
 
 
 def binary_elements(raw: bytes) -> list[bytes]:
-    """The elements of a BYTES tensor; the first ones of many.
+    """The elements of a BYTES tensor, of which one alone is of use: the first, and all that is behind it as one.
 
     Raises:
         ValueError: the lengths do not fit the bytes.
     """
-    elements, at = list[bytes](), 0
-    while at < len(raw) and len(elements) < 2:  # one alone is of use
-        if len(raw) - at < _LENGTH.size:
-            raise ValueError
-        (length,) = _LENGTH.unpack_from(raw, at)
-        at += _LENGTH.size
-        if length > len(raw) - at:
-            raise ValueError
-        elements.append(raw[at : at + length])
-        at += length
-    return elements
+    if not raw:
+        return []
+    start = _LENGTH.size
+    end = start + int.from_bytes(raw[:start], "little")
+    if end > len(raw):
+        raise ValueError
+    return [raw[start:end], raw[end:]] if end < len(raw) else [raw[start:end]]

@@ -6,9 +6,8 @@ from scripted_orchestrator import CANDIDATE, NODES, result_of
 
 from espalier.search.request import SearchRequest
 from espalier.search.result import CandidateDone, Finished, Started, StepDone, StopReason
-from espalier.search.service.call_queue import CallQueue
 from espalier.search.service.errors import BusyError
-from espalier.search.service.event_buffer import EventBuffer
+from espalier.search.service.queues import CallQueue, EventBuffer
 
 REQUEST = SearchRequest("x")
 STARTED = Started("s", REQUEST)

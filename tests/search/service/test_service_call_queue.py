@@ -10,8 +10,8 @@ from espalier.engine.errors import InvalidRequestError
 from espalier.search.client import SearchClient
 from espalier.search.fairness import Account
 from espalier.search.request import SearchRequest
-from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
 from espalier.search.service.errors import BusyError
+from espalier.search.service.queues import CallQueue, TimeLimitReachedError
 
 
 def test_priority_and_salt_reach_the_orchestrator(start, fake: ScriptedOrchestrator):
@@ -211,7 +211,7 @@ def test_a_caller_who_was_idle_has_saved_nothing_up():
 
 def test_a_waiting_call_rises_to_the_highest_that_waits(monkeypatch):
     now = 0.0
-    monkeypatch.setattr("espalier.search.service.call_queue.time.monotonic", lambda: now)
+    monkeypatch.setattr("espalier.search.service.queues.time.monotonic", lambda: now)
 
     async def scenario() -> list[str]:
         nonlocal now

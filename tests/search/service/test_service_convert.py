@@ -20,7 +20,6 @@ from espalier.search.result import (
     Usage,
 )
 from espalier.search.rollout import Labels, RolloutRequest, RolloutStep
-from espalier.search.service.event_buffer import fitted
 from espalier.search.service.grpc_api.convert import (
     event_from_wire,
     event_to_wire,
@@ -29,6 +28,7 @@ from espalier.search.service.grpc_api.convert import (
     request_to_wire,
     to_wire,
 )
+from espalier.search.service.queues import fitted
 from espalier.v1 import search_pb2 as pb
 
 FULL = SearchRequest(

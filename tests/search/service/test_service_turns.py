@@ -19,8 +19,8 @@ from espalier.engine.guidance import compiled
 from espalier.engine.guidance.grammar import Grammar
 from espalier.search.fairness import Account
 from espalier.search.request import SearchRequest
-from espalier.search.service.call_queue import ThreadedWork
 from espalier.search.service.errors import BusyError
+from espalier.search.service.queues import ThreadedWork
 from espalier.v1 import search_pb2 as pb
 
 LONG = "long " * 6000
