@@ -28,7 +28,7 @@ from espalier.search.scores import (
     SessionTurn,
     StepsScored,
 )
-from espalier.search.service.grpc_api import convert, interceptor
+from espalier.search.service.grpc_api import convert, servicer
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
 
@@ -401,7 +401,7 @@ def test_each_of_many_sessions_without_a_login_is_told_so(start: Callable[..., S
 
 
 def test_a_stream_that_stays_silent_ends(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interceptor, "_FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(servicer, "_FIRST_SECONDS", 0.1)
     hold = threading.Event()
     call_over: list[str] = []
     with grpc.insecure_channel(server.address, options=NO_PROXY) as channel:
