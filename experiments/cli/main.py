@@ -23,11 +23,10 @@ from espalier.engine.interrupts import lasting_interrupts
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli import runs
 from espalier.experiments.cli.commands import eval_prm, evaluate, planning, report, rollouts
-from espalier.experiments.cli.connection import ConnectionOptions, Endpoint, check_place, retries_shown
 from espalier.experiments.cli.help import CommandLine
-from espalier.experiments.cli.loading import load_executor, load_with_progress
 from espalier.experiments.cli.operating import doctor, health, token
 from espalier.experiments.cli.operating.json_log import stderr_as_json
+from espalier.experiments.cli.progress import load_executor, load_with_progress
 from espalier.experiments.cli.render import show_result
 from espalier.experiments.cli.schema_options import flag_of, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
@@ -85,9 +84,9 @@ def _options(
 def solve(
     context: typer.Context,
     problem: Annotated[
-        str | None, Argument(help="The problem; '-' reads standard input; default: one of the demo benchmark.")
+        str | None, Argument(help="'-' reads standard input; default: one of the demo benchmark.")
     ] = None,
-    endpoint: Endpoint = None,
+    endpoint: opt.Endpoint = None,
     as_json: Annotated[bool, Option("--json", help="Print the whole result as JSON.")] = False,
     plot: Annotated[
         Path | None,
@@ -95,17 +94,15 @@ def solve(
     ] = None,
     trace: opt.Trace = None,
     profile: opt.Profile = None,
-    timeout: Annotated[
-        float | None, Option(min=0.001, help="With --endpoint: seconds to wait in all; default: 600.")
-    ] = None,
+    timeout: Annotated[float | None, Option(min=0.001, help="With --endpoint: seconds to wait; default: 600.")] = None,
     priority: Annotated[int, Option(help="With --endpoint: searches of a higher priority go first; -100 to 100.")] = 0,
     *,
     request: SearchRequest,
     runtime: RuntimeSettings,
-    connection: ConnectionOptions,
+    connection: opt.ConnectionOptions,
 ) -> None:
     """Search for the answer to one problem and show the tree."""
-    check_place(context, endpoint, "searches")
+    opt.check_place(context, endpoint, "searches")
     if endpoint and isinstance(request.algorithm, CodeName):
         raise opt.OptionError(f"--algorithm {request.algorithm}: a server runs its own searches; leave out --endpoint")
     text, gold = _problem_text(problem)
@@ -116,7 +113,7 @@ def solve(
     if endpoint:
         from espalier.search.client.async_client import TIMEOUT
 
-        with retries_shown(), connection.connect(endpoint) as client:
+        with opt.retries_shown(), connection.connect(endpoint) as client:
             result = client.solve(request, timeout or TIMEOUT, include_nodes=True, priority=priority)
     else:
         from espalier.experiments.runs.chrome_trace import profiled
@@ -165,12 +162,10 @@ def replay_command(
 @app.command("view")
 def view_command(
     traces: Annotated[
-        list[Path],
-        Argument(metavar="TRACE...", help="One trace of `espalier solve --trace`, or two to see side by side."),
+        list[Path], Argument(metavar="TRACE...", help="One trace of `espalier solve --trace`, or two side by side.")
     ],
     html: Annotated[
-        Path | None,
-        Option(callback=opt.output_file([".html"]), help="The page; default: the first trace's name with .html."),
+        Path | None, Option(callback=opt.output_file([".html"]), help="Default: the first trace's name with .html.")
     ] = None,
     show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:

@@ -1,11 +1,14 @@
-"""Options shared by several commands that no dataclass declares, and parsers of option values."""
+"""Options shared by several commands: the problems of a benchmark, the connection to a server; and their parsers."""
 
+import logging
+import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from annotated_types import Interval
@@ -13,8 +16,13 @@ from annotated_types import Interval
 from espalier.engine.errors import EspalierError, nearest_of_each
 from espalier.experiments.runs.benchmark_files import BenchmarkError
 from espalier.experiments.runs.benchmarks import FIELDS, Problem, load_benchmark
-from espalier.search.schema import option
+from espalier.search.run.settings import RuntimeSettings
+from espalier.search.schema import declared, option
 
+if TYPE_CHECKING:
+    from espalier.search.client import RetryPolicy, SearchClient
+
+TOKEN_VARIABLE = "ESPALIER_TOKEN"
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 """File formats of plots."""
 
@@ -34,9 +42,8 @@ def parse_int_list(text: str, option: str | None = None) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
-        raise typer.BadParameter(
-            f"{text!r} is not a list of different positive numbers; write 1,2,4", param_hint=option
-        )
+        what = f"{text!r} is not a list of different positive numbers; write 1,2,4"
+        raise typer.BadParameter(what, param_hint=option)
     return numbers
 
 
@@ -60,9 +67,8 @@ class Selection:
 
     benchmark: str = option(
         "demo",
-        "demo; a file of problems with their answers: .jsonl, .json, .csv, .tsv or .parquet; a folder of such "
-        "files or of save_to_disk; or a Hugging Face id like openai/gsm8k. Behind a folder or id, :SPLIT or "
-        ":CONFIGURATION/SPLIT, as in openai/gsm8k:main/test.",
+        "demo; a .jsonl, .json, .csv, .tsv or .parquet file; a folder of such files or of save_to_disk; or a Hugging "
+        "Face id. Behind a folder or id, :SPLIT or :CONFIGURATION/SPLIT, as in openai/gsm8k:main/test.",
     )
     field_map: str | None = option(
         None,
@@ -74,9 +80,7 @@ class Selection:
         "How answers are graded: math-verify, exact, choice (a letter), numeric or numeric:TOLERANCE, expression "
         "(the gold answer is a Python expression of `answer`), or MODULE:FUNCTION of yours.",
     )
-    limit: int | None = option(
-        None, "Only the first problems, of those that other options leave; of eval-prm, of each subset.", Interval(ge=1)
-    )
+    limit: int | None = option(None, "Only the first of those chosen; in eval-prm, of each subset.", Interval(ge=1))
     sample_ids: str | None = option(None, "Only these problems: ids, like a,b.")
     levels: str | None = option(None, "Only problems of these levels, like 1,2.")
     subjects: str | None = option(None, "Only problems of these subjects, like Algebra,Geometry.")
@@ -93,11 +97,9 @@ class Selection:
         pairs = [part.partition("=") for part in self.field_map.split(",")] if self.field_map is not None else []
         known = {what.strip(): name.strip() for what, _, name in pairs if what.strip() in FIELDS and name.strip()}
         if len(known) != len(pairs):
-            raise typer.BadParameter(
-                f"{self.field_map!r} is not a list of {', '.join(f'{what}=NAME' for what in FIELDS)}; write "
-                "problem=Q,answer=A, or problem=A+B for two fields together",
-                param_hint="--field-map",
-            )
+            what = f"{self.field_map!r} is not a list of {', '.join(f'{what}=NAME' for what in FIELDS)}"
+            how = "write problem=Q,answer=A, or problem=A+B for two fields together"
+            raise typer.BadParameter(f"{what}; {how}", param_hint="--field-map")
         return known
 
     def load(self, offline: bool) -> list[Problem]:
@@ -133,6 +135,106 @@ class Selection:
         if self.shuffle:
             random.Random(self.shuffle_seed).shuffle(chosen)
         return chosen[: self.limit]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """Login and TLS of a connection to a server, as the command line says them."""
+
+    help_panel: ClassVar = "Connection"
+    env_prefix: ClassVar = "ESPALIER_"
+
+    token_file: Path | None = option(
+        None,
+        f"File with the token that `espalier token` printed; default: the token in {TOKEN_VARIABLE}. There is no "
+        "option for the token itself, as others on the machine could read it.",
+    )
+    insecure_token: bool = option(False, "Send the token to another machine even without TLS.")
+    tls: bool = option(False, "Connect with TLS, and trust the system's authorities; the options below do so too.")
+    tls_ca: Path | None = option(None, "Certificates of the authorities to trust instead of the system's, PEM.")
+    tls_server_name: str | None = option(None, "Name in the server's certificate, where it is not the endpoint's host.")
+    client_certificate: Path | None = option(None, "Certificate to show to the server, PEM; a login too.")
+    client_key: Path | None = option(None, "Private key of --client-certificate, PEM.")
+
+    def connect(self, endpoint: str, retry: "RetryPolicy | None" = None) -> "SearchClient":
+        """Return a client of the server at `endpoint`, with the usual retries or others.
+
+        Raises:
+            OptionError: the token's file cannot be read.
+            ConnectionSettingsError: the token or a file cannot be used.
+        """
+        from espalier.search.client import RetryPolicy, SearchClient, Tls
+
+        tls = Tls(self.tls_ca, self.client_certificate, self.client_key, self.tls_server_name)
+        secured = tls if self.tls or tls != Tls() else False
+        retry = retry or RetryPolicy()
+        return SearchClient(endpoint, token=self._token(), tls=secured, insecure_token=self.insecure_token, retry=retry)
+
+    def _token(self) -> str | None:
+        if self.token_file is None:
+            return os.environ.get(TOKEN_VARIABLE) or None
+        try:
+            token = self.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"--token-file: cannot read {str(self.token_file)!r}: {error}") from None
+        if not token:
+            raise OptionError(f"--token-file: {str(self.token_file)!r} is empty")
+        return token
+
+
+def check_endpoint(text: str | None) -> str | None:
+    """Callback of an option that names a server: fails unless it is HOST:PORT."""
+    if text is not None:
+        from espalier.search.client.connection import host_of
+
+        if host_of(text) is None:
+            raise OptionError(f"--endpoint must be HOST:PORT, is {text!r}")
+    return text
+
+
+Endpoint = Annotated[
+    str | None,
+    typer.Option(callback=check_endpoint, help="HOST:PORT of an `espalier serve`; default: search in this process."),
+]
+
+
+def check_place(context: typer.Context, endpoint: str | None, what: str, of_both: Collection[str] = ()) -> None:
+    """Refuse options that have no effect on searches or other work (`what`) of a server, or of this process.
+
+    Those `of_both` have one in both places. Values from the environment may be meant for other commands.
+
+    Raises:
+        OptionError: names every such option on the command line, and says why.
+    """
+    if endpoint:
+        idle = {field.name for field in declared(RuntimeSettings)} | {"trace", "profile"}
+        why = f"only for {what} in this process; leave out --endpoint"
+    else:
+        idle = {field.name for field in declared(ConnectionOptions)} | {"timeout", "priority"}
+        why = f"only for a server's {what}; give --endpoint"
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in idle.difference(of_both)
+        and (source := context.get_parameter_source(parameter.name))
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise OptionError(f"{', '.join(given)}: {why}")
+
+
+@contextmanager
+def retries_shown() -> Iterator[None]:
+    """Show on standard error what a client waits for before it tries again."""
+    log, handler = logging.getLogger("espalier.client"), logging.StreamHandler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 FileCallback = Callable[[typer.Context, typer.CallbackParam, Path | None], Path | None]
@@ -178,10 +280,7 @@ Trace = Annotated[
 ]
 Profile = Annotated[
     Path | None,
-    typer.Option(
-        callback=output_file([".json"]),
-        help="Write a Chrome trace of all engine steps to this .json; open it in ui.perfetto.dev.",
-    ),
+    typer.Option(callback=output_file([".json"]), help="Write a Chrome trace of engine steps, for ui.perfetto.dev."),
 ]
 
 Epochs = Annotated[

@@ -42,10 +42,9 @@ def show_result(console: Console, result: SearchResult, gold: str | None) -> Non
         probed = f"   (probed: no path has ended; {result.probed.share:.0%} of the probes)" if result.probed else ""
         console.print(Text.assemble(("\nanswer  ", "bold"), (result.answer, "bold green"), probed, verdict))
     else:
-        reason = why_unanswered(result, None) or Unanswered.UNKNOWN
-        why = "; ".join(filter(None, (reason.text, reason.advice)))
-        if reason is Unanswered.UNKNOWN:
-            why = "no path was completed with an answer"
+        why = "no path was completed with an answer"
+        if (reason := why_unanswered(result, None)) not in (None, Unanswered.UNKNOWN):
+            why = "; ".join(filter(None, (reason.text, reason.advice)))
         console.print(Text.assemble(("\nno answer", "bold red"), f": {why}{verdict}"))
     console.print(_costs(result))
 
@@ -102,10 +101,8 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
     unit, units = ("search", "searches") if summary.epochs > 1 else ("problem", "problems")
     more = 0 if asked is None else summary.problems - asked
     ratios = {"generator": summary.generator_redundancy, "verifier": summary.verifier_redundancy}
-    derived = f"{summary.derived} from larger searches, whose time and memory are not these"
-    time = (
-        f"{summary.seconds:.1f} s, {summary.problems_per_minute:.1f} {units}/min" if summary.problems_per_minute else ""
-    )
+    derived = f"{summary.derived} from larger searches, whose time and memory are not these" * bool(summary.derived)
+    pace = summary.problems_per_minute
     rows = {
         "benchmark": f"{summary.benchmark}, {summary.problems} problems"
         + (f", {summary.epochs} times each" if summary.epochs > 1 else "")
@@ -118,8 +115,8 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
         f"tokens per {unit}": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
         "computed ÷ tree": ", ".join(f"{role} {share:.3f}" for role, share in ratios.items() if share is not None),
         "blocks held ÷ logical": "" if summary.blocks_shared is None else f"{summary.blocks_shared:.2f} at the peak",
-        "derived": derived if summary.derived else "",
-        "time": time,
+        "derived": derived,
+        "time": f"{summary.seconds:.1f} s, {pace:.1f} {units}/min" if pace else "",
         "grader": summary.grader,
     }
     console.print(grid_of(rows.items(), (0, 2)))
@@ -135,6 +132,11 @@ def _with_reason(summary: Summary, what: str, meaning: str, folder: Path | None)
         return ""
     others = f"; all are in {folder / 'samples.jsonl'}" if folder and count > 1 else ""
     return f"{count} {meaning}, such as {summary.errors[what]}{others}"
+
+
+def percents(share: float, low: float, high: float) -> tuple[str, str]:
+    """A share and its interval in percent."""
+    return f"{100 * share:.1f}", f"[{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def print_whole(console: Console, table: Table) -> None:
@@ -180,14 +182,12 @@ def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
     narrow = len(names) > len(short)
     rows: list[list[str]] = []
     for cell in cells:
-        s, known = cell.summary, not cell.refused and cell.summary.is_graded
+        s, unknown = cell.summary, ("", "refused" if cell.refused else "not graded")
         rows.append([
             *("" if value is None else str(value) for value in cell.settings.values()),
             f"{s.problems}" + (f", {s.refused} refused" if s.refused else ""),
-            f"{100 * s.accuracy:.1f}" if known else "",
-            f"[{100 * s.low:.1f}, {100 * s.high:.1f}]" if known else "refused" if cell.refused else "not graded",
-            f"{s.generated_tokens:.0f}",
-            f"{s.verifier_tokens:.0f}",
+            *(percents(s.accuracy, s.low, s.high) if s.is_graded and not cell.refused else unknown),
+            *(f"{s.generated_tokens:.0f}", f"{s.verifier_tokens:.0f}"),
             "" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",
         ])  # fmt: skip
     print_whole(console, table_of(columns, rows, columns, pad_edge=not narrow, padding=(0, 0 if narrow else 1)))
@@ -197,7 +197,7 @@ def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
             if why := _with_reason(cell.summary, what, meaning, folder / cell.name):
                 lines.append(f"{settings_text(cell.settings)}: {why}")
     for line in filter(None, lines):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
 
 
 def show_estimates(console: Console, estimates: list[Estimate]) -> None:
@@ -215,14 +215,12 @@ def show_estimates(console: Console, estimates: list[Estimate]) -> None:
     print_whole(console, table_of(columns, rows, columns[-1:]))
     known = [each.minutes for each in estimates if each.minutes is not None]
     minutes = f"{sum(known):.1f} minutes" if len(known) == len(estimates) else "minutes unknown without samples"
-    searches, generated, verified = (
-        sum(getattr(each, name) for each in estimates) for name in ("searches", "generated_tokens", "verifier_tokens")
+    tokens = (
+        f"{_short(sum(getattr(each, f'{role}_tokens') for each in estimates))} {role}"
+        for role in ("generated", "verifier")
     )
-    console.print(
-        f"{len(estimates)} cells, {searches:,} searches, {_short(generated)} generated and {_short(verified)} verifier "
-        f"tokens, {minutes}",
-        highlight=False,
-    )
+    searches = f"{sum(each.searches for each in estimates):,} searches"
+    console.print(f"{len(estimates)} cells, {searches}, {' and '.join(tokens)} tokens, {minutes}")
     if any(each.basis == LONGEST for each in estimates):
         console.print("longest paths: no samples to go by; every path as long as allowed, usually far too much")
 

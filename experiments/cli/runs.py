@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.experiments.cli.loading import load_executor
 from espalier.experiments.cli.options import Selection
-from espalier.experiments.cli.progress import share_progress
+from espalier.experiments.cli.progress import load_executor, share_progress
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.runs import graders
 from espalier.experiments.runs.files import file_lock, folder_lock

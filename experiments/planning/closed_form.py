@@ -52,6 +52,11 @@ class TreeShape:
         return self.growth is Growth.INDEPENDENT
 
     @property
+    def ends(self) -> range:
+        """Rounds after which memory is held, from 1; independent paths are sampled to their end in the first."""
+        return range(1, 2 if self.is_independent else self.rounds + 1)
+
+    @property
     def kept(self) -> float:
         """Different paths kept after a round."""
         if self.is_independent:
@@ -128,16 +133,15 @@ def blocks_by_round(
         names = ", ".join(name for name, its in ALGORITHMS.items() if its.growth)
         what = f"{tree.request.algorithm} has no closed form; {names} have one"
         raise InvalidRequestError([Violation("algorithm", what)])
-    rounds = [0] if tree.is_independent else range(1, tree.rounds + 1)
-    shares = window_shares or {None: 1.0}
+    sizes = {window: _Rounding(block_size, lengths.varying, window) for window in window_shares or (None,)}
     found: list[HeldBlocks] = []
-    for number in rounds:
-        physical = logical = 0.0
-        for window, share in shares.items():
-            size = _Rounding(block_size, lengths.varying, window)
-            held = _round(tree, lengths, size, number) if number else _independent(tree, lengths, size)
-            physical, logical = physical + share * held.physical, logical + share * held.logical
-        found.append(HeldBlocks(physical, logical))
+    for number in tree.ends:
+        held = {window: _round(tree, lengths, size, number) for window, size in sizes.items()}
+        shares = window_shares or dict.fromkeys(held, 1.0)
+        totals = (
+            sum(share * getattr(held[w], kind) for w, share in shares.items()) for kind in ("physical", "logical")
+        )
+        found.append(HeldBlocks(*totals))
     return found
 
 
@@ -146,17 +150,7 @@ def states_by_round(tree: TreeShape) -> list[float]:
 
     One entry for algorithms of independent paths, whose sequences go on from the prompt's.
     """
-    if tree.is_independent:
-        return [1 + tree.kept]
-    return [(1.0 if number == 1 else tree.kept) + tree.children for number in range(1, tree.rounds + 1)]
-
-
-def _independent(tree: TreeShape, lengths: PathLengths, size: "_Rounding") -> HeldBlocks:
-    """The prompt's sequence, and whole paths after it."""
-    prompt, end = lengths.prompt_tokens, lengths.at(tree.rounds) - lengths.pending_tokens
-    root, whole = size.held(0, prompt, prompt), size.held(0, end, end)
-    own = whole - size.held(0, prompt, end, whole=True)
-    return HeldBlocks(root + tree.kept * own, root + tree.kept * whole)
+    return [(1.0 if number == 1 else tree.kept) + tree.children for number in tree.ends]
 
 
 # The blocks of a path, by the tokens at the ends of its steps; with a window those behind it are gone:
@@ -166,13 +160,13 @@ def _independent(tree: TreeShape, lengths: PathLengths, size: "_Rounding") -> He
 #     [ gone           passed(above) [ held by kept paths, shared by their children ]
 def _round(tree: TreeShape, lengths: PathLengths, size: "_Rounding", number: int) -> HeldBlocks:
     parents = 1.0 if number == 1 else tree.kept
-    above, end = lengths.at(number - 1), lengths.at(number) - lengths.pending_tokens
+    above = lengths.at(number - 1)
+    end = lengths.at(tree.rounds if tree.is_independent else number) - lengths.pending_tokens
     parent, child = size.held(0, above, above), size.held(0, end, end)
     new = child - size.held(0, above, end, whole=True) if end > above else 0.0
     ends = [0.0, *(lengths.at(depth) for depth in range(number))]
-    full = [
-        size.held(begin, stop, above, whole=True) for begin, stop in pairwise(ends)
-    ]  # of the prompt, then of each step
+    # Of the prompt, then of each step.
+    full = [size.held(begin, stop, above, whole=True) for begin, stop in pairwise(ends)]
     held = parent if number == 1 else full[0]
     if number > 1:
         held += sum(count * blocks for count, blocks in zip(tree.ancestors(number - 1), full[1:], strict=False))

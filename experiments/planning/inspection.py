@@ -111,11 +111,8 @@ def inspect_checkpoint(
     name: str,
     dtype: torch.dtype,
     quantization: Quantization = Quantization.NONE,
-    family: str | None = None,
-    reference: str = "",
-    hub: HubSettings | None = None,
+    runtime: RuntimeSettings = RuntimeSettings(),  # noqa: B008 - it is frozen
     as_verifier: bool = False,
-    model_impl: ModelImpl = ModelImpl.AUTO,
     device: str = "cpu",
 ) -> Inspection:
     """Inspect a checkpoint without reading its weights; only small files are downloaded from the hub.
@@ -124,19 +121,18 @@ def inspect_checkpoint(
         name: name of the checkpoint; see `locate`.
         dtype: dtype of weights and KV.
         quantization: quantization of the decoder's weights.
-        family: see `prm.families.identify`; if given, the checkpoint is a verifier.
-        reference: the model that an implicit process reward model was trained from.
-        hub: how to use the hub.
+        runtime: how to use the hub, and which code is to run the decoder. With a family or a reference of a verifier,
+            the checkpoint is one; see `prm.families.identify`.
         as_verifier: refuse what would be loaded as a generator.
-        model_impl: which code is to run the decoder.
         device: kind of device that it is to run on, for `Quantization.AUTO`.
 
     Raises:
         CheckpointError: the checkpoint could not be loaded, for example because weight files are truncated.
     """
-    outline = _outline(name, hub, model_impl)
+    family, reference = runtime.verifier_family, runtime.verifier_reference
+    outline = _outline(name, runtime)
     _ = outline.decoder_config  # whose faults come before those of a family
-    other = _outline(reference, hub, model_impl) if reference else None
+    other = _outline(reference, runtime) if reference else None
     decide = families.identify if as_verifier or family is not None or other else _choose
     match = decide(outline, family, other is not None)
     if match is None:
@@ -196,16 +192,17 @@ def _usual_kind(outline: Outline) -> str:
     sizes = Counter[str]()
     for info in outline.tensors.values():
         sizes[info.kind] += info.nbytes
-    return max(sizes, key=lambda kind: sizes[kind], default="")
+    return next((kind for kind, _ in sizes.most_common(1)), "")
 
 
-def verifier_checkpoint(verifier: str, hub: HubSettings | None = None) -> str:
+def verifier_checkpoint(runtime: RuntimeSettings) -> str:
     """The checkpoint whose model computes the verifier's KV; empty if scores are read from the generator's own states.
 
     Raises:
         CheckpointError: the verifier is not found.
     """
-    return "" if not names_checkpoint(verifier) or is_trunk_head(_outline(verifier, hub)) else verifier
+    name = runtime.verifier
+    return "" if not names_checkpoint(name) or is_trunk_head(_outline(name, runtime)) else name
 
 
 @lru_cache(1)
@@ -215,13 +212,13 @@ def question_tokens(runtime: RuntimeSettings) -> int:
     Raises:
         CheckpointError: it is not found, or cannot be asked.
     """
-    outline = _outline(runtime.generator, HubSettings(runtime.offline, runtime.cache_dir))
+    outline = _outline(runtime.generator, runtime)
     model = load_generator(outline, torch.float32, "meta")
     family = families.verifier_of_generator(outline, model, runtime.verifier_family)
     return tokens_of_questions(family.probes) if asks_on_own_paths(family, model, outline, runtime) else 0
 
 
-def inspect_trunk_head(name: str, hub: HubSettings | None = None) -> dict[str, Any] | None:
+def inspect_trunk_head(name: str, runtime: RuntimeSettings) -> dict[str, Any] | None:
     """Inspect a head on a generator's hidden states, which adds no token and no KV; None if the checkpoint is a model.
 
     Returns:
@@ -231,7 +228,7 @@ def inspect_trunk_head(name: str, hub: HubSettings | None = None) -> dict[str, A
     Raises:
         CheckpointError: it is not found, or does not say whose states it reads.
     """
-    outline = _outline(name, hub)
+    outline = _outline(name, runtime)
     if not is_trunk_head(outline):
         return None
     trunk = trunk_of(outline)
@@ -263,10 +260,10 @@ def paths_that_fit(inspections: list[Inspection], memory_bytes: int, path_tokens
     return (left, left // per_path) if left > 0 else (0, 0)
 
 
-def _outline(name: str, hub: HubSettings | None, model_impl: ModelImpl = ModelImpl.AUTO) -> Outline:
-    folder, adapter = locate_with_adapter(name, LoadFormat.DUMMY, hub)
+def _outline(name: str, runtime: RuntimeSettings) -> Outline:
+    folder, adapter = locate_with_adapter(name, LoadFormat.DUMMY, HubSettings(runtime.offline, runtime.cache_dir))
     form = LoadFormat.AUTO if _has_weights(folder) else LoadFormat.DUMMY
-    return Outline(folder, form, adapter=adapter, model_impl=model_impl)
+    return Outline(folder, form, adapter=adapter, model_impl=ModelImpl(runtime.model_impl))
 
 
 def _has_weights(folder: Path) -> bool:

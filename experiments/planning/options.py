@@ -31,15 +31,10 @@ class LengthOptions:
     steps: int = option(10, "Steps of a path: rounds of the search.", Interval(ge=1, le=128))
     step_tokens: float = option(50, "Tokens of a step.", Interval(ge=1, le=2048))
     verifier_prompt_tokens: int | None = option(None, "Default: --prompt-tokens.", Interval(ge=1))
-    verifier_step_tokens: float | None = option(
-        None, "With separators; default: --step-tokens.", Interval(ge=1, le=4096)
-    )
-    merged_share: float = option(
-        0.0, "Share of sampled steps that equal a sibling, and are merged.", Interval(ge=0, le=0.99)
-    )
+    verifier_step_tokens: float | None = option(None, "Default: --step-tokens.", Interval(ge=1, le=4096))
+    merged_share: float = option(0.0, "Share of steps merged with an equal sibling.", Interval(ge=0, le=0.99))
     draft_acceptance: float | None = option(
         None,
-        "Probability that a drafted token is what the path draws, behind ones that are. Default, as measured: 0.91 "
-        "for a --draft model, 0.24 for tree.",
+        "Share of drafted tokens accepted; default, as measured: 0.91 for a --draft model, 0.24 for tree.",
         Interval(ge=0, le=1),
     )

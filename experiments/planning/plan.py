@@ -11,7 +11,6 @@ import torch
 from espalier.engine.errors import EspalierError, nearest
 from espalier.engine.memory.model_memory import plan_memory
 from espalier.engine.models.decoder import chosen_quantization
-from espalier.engine.models.hub import HubSettings
 from espalier.engine.models.options import Quantization
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.experiments.planning import roofline
@@ -64,18 +63,11 @@ def make_plan(
     draft = _draft(runtime, models[GENERATOR], dtype, on_cpu) if runtime.draft else None
     loaded = models | ({DRAFT: draft} if draft else {})
     question = planned_question(runtime) if scored and runtime.verifier == SELF and VERIFIER not in models else 0
-    of_verifier = (
-        lengths.verifier_prompt_tokens or lengths.prompt_tokens, lengths.verifier_step_tokens or lengths.step_tokens
-    )  # fmt: skip
-    planned = _PlannedSearch(
-        TreeShape(request, lengths.steps, lengths.merged_share),
-        models,
-        {
-            GENERATOR: PathLengths(lengths.prompt_tokens, lengths.step_tokens, pending_tokens=1),
-            VERIFIER: PathLengths(*of_verifier),
-        },
-        runtime.block_size,
-    )
+    prompt, step = lengths.prompt_tokens, lengths.step_tokens
+    of_verifier = PathLengths(lengths.verifier_prompt_tokens or prompt, lengths.verifier_step_tokens or step)
+    by_role = {GENERATOR: PathLengths(prompt, step, pending_tokens=1), VERIFIER: of_verifier}
+    tree = TreeShape(request, lengths.steps, lengths.merged_share)
+    planned = _PlannedSearch(tree, models, by_role, runtime.block_size)
     search = planned.bytes(runtime.max_batch_tokens)
     weights = sum(model.memory_bytes for model in loaded.values())
     if on_cpu and device.memory is None:
@@ -95,7 +87,7 @@ def make_plan(
     if card and runtime.draft:  # for paths of half their length
         usual = roofline.MODEL_ACCEPTANCE if draft else roofline.TREE_ACCEPTANCE
         acceptance = usual if lengths.draft_acceptance is None else lengths.draft_acceptance
-        context = round(lengths.prompt_tokens + lengths.steps * lengths.step_tokens / 2)
+        context = round(prompt + lengths.steps * step / 2)
         drafts = roofline.draft_rows(models[GENERATOR], draft, card, context, acceptance, runtime.draft_tokens)
     return {
         "models": {
@@ -191,10 +183,8 @@ class _PlannedSearch:
             generating += step * roofline.decode_seconds(models[GENERATOR], card, math.ceil(rows), context, 0)
             if VERIFIER in models:
                 new = tree.children * self.lengths[VERIFIER].step_tokens
-                old = max(0.0, held[VERIFIER] - new)
-                scoring += roofline.scoring_seconds(
-                    models[VERIFIER], card, round(searches * new), round(searches * old)
-                )
+                tokens, old = round(searches * new), round(searches * max(0.0, held[VERIFIER] - new))
+                scoring += roofline.scoring_seconds(models[VERIFIER], card, tokens, old)
             elif question and (number == tree.rounds or not last_score_suffices(tree.request)):
                 asker, held_tokens = replace(models[GENERATOR], outputs=2), round(searches * held[GENERATOR])
                 scoring += roofline.scoring_seconds(asker, card, round(rows * question), held_tokens)
@@ -228,7 +218,7 @@ def planned_models(
     if verifier == SELF and not planned_question(runtime):  # the generator's weights, with a KV of their own
         return {GENERATOR: generator, VERIFIER: replace(generator, memory_bytes=0, outputs=2)}
     if verifier and verifier not in roofline.MODELS:
-        verifier = verifier_checkpoint(verifier, HubSettings(runtime.offline, runtime.cache_dir))
+        verifier = verifier_checkpoint(runtime)
     if not verifier:
         return {GENERATOR: generator}
     return {GENERATOR: generator, VERIFIER: _planned(runtime, VERIFIER, verifier, dtype, on_cpu)}
@@ -263,9 +253,8 @@ def _planned(runtime: RuntimeSettings, role: str, name: str, dtype: torch.dtype,
         embedding = 0 if shape.outputs == vocabulary else vocabulary * shape.config.hidden_size * shape.item_bytes
         return replace(shape, memory_bytes=shape.weight_bytes + embedding)
     scores = role == VERIFIER
-    of_role = (runtime.verifier_family, runtime.verifier_reference) if scores else (None, "")
-    how = HubSettings(runtime.offline, runtime.cache_dir), scores, runtime.model_impl, CPU if on_cpu else "cuda"
-    found = inspect_checkpoint(name, dtype, quantization, *of_role, *how)
+    how = runtime if scores else replace(runtime, verifier_family=None, verifier_reference="")
+    found = inspect_checkpoint(name, dtype, quantization, how, scores, CPU if on_cpu else "cuda")
     outputs = 2 if scores else found.config.vocab_size
     return ModelShape(name, found.config, outputs, dtype.itemsize, found.quantization, found.weight_bytes)
 

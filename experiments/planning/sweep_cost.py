@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -10,9 +11,9 @@ from espalier.engine.roles import GENERATOR
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.fewer_paths import holds_the_paths_of
 from espalier.experiments.runs.folder import read_samples
-from espalier.experiments.runs.grid import cell_name, distinct, key_of, varied_fields
+from espalier.experiments.runs.grid import distinct
 from espalier.experiments.runs.record import Sample
-from espalier.experiments.runs.sweep import held_requests
+from espalier.experiments.runs.sweep import Place, held_requests, places_of
 from espalier.search.algorithms import algorithm_of, memory_estimate, named, needs_verifier, with_defaults
 from espalier.search.common_fields import DEFAULT_MAX_STEPS
 from espalier.search.request import SearchRequest
@@ -53,18 +54,6 @@ class Estimate:
     basis: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    name: str
-    request: SearchRequest
-    samples: list[Sample]
-
-    @property
-    def searched(self) -> list[Sample]:
-        """Samples with a search of their own, which tell what it costs."""
-        return [sample for sample in self.samples if not sample.derived_from]
-
-
 def estimates(
     requests: Sequence[SearchRequest],
     problems: Sequence[Problem],
@@ -94,49 +83,45 @@ def estimates(
     requests = [named(request, "steps") for request in requests]
     models = planned_models(runtime, any(map(needs_verifier, requests)), resolve_dtype(runtime.dtype, runtime.device))
     kv_bytes_per_token = {role: model.kv_bytes_per_token for role, model in models.items()}
-    searches = distinct(requests, with_defaults)
-    by_id = {problem.unique_id: problem for problem in problems}
-    held: list[_Measured] = []
-    for path, request in held_requests(folder):
-        samples = [s for s in read_samples(path) if not s.refused]
-        held.append(_Measured(path.name, request, [s for s in samples if s.unique_id in by_id]))
-    full = [_filled(request, held) for request in searches]
-    varied = varied_fields([*(with_defaults(each.request) for each in held), *full])
+    found = held_requests(folder)
+    fill = partial(_filled, opened=found[0][1] if found else None)
+    held = [Place(path, request, fill(request)) for path, request in found]
+    places = places_of(folder, distinct(requests, with_defaults), held, fill)
+    ids = {problem.unique_id for problem in problems}
+    samples = {each.path: [s for s in read_samples(each.path) if not s.refused and s.unique_id in ids] for each in held}
+    # Samples with a search of their own tell what it costs.
+    usages = {path: [sample for sample in its if not sample.derived_from] for path, its in samples.items()}
     wanted = {(problem.unique_id, epoch) for problem in asked for epoch in range(epochs)}
-    owned = [next((each for each in held if _same(request, each.request)), None) for request in searches]
-    missing = [wanted - {sample.key for sample in own.samples} if own else wanted for own in owned]
-    found: list[Estimate] = []
-    for request, filled, own, lacking in zip(searches, full, owned, missing, strict=True):
-        left = set(lacking)
-        for other, its in zip(full, missing, strict=True):
-            if share_work and holds_the_paths_of(other, filled):
-                left -= its
-        name = own.name if own else cell_name(filled, varied)
-        done, count = len(wanted) - len(lacking), len(left)
+    missing = {each.path: wanted - {sample.key for sample in samples.get(each.path, ())} for each in places}
+    costs: list[Estimate] = []
+    for place in places:
+        lacking = missing[place.path]
+        larger = [each for each in places if share_work and holds_the_paths_of(each.effective, place.effective)]
+        count = len(lacking.difference(*(missing[each.path] for each in larger)))
         derived = Estimate("", 0, 1, 0, 0, 0, 0, DERIVED)
-        one = derived if lacking and not left else _one(request, own, held, kv_bytes_per_token)
+        one = derived if lacking and not count else _one(place, held, usages, kv_bytes_per_token)
         tokens = {"generated_tokens": count * one.generated_tokens, "verifier_tokens": count * one.verifier_tokens}
         minutes = None if one.minutes is None else count * one.minutes
-        found.append(replace(one, name=name, done=done, searches=count, minutes=minutes, **tokens))
-    return found
+        done = len(wanted) - len(lacking)
+        costs.append(replace(one, name=place.path.name, done=done, searches=count, minutes=minutes, **tokens))
+    return costs
 
 
 def _one(
-    request: SearchRequest, own: _Measured | None, held: Sequence[_Measured], kv_bytes_per_token: Mapping[str, int]
+    place: Place, held: Sequence[Place], samples: Mapping[Path, Sequence[Sample]], kv_bytes_per_token: Mapping[str, int]
 ) -> Estimate:
-    """Expected cost of one search."""
-    wanted = _steps_in_parallel(request)
-    alike = [each for each in held if each.searched and each.request.algorithm == request.algorithm]
-    nearest = min(alike, key=lambda each: abs(math.log(_steps_in_parallel(each.request) / wanted)), default=None)
-    source = own if own and own.searched else nearest
+    """Expected cost of one search, from the samples of its cell or of the most similar one."""
+    wanted = _steps_in_parallel(place.request)
+    alike = [each for each in held if samples[each.path] and each.request.algorithm == place.request.algorithm]
+    scales = {each.path: wanted / _steps_in_parallel(each.request) for each in alike}
+    source = min(scales, key=lambda path: (path != place.path, abs(math.log(scales[path]))), default=None)
     if source is None:
-        return _longest(request, kv_bytes_per_token)
-    scale = 1.0 if source is own else wanted / _steps_in_parallel(source.request)
-    usages = [sample.usage for sample in source.searched]
+        return _longest(place.request, kv_bytes_per_token)
+    scale, usages = scales[source], [sample.usage for sample in samples[source]]
     generated, verified = (scale * fmean(u[name] for u in usages) for name in ("generated_tokens", "verifier_tokens"))
-    minutes = scale * fmean(sample.wall_seconds for sample in source.searched) / 60 or None
+    minutes = scale * fmean(sample.wall_seconds for sample in samples[source]) / 60 or None
     peak = max(1.0, scale) * max(usage["peak_kv_bytes"] for usage in usages)
-    basis = MEASURED if source is own else f"{SCALED} {source.name}"
+    basis = MEASURED if source == place.path else f"{SCALED} {source.name}"
     return Estimate("", 0, 1, generated, verified, minutes, peak, basis)
 
 
@@ -161,18 +146,8 @@ def _steps_in_parallel(request: SearchRequest) -> float:
     return steps / (request.max_steps or DEFAULT_MAX_STEPS) or paths  # a path besides many steps hardly counts
 
 
-def _filled(request: SearchRequest, held: Sequence[_Measured]) -> SearchRequest:
-    """The request with its defaults; those of the checkpoint as the first run folder has them, if there is one."""
+def _filled(request: SearchRequest, opened: SearchRequest | None) -> SearchRequest:
+    """The request with its defaults; those of the checkpoint as in `opened`, the search of a run folder, if any."""
     full = with_defaults(request)
-    if not held:
-        return full
-    opened = {name: getattr(held[0].request, name) for name in _OF_CHECKPOINT if getattr(full, name) is None}
-    return replace(full, **opened)
-
-
-def _same(asked: SearchRequest, held: SearchRequest) -> bool:
-    """Return true if the held search, which has no open fields, is the asked one as far as that says."""
-    full = with_defaults(asked)
-    known = {name: value for name, value in full.to_dict().items() if value is not None}
-    filled = replace(with_defaults(held), **known)
-    return key_of(filled) == key_of(with_defaults(held))
+    left = [name for name in _OF_CHECKPOINT if getattr(full, name) is None]
+    return replace(full, **{name: getattr(opened, name) for name in left}) if opened else full

@@ -38,9 +38,8 @@ def log_report(tracker: Tracker, report: "Report", folder: Path) -> None:
     """Send every run of `report` to `tracker`; the report's files in `folder` too, except to TensorBoard.
 
     Raises:
-        EspalierError: the tracker's library is not installed, or it fails.
+        EspalierError: the tracker fails; see also `check_installed`.
     """
-    check_installed(tracker)
     send = {Tracker.TENSORBOARD: _to_tensorboard, Tracker.MLFLOW: _to_mlflow, Tracker.WANDB: _to_wandb}[tracker]
     files = sorted(file for file in folder.iterdir() if file.suffix in (".html", ".md", ".csv", ".png", ".svg"))
     try:

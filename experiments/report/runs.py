@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,10 +60,10 @@ class Run:
     @cached_property
     def by_problem(self) -> dict[str, list[Sample]]:
         """Samples of each problem, by its id."""
-        found: dict[str, list[Sample]] = {}
+        found: dict[str, list[Sample]] = defaultdict(list)
         for sample in self.samples:
-            found.setdefault(sample.unique_id, []).append(sample)
-        return found
+            found[sample.unique_id].append(sample)
+        return dict(found)
 
     @property
     def algorithm(self) -> str:
@@ -118,7 +119,7 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
         if not path.is_dir():
             raise EspalierError(f"no folder {str(path)!r}; name folders that `espalier eval --out` or sweep wrote")
         itself = (path / CONFIG).is_file() and (path / SAMPLES).is_file()
-        found = [path] if itself else [folder for folder in _configured(path) if _size(folder / SAMPLES)]
+        found = [path] if itself else list(filter(_is_begun, _configured(path)))
         if not found:
             raise EspalierError(f"{path} holds no run: neither it nor a folder in it has {CONFIG} and {SAMPLES}")
         folders |= dict.fromkeys(folder.resolve() for folder in found)
@@ -148,15 +149,13 @@ def load_recorded_paths(folder: Path) -> Run:
 def runs_not_begun(paths: Sequence[Path]) -> list[str]:
     """Names of the run folders in `paths` that an interrupted sweep has made, and not come to."""
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _configured(path)))
-    return [
-        name
-        for folder, name in zip(folders, _names(folders), strict=True)
-        if not _size(folder / SAMPLES) and _asks(folder)
-    ]
+    named = zip(folders, _names(folders), strict=True)
+    return [name for folder, name in named if not _is_begun(folder) and _asks(folder)]
 
 
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.is_file() else 0
+def _is_begun(folder: Path) -> bool:
+    samples = folder / SAMPLES
+    return samples.is_file() and samples.stat().st_size > 0
 
 
 def _asks(folder: Path) -> bool:
@@ -172,9 +171,8 @@ def differing_fields(runs: Sequence[Run]) -> list[str]:
     """Fields of the configuration with different values in those runs that have them, without the algorithm."""
     fields = dict.fromkeys(field for run in runs for field in run.configuration)
     values = {field: [run.setting(field) for run in runs] for field in fields if field != "algorithm"}
-    return [
-        field for field, found in values.items() if len({json.dumps(v) for v in found if v is not None}) > 1
-    ]  # None: not used by that run
+    used = {field: {json.dumps(value) for value in found if value is not None} for field, found in values.items()}
+    return [field for field, found in used.items() if len(found) > 1]
 
 
 def field_title(field: str) -> str:
@@ -197,7 +195,7 @@ def _names(folders: list[Path]) -> list[str]:
     """Paths relative to the lowest folder that holds all of them."""
     if len(folders) < 2:
         return [folder.name for folder in folders]
-    common = Path(os.path.commonpath(folders))
+    common = os.path.commonpath(folders)
     return [folder.relative_to(common).as_posix() for folder in folders]
 
 

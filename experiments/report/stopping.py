@@ -108,9 +108,8 @@ def _replay_run(run: Run, rules: Sequence[StopRule]) -> list[ReplayedRule]:
         right, tokens, ended = zip(*(_replay(sample, paths, rule) for sample, paths in searches), strict=True)
         if rule is None:
             was_right, before = right, fmean(tokens)
-        lost, won = (
-            sum(a and not b for a, b in zip(*pair, strict=True)) for pair in ((was_right, right), (right, was_right))
-        )
+        won = sum(now and not before for before, now in zip(was_right, right, strict=True))
+        lost = won + sum(was_right) - sum(right)
         interval = (won - lost) / len(right), *paired_interval(lost, won, len(right))
         spent, saved = fmean(tokens), 1 - fmean(tokens) / before
         rows.append(ReplayedRule(run.name, rule, fmean(right), *interval, spent, saved, sum(ended)))

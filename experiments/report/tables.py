@@ -1,12 +1,87 @@
-"""The tables of a report: one row per run, and one per pair of runs."""
+"""The tables of a report: one row per run, and one per pair of runs; paired differences over what both searched."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import fmean
 
-from espalier.experiments.report.differences import Difference
 from espalier.experiments.report.runs import Run, differing_fields, field_title
+from espalier.experiments.runs.statistics import adjusted_p, mcnemar_p, paired_bootstrap_interval, paired_interval
 from espalier.experiments.runs.summary import Summary, grouped
 from espalier.experiments.runs.table import Table
 from espalier.search.result import USAGE_COUNTERS
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The second run's accuracy less the first one's, over the problems of both.
+
+    Attributes:
+        first: one run.
+        second: the other run.
+        problems: number of problems of both.
+        first_accuracy: accuracy of the first run on these; mean over problems.
+        second_accuracy: the same for the second run.
+        low: lower end of the 95% interval of the difference: the one that agrees with p, or a bootstrap's where there
+            is no p; None for a bootstrap of fewer than two problems.
+        high: upper end.
+        only_first: ids of the problems that the first run solves and the second does not; with several epochs, that
+            it solves more often.
+        only_second: the same for the second run.
+        p: McNemar's exact p; None if a run has several epochs.
+        adjusted: p adjusted for the number of pairs in the report (Benjamini and Hochberg).
+    """
+
+    first: Run
+    second: Run
+    problems: int
+    first_accuracy: float
+    second_accuracy: float
+    low: float | None
+    high: float | None
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+    p: float | None
+    adjusted: float | None = None
+
+    @property
+    def difference(self) -> float:
+        """Second accuracy less first accuracy."""
+        return self.second_accuracy - self.first_accuracy
+
+
+def differences(runs: Sequence[Run], resamples: int = 10_000, seed: int = 0) -> list[Difference]:
+    """Compare each pair of runs that share problems.
+
+    Args:
+        runs: the runs.
+        resamples: bootstrap resamples of the problems, for runs with several epochs.
+        seed: seed of the bootstrap.
+
+    Raises:
+        EspalierError: scipy is not installed.
+    """
+    found = list(filter(None, (_compare(first, second, resamples, seed) for first, second in combinations(runs, 2))))
+    adjusted = iter(adjusted_p([difference.p for difference in found if difference.p is not None]))
+    return [d if d.p is None else replace(d, adjusted=next(adjusted)) for d in found]
+
+
+def _compare(first: Run, second: Run, resamples: int, seed: int) -> Difference | None:
+    ours, theirs = first.by_problem, second.by_problem
+    both = sorted(name for name in ours.keys() & theirs.keys() if ours[name][0].asked == theirs[name][0].asked)
+    if not both:
+        return None
+    before, after = ({name: fmean(s.correct for s in its[name]) for name in both} for its in (ours, theirs))
+    only_first = tuple(name for name in both if before[name] > after[name])
+    only_second = tuple(name for name in both if after[name] > before[name])
+    counts, p = (len(only_first), len(only_second)), None
+    if first.summary.epochs == second.summary.epochs == 1:
+        interval, p = paired_interval(*counts, len(both)), mcnemar_p(*counts)
+    else:
+        interval = paired_bootstrap_interval([after[name] - before[name] for name in both], resamples, seed)
+    low, high = interval or (None, None)
+    means = fmean(before.values()), fmean(after.values())
+    return Difference(first, second, len(both), *means, low, high, only_first, only_second, p)
 
 
 def main_table(runs: Sequence[Run]) -> Table:
@@ -70,9 +145,8 @@ FIGURES = (
 
 def figures(run: Run) -> dict[str, float]:
     """The figures of a run by name, nothing rounded; those without a value are left out."""
-    values = {name: getattr(run.summary, name) for name in FIGURES}
-    if not run.summary.is_graded:
-        values |= dict.fromkeys(("accuracy", "low", "high", "standard_error"))
+    ungraded = () if run.summary.is_graded else ("accuracy", "low", "high", "standard_error")
+    values = {name: getattr(run.summary, name) for name in FIGURES} | dict.fromkeys(ungraded)
     values["unanswered"] = sum(run.summary.unanswered.values())
     values |= {f"pass_at_{k}": value for k, value in run.summary.pass_at.items()}
     return {name: value for name, value in values.items() if value is not None}
@@ -111,20 +185,23 @@ def difference_data(found: Sequence[Difference]) -> Table:
 
 def difference_table(found: Sequence[Difference]) -> Table:
     """One row per pair, for readers."""
-    columns = (
-        "first", "second", "problems", "second − first, points", "95% interval", "only first solves",
-        "only second solves", "McNemar p", "adjusted p",
-    )  # fmt: skip
-    return Table(columns, [[d.first.name, d.second.name, str(d.problems), *difference_cells(d)] for d in found])
+    names = (
+        "second − first, points",
+        "95% interval",
+        "only first solves",
+        "only second solves",
+        "McNemar p",
+        "adjusted p",
+    )
+    rows = [[d.first.name, d.second.name, str(d.problems), *difference_cells(d)] for d in found]
+    return Table(("first", "second", "problems", *names), rows)
 
 
 def difference_cells(d: Difference) -> list[str]:
     """Formatted difference, interval, counts of disagreements, and p."""
     interval = "–" if d.low is None or d.high is None else f"[{_points(d.low)}, {_points(d.high)}]"
-    return [
-        *(_points(d.difference), interval, str(len(d.only_first)), str(len(d.only_second))),
-        *(_probability(d.p), _probability(d.adjusted)),
-    ]
+    counts = str(len(d.only_first)), str(len(d.only_second))
+    return [_points(d.difference), interval, *counts, _probability(d.p), _probability(d.adjusted)]
 
 
 def breakdown_tables(runs: Sequence[Run]) -> list[tuple[str, Table]]:
@@ -138,17 +215,15 @@ def breakdown_tables(runs: Sequence[Run]) -> list[tuple[str, Table]]:
         columns: dict[str, list[str]] = {}
         for group in sorted(set().union(*by_run)):
             solved = [right.get(group, []) for right in by_run]
-            alike = len(set(map(len, solved))) == 1
-            title = f"{group} (n={len(solved[0])})" if alike else str(group)
-            columns[title] = [_share(each, not alike) for each in solved]
+            counts = [f" (n={len(each)})" for each in solved]
+            alike = len(set(counts)) == 1
+            columns[f"{group}{counts[0] * alike}"] = [
+                f"{100 * fmean(each):.0f}{count * (not alike)}" if each else "–"
+                for each, count in zip(solved, counts, strict=True)
+            ]
         if columns:
             found.append((field, Table.of({**_named(runs), **columns})))
     return found
-
-
-def _share(solved: Sequence[bool], tells: bool) -> str:
-    """Accuracy in percent, with the number of searches if it `tells`; a dash without any."""
-    return (f"{100 * sum(solved) / len(solved):.0f}" + f" (n={len(solved)})" * tells) if solved else "–"
 
 
 def _ks(runs: Sequence[Run]) -> list[int]:

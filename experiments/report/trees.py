@@ -1,7 +1,7 @@
 """Search trees as lines of text, for the page and the terminal; and what each run of a report made of each problem."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,26 +82,26 @@ def tree_lines(nodes: Sequence[NodeRecord], selected: Collection[int]) -> list[L
         children[node.parent_id].append(node)
     ends = [node.node_id for node in by_id.values() if node.termination in COMPLETE]
     complete = {node.node_id for end in ends for node in path_to(by_id, end)}
-    lines: list[Line] = []
 
-    def draw(parent: int, depth: int) -> None:
-        below = sorted(
-            children[parent], key=lambda n: (n.node_id not in selected, n.node_id not in complete, -(n.score or 0))
-        )
-        dead = [n for n in below if n.node_id not in complete.union(selected) and not children[n.node_id]]
+    def drawn(parent: int, depth: int) -> Iterator[Line]:
+        rank = {
+            n.node_id: (n.node_id not in selected, n.node_id not in complete, -(n.score or 0)) for n in children[parent]
+        }
+        below = sorted(children[parent], key=lambda node: rank[node.node_id])
+        hidden = [n for n in below if n.node_id not in complete.union(selected) and not children[n.node_id]][
+            _MAX_PRUNED:
+        ]
         for node in below:
-            if node not in dead[_MAX_PRUNED:]:
+            if node not in hidden:
                 notes = [f"×{node.multiplicity}"] * (node.multiplicity > 1) + [_ENDED.get(node.termination, "")]
-                text, chosen = node.text.strip() or "(end)", node.node_id in selected
-                faded = not chosen and node.node_id not in complete
-                lines.append(Line(depth, text, node.score, "  ".join(filter(None, notes)), chosen, faded))
-                draw(node.node_id, depth + 1)
-        if hidden := len(dead[_MAX_PRUNED:]):
-            lines.append(Line(depth, f"and {hidden} more", faded=True, left_out=hidden))
+                chosen = node.node_id in selected
+                faded, note = not chosen and node.node_id not in complete, "  ".join(filter(None, notes))
+                yield Line(depth, node.text.strip() or "(end)", node.score, note, chosen, faded)
+                yield from drawn(node.node_id, depth + 1)
+        if hidden:
+            yield Line(depth, f"and {len(hidden)} more", faded=True, left_out=len(hidden))
 
-    for root in children[None]:
-        draw(root.node_id, 0)
-    return lines
+    return [line for root in children[None] for line in drawn(root.node_id, 0)]
 
 
 def selected_nodes(nodes: Sequence[NodeRecord], text: str) -> list[int]:

@@ -8,7 +8,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.report import tables
-from espalier.experiments.report.differences import Difference, differences
 from espalier.experiments.report.plots import Plot, draw_plots
 from espalier.experiments.report.runs import Run
 from espalier.experiments.report.stopping import ReplayedRule, stopping_table
@@ -37,7 +36,7 @@ class Report:
 
     title: str
     runs: Sequence[Run]
-    differences: list[Difference]
+    differences: list[tables.Difference]
     problems: list[ProblemRow]
     problem_count: int
     plots: list[Plot]
@@ -82,7 +81,7 @@ def write_report(
     Raises:
         EspalierError: a file cannot be written, a file of trees is damaged, or scipy is not installed.
     """
-    compared = differences(runs, resamples, seed)
+    compared = tables.differences(runs, resamples, seed)
     rows, count = problem_rows(runs, most_problems)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from io import StringIO
 from itertools import chain
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from espalier.engine.errors import EspalierError, nearest, nearest_file
-from espalier.search.conversation import ChatMessage, ChatRole, split_conversation
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Suffixes of files; one without any of them is read as JSON."""
@@ -32,8 +31,7 @@ _BLANKS = re.compile(r"[ \t\r\n]*+")
 _HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 _PART = re.compile(r"((?P<configuration>[^/]+)/)?(?P<split>[^/]+)")
 _ROWS_AT_ONCE = 256
-_MAX_INTEGER_DIGITS = 4300
-"""Digits that Python reads as one number by default."""
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _SAVED = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes into a folder of several splits, and of one."""
 
@@ -94,28 +92,22 @@ def _source_and_part(name: str) -> tuple[str, Part]:
 
 def _of_file(path: Path) -> Iterator[Record]:
     """Records of a file, by its suffix; JSON unless it is another one."""
-    readers: dict[str, Callable[[Path], Iterator[Record]]] = {
-        ".csv": _of_table,
-        ".tsv": _of_table,
-        ".parquet": _of_parquet,
-    }
-    return readers.get(path.suffix.lower(), read_json)(path)
+    suffix = path.suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        return _of_table(path)
+    return _of_parquet(path) if suffix == ".parquet" else read_json(path)
 
 
-def _read(path: Path, any_newline: bool = True) -> str:
-    """The text of a file, with the same end of all its lines unless told otherwise."""
+def _read(path: Path) -> str:
+    """The text of a file, with the ends of lines that it has."""
     try:
-        content = path.read_bytes()
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise BenchmarkError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise BenchmarkError(
-            f"{path}:{line}: not text in UTF-8: {error.reason} ({error.object[error.start]:#x})"
-        ) from error
-    return text.replace("\r\n", "\n").replace("\r", "\n") if any_newline else text
+        line = error.object.count(b"\n", 0, error.start) + 1
+        wrong = f"{error.reason} ({error.object[error.start]:#x})"
+        raise BenchmarkError(f"{path}:{line}: not text in UTF-8: {wrong}") from error
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -127,7 +119,7 @@ def read_json(path: Path) -> Iterator[Record]:
     Raises:
         BenchmarkError: the file cannot be read or is no such JSON; names the line.
     """
-    text = _read(path)
+    text = _read(path).replace("\r\n", "\n").replace("\r", "\n")
     if text.lstrip().startswith("["):
         yield from _of_json_array(path, text)
         return
@@ -135,13 +127,13 @@ def read_json(path: Path) -> Iterator[Record]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             with _json_errors(path, number, number):
-                fields = json.loads(line, object_pairs_hook=_object, parse_int=_integer)
+                fields = json.loads(line, object_pairs_hook=_object)
             yield _whole(Record(f"{path}:{number}", number, fields), line)
 
 
 def _of_json_array(path: Path, text: str) -> Iterator[Record]:
     """Parse records one by one, so that each has its line number, and stop when no more are needed."""
-    decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)
+    decoder = json.JSONDecoder(object_pairs_hook=_object)
     position, line, counted, number = _past_blanks(text, text.index("[") + 1), 1, 0, 0
     while number or not text.startswith("]", position):
         number += 1
@@ -159,22 +151,14 @@ def _of_json_array(path: Path, text: str) -> Iterator[Record]:
         raise BenchmarkError(f"{path}: there is text after the array of records")
 
 
-class _RepeatedNameError(Exception):
-    """An object names a field twice; json would take the last of them."""
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object, unless it names a field twice: json would take the last of them."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _RepeatedNameError(next(name for name in names if names.count(name) > 1))
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object names {repeated!r} twice")
     return fields
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > _MAX_INTEGER_DIGITS:
-        raise ValueError(f"an integer of {len(digits)} digits; write it as a text")
-    return int(digits)
 
 
 def _whole(record: Record, text: str) -> Record:
@@ -182,13 +166,9 @@ def _whole(record: Record, text: str) -> Record:
     if "\\ud" in text or "\\uD" in text:
         named = record.fields.items() if isinstance(record.fields, dict) else [("record", record.fields)]
         for name, value in named:
-            try:
-                json.dumps([name, value], ensure_ascii=False).encode()
-            except UnicodeEncodeError as error:
-                lone = error.object[error.start : error.start + 1].encode("ascii", "backslashreplace").decode()
-                raise BenchmarkError(
-                    f"{record.place}: its {name!a} holds {lone}, a lone surrogate, which is no character"
-                ) from error
+            if lone := _LONE_SURROGATE.search(json.dumps([name, value], ensure_ascii=False)):
+                what = f"holds {lone[0]!a}, a lone surrogate, which is no character"
+                raise BenchmarkError(f"{record.place}: its {name!a} {what}")
     return record
 
 
@@ -206,8 +186,6 @@ def _json_errors(path: Path, first_line: int, line: int) -> Iterator[None]:
         place = f"{path}:{first_line + error.lineno - 1}"
         wanted = "one JSON object per line, or one array of objects"
         raise BenchmarkError(f"{place}: not JSON: {error.msg} (column {error.colno}); expected {wanted}") from error
-    except _RepeatedNameError as error:
-        raise BenchmarkError(f"{path}:{line}: an object names {str(error)!r} twice") from error
     except (ValueError, RecursionError) as error:
         raise BenchmarkError(f"{path}:{line}: JSON that cannot be read: {error}") from error
 
@@ -218,7 +196,7 @@ def _json_errors(path: Path, first_line: int, line: int) -> Iterator[None]:
 def _of_table(path: Path) -> Iterator[Record]:
     """Records of CSV or TSV: cells are texts, and an empty one is no value."""
     # The reader itself must see the ends of lines, which may be part of a cell.
-    rows = StringIO(_read(path, any_newline=False), newline="")
+    rows = StringIO(_read(path), newline="")
     reader = csv.reader(rows, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
     header: list[str] = []
     line, number = 1, 0  # the line on which a row begins
@@ -258,13 +236,13 @@ def _of_folder(folder: Path, part: Part) -> Iterator[Record]:
     if any((folder / name).is_file() for name in _SAVED):
         if part.configuration:
             raise BenchmarkError(f"{folder} was written by save_to_disk and has no configurations; write FOLDER:SPLIT")
-        with _dataset_errors(str(folder), part):
+        with _dataset_errors(str(folder)):
             saved = datasets.load_from_disk(str(folder))
         splits = saved if isinstance(saved, dict) else {str(saved.split or part.split or "all"): saved}
         yield from _rows(f"{folder}", splits, part)
         return
     # The library would copy the rows into its cache, and say less about wrong ones: only the files' names are from it.
-    with tempfile.TemporaryDirectory() as cache, _dataset_errors(str(folder), part):
+    with tempfile.TemporaryDirectory() as cache, _dataset_errors(str(folder)):
         builder = datasets.load_dataset_builder(str(folder), part.configuration, cache_dir=cache)
     files: Mapping[str, Iterable[str]] = {str(split): found for split, found in builder.config.data_files.items()}
     paths = [Path(file) for file in files[_chosen(str(folder), files, part)]]
@@ -280,7 +258,7 @@ def _of_hub(repository: str, revision: str | None, part: Part, offline: bool) ->
     config = datasets.config  # the library has no argument for it, and reads the environment only when imported
     before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, offline or config.HF_HUB_OFFLINE
     try:
-        with _dataset_errors(repository, part, revision):
+        with _dataset_errors(repository):
             splits = datasets.load_dataset(repository, part.configuration, revision=revision)
     finally:
         config.HF_HUB_OFFLINE = before
@@ -313,23 +291,14 @@ def _chosen(name: str, splits: Iterable[str], part: Part) -> str:
 
 
 @contextmanager
-def _dataset_errors(source: str, part: Part, revision: str | None = None) -> Iterator[None]:
+def _dataset_errors(source: str) -> Iterator[None]:
     """Turn the library's errors into BenchmarkErrors; it raises many kinds, and of the hub's client and of Arrow."""
     try:
         yield
     except Exception as error:
-        known: list[str] = []
-        datasets = import_module("datasets")
-        knows = Path(source).is_dir() or not datasets.config.HF_HUB_OFFLINE
-        if knows and isinstance(error, ValueError):  # no such configuration, or several and none named
-            with suppress(Exception):
-                known = datasets.get_dataset_config_names(source, revision=revision)
-        if known and part.configuration not in known:
-            lacks = f"no configuration {part.configuration!r}" if part.configuration else "several configurations"
-            raise BenchmarkError(
-                f"{source} has {lacks}; it has {', '.join(known)}: write {source}:{known[0]}/SPLIT"
-            ) from error
-        raise BenchmarkError(f"cannot load {source} by the datasets library: {_in_one_line(error)}") from error
+        # With one of these, the library lists the configurations that there are.
+        hint = f"; write {source}:CONFIGURATION/SPLIT" if isinstance(error, ValueError) else ""
+        raise BenchmarkError(f"cannot load {source} by the datasets library: {_in_one_line(error)}{hint}") from error
 
 
 def _library(name: str, wanted_for: object) -> Any:
@@ -345,111 +314,3 @@ def _library(name: str, wanted_for: object) -> Any:
 
 def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-# --- Fields ----------------------------------------------------------------------------------------------------------
-
-
-def value_at(fields: Mapping[str, Any], name: str) -> Any:
-    """The value of a field; None without it.
-
-    Args:
-        fields: the record.
-        name: the field's name, or the way to one within it, as in `reward_model.ground_truth` and `prompt.0.content`.
-    """
-    if name in fields:
-        return fields[name]
-    found: Any = fields
-    for part in name.split("."):
-        if isinstance(found, Mapping):
-            found = found.get(part)
-        elif isinstance(found, list) and part.isascii() and part.isdecimal() and int(part) < len(found):
-            found = found[int(part)]
-        else:
-            return None
-    return found
-
-
-def names_in(fields: Mapping[str, Any]) -> list[str]:
-    """Names of a record's fields; of an object, the names that `value_at` takes for what it holds."""
-    return [
-        name
-        for outer, value in fields.items()
-        for name in ([f"{outer}.{inner}" for inner in value] if isinstance(value, Mapping) and value else [outer])
-    ]
-
-
-_ROLES = (ChatRole.SYSTEM, ChatRole.USER, ChatRole.ASSISTANT)
-
-
-def read_chat(messages: Sequence[Any]) -> tuple[str, tuple[ChatMessage, ...]]:
-    """The last message of the user in a conversation, and the messages around it: behind it are the system's alone.
-
-    Args:
-        messages: objects with a `role` and a `content`: a text, or a list of OpenAI's parts of text.
-
-    Raises:
-        ValueError: they are not; says what is wrong with which message.
-    """
-    read = [_message(number, message) for number, message in enumerate(messages, start=1)]
-    spoken = [message.role for message in read if message.role is not ChatRole.SYSTEM]
-    if spoken[-1:] != [ChatRole.USER]:
-        last = f"the last of its {len(read)} messages is the {read[-1].role}'s" if read else "it has no messages"
-        raise ValueError(f"{last}, and a problem is a message of the user")
-    return split_conversation(read)
-
-
-def _message(number: int, message: Any) -> ChatMessage:
-    if not isinstance(message, Mapping):
-        raise ValueError(f"message {number} is no object with a role and a content")
-    role, content = message.get("role"), message.get("content")
-    if role not in _ROLES:
-        raise ValueError(f"the role of message {number} is {role!r}, none of {', '.join(_ROLES)}")
-    if isinstance(content, list):  # parts in OpenAI's form
-        texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
-        known = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
-        content = "".join(map(str, texts)) if known else None
-    if not isinstance(content, str):
-        raise ValueError(f"the content of message {number} is no text")
-    thought = message.get("reasoning_content") or message.get("reasoning") or ""
-    if not isinstance(thought, str):
-        raise ValueError(f"the reasoning of message {number} is no text")
-    return ChatMessage(ChatRole(role), content, thought)
-
-
-def as_listed(value: Any) -> Any:
-    """The texts of a list that is itself written as a text, as in `["1", "2"]`; anything else as it is."""
-    if not isinstance(value, str) or not value.lstrip().startswith('["'):
-        return value
-    try:
-        listed = json.loads(value)
-    except ValueError:
-        return value
-    return listed if all(isinstance(each, str) for each in listed) else value
-
-
-class UniqueIds:
-    """Gives each record an id of its own.
-
-    The second record of an id gets `ID#2`, and so on. Only the records before it count, so that an id does not depend
-    on how many are read, and a run goes on with the ids that it began with.
-
-    Attributes:
-        repeats: of each record whose id was taken, its place, its id, and the one it got instead.
-    """
-
-    def __init__(self) -> None:
-        self.repeats: list[tuple[str, str, str]] = []
-        self._taken: set[str] = set()
-        self._counts: dict[str, int] = {}
-
-    def of(self, wanted: str, place: str) -> str:
-        """The id of the next record, which says `wanted` and is at `place`."""
-        given = wanted
-        while given in self._taken:
-            self._counts[wanted] = self._counts.get(wanted, 1) + 1
-            given = f"{wanted}#{self._counts[wanted]}"
-        self._taken.add(given)
-        if given != wanted:
-            self.repeats.append((place, wanted, given))
-        return given

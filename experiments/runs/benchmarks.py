@@ -31,28 +31,21 @@ Its proofs, and answers that a human must judge, cannot be graded, and its image
 refused. Unlike the authors' judge, a number without a percent sign is not right for being 100 times too large or small.
 """
 
+import json
 import logging
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import islice
 from typing import Any
 
 from espalier.experiments.demo import benchmark_path
-from espalier.experiments.runs.benchmark_files import (
-    BenchmarkError,
-    Record,
-    UniqueIds,
-    as_listed,
-    names_in,
-    read_chat,
-    read_records,
-    value_at,
-)
-from espalier.search.conversation import ChatMessage
+from espalier.experiments.runs.benchmark_files import BenchmarkError, Record, read_records
+from espalier.search.conversation import ChatMessage, ChatRole, split_conversation
 from espalier.search.grading.answers import boxed, doubt_of, extract_gold
 
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -65,6 +58,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 """Fields read from a record and their possible names; a plus joins two texts, a dot leads into a field."""
 
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+_ROLES = (ChatRole.SYSTEM, ChatRole.USER, ChatRole.ASSISTANT)
 _SHOWN_FIELDS = 12
 _MAX_SHOWN = 40
 _MAX_LEVEL_DIGITS = 9
@@ -126,25 +120,39 @@ def load_benchmark(
         return _demo_training(_DEMO_TRAINING if limit is None else limit)
     source, records = read_records(str(benchmark_path()) if name == "demo" else name, offline)
     problems: list[Problem] = []
-    ids, doubts = UniqueIds(), list[str]()
+    doubts, repeats, taken = list[str](), list[str](), Counter[str]()
     for record in islice(records, limit):
         reading = _Reading(record, field_map or {})
         problem = reading.problem(f"{source}/{record.number}")
         doubts += reading.doubts
-        problems.append(replace(problem, unique_id=ids.of(problem.unique_id, record.place)))
+        given = _unique(problem.unique_id, taken)
+        if given != problem.unique_id:
+            repeats.append(f"{record.place}: {problem.unique_id!r} becomes {given!r}")
+        problems.append(replace(problem, unique_id=given))
     if not problems:
         raise BenchmarkError(f"{name} holds no problems")
     if doubts:
         shown = "; ".join(doubts[:_SHOWN_GOLDS] + ["…"] * (len(doubts) > _SHOWN_GOLDS))
         of = f"{len(doubts)} of {len(problems)} problems of {name}"
         notify(f"{of} have a gold answer that only the same text equals: {shown}")
-    if ids.repeats:
-        place, wanted, given = ids.repeats[0]
-        notify(
-            f"{len(ids.repeats)} of {len(problems)} records of {name} repeat the id of an earlier one and get a number "
-            f"behind it, first {place}: {wanted!r} becomes {given!r}"
-        )
+    if repeats:
+        of = f"{len(repeats)} of {len(problems)} records of {name}"
+        notify(f"{of} repeat the id of an earlier one and get a number behind it, first {repeats[0]}")
     return problems
+
+
+def _unique(wanted: str, taken: Counter[str]) -> str:
+    """The id of the next record, which says `wanted`: that, or `ID#2` and so on where it is `taken`.
+
+    Only the records before it count, so that an id does not depend on how many are read, and a run goes on with the
+    ids that it began with.
+    """
+    given = wanted
+    while taken[given]:
+        taken[wanted] += 1
+        given = f"{wanted}#{taken[wanted]}"
+    taken[given] += 1
+    return given
 
 
 def _demo_training(count: int) -> list[Problem]:
@@ -178,7 +186,7 @@ class _Reading:
         if not isinstance(value, str | list):
             raise self._error(f"its {name} is {_kind(value)}, not text or a list of messages")
         try:
-            text, history = (value, ()) if isinstance(value, str) else read_chat(value)
+            text, history = (value, ()) if isinstance(value, str) else _read_chat(value)
         except ValueError as error:
             raise self._error(f"its {name} is no conversation: {error}") from None
         if not text.strip():
@@ -195,7 +203,7 @@ class _Reading:
         """The first name under which the record has a field, and its value."""
         for found in self._found(what):
             return found
-        names = names_in(self._record)
+        names = _names_in(self._record)
         shown = ", ".join(names[:_SHOWN_FIELDS]) + (", …" if len(names) > _SHOWN_FIELDS else "")
         wanted = ", ".join([self._map[what]] if what in self._map else FIELDS[what]).replace("+", " and ")
         flag = f"name it with --field-map {what}=NAME, or NAME.FIELD for a field within it"
@@ -206,7 +214,7 @@ class _Reading:
         mapped = what in self._map
         fields = self._record if mapped else self._folded
         for name in (self._map[what],) if mapped else FIELDS[what]:
-            values = [value_at(fields, part) for part in (name if mapped else name.lower()).split("+")]
+            values = [_value_at(fields, part) for part in (name if mapped else name.lower()).split("+")]
             if len(values) > 1 and all(isinstance(value, str) for value in values):
                 yield name, " ".join(str(value).strip() for value in values)
             elif len(values) == 1 and values[0] is not None:
@@ -217,7 +225,7 @@ class _Reading:
         return iter([self._take(what)]) if what in self._map else self._found(what)
 
     def _golds(self, name: str, value: Any) -> tuple[str, ...]:
-        if isinstance(value := as_listed(value), list):
+        if isinstance(value := _as_listed(value), list):
             if not value:
                 raise self._error(f"its {name} is an empty list")
             if len(value) > 1 and self._wants_all():
@@ -328,3 +336,78 @@ def _plain_number(number: float) -> str:
     """Format a number as a solver would write it: 27.0 becomes 27, and there are no exponents."""
     whole = isinstance(number, int) or number.is_integer()
     return str(int(number)) if whole else format(Decimal(repr(number)), "f")
+
+
+def _value_at(fields: Mapping[str, Any], name: str) -> Any:
+    """The value of a field; None without it.
+
+    Args:
+        fields: the record.
+        name: the field's name, or the way to one within it, as in `reward_model.ground_truth` and `prompt.0.content`.
+    """
+    if name in fields:
+        return fields[name]
+    found: Any = fields
+    for part in name.split("."):
+        if isinstance(found, Mapping):
+            found = found.get(part)
+        elif isinstance(found, list) and part.isascii() and part.isdecimal() and int(part) < len(found):
+            found = found[int(part)]
+        else:
+            return None
+    return found
+
+
+def _names_in(fields: Mapping[str, Any]) -> list[str]:
+    """Names of a record's fields; of an object, the names that `_value_at` takes for what it holds."""
+    return [
+        name
+        for outer, value in fields.items()
+        for name in ([f"{outer}.{inner}" for inner in value] if isinstance(value, Mapping) and value else [outer])
+    ]
+
+
+def _read_chat(messages: Sequence[Any]) -> tuple[str, tuple[ChatMessage, ...]]:
+    """The last message of the user in a conversation, and the messages around it: behind it are the system's alone.
+
+    Args:
+        messages: objects with a `role` and a `content`: a text, or a list of OpenAI's parts of text.
+
+    Raises:
+        ValueError: they are not; says what is wrong with which message.
+    """
+    read = [_message(number, message) for number, message in enumerate(messages, start=1)]
+    spoken = [message.role for message in read if message.role is not ChatRole.SYSTEM]
+    if spoken[-1:] != [ChatRole.USER]:
+        last = f"the last of its {len(read)} messages is the {read[-1].role}'s" if read else "it has no messages"
+        raise ValueError(f"{last}, and a problem is a message of the user")
+    return split_conversation(read)
+
+
+def _message(number: int, message: Any) -> ChatMessage:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"message {number} is no object with a role and a content")
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES:
+        raise ValueError(f"the role of message {number} is {role!r}, none of {', '.join(_ROLES)}")
+    if isinstance(content, list):  # parts in OpenAI's form
+        texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        known = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+        content = "".join(map(str, texts)) if known else None
+    if not isinstance(content, str):
+        raise ValueError(f"the content of message {number} is no text")
+    thought = message.get("reasoning_content") or message.get("reasoning") or ""
+    if not isinstance(thought, str):
+        raise ValueError(f"the reasoning of message {number} is no text")
+    return ChatMessage(ChatRole(role), content, thought)
+
+
+def _as_listed(value: Any) -> Any:
+    """The texts of a list that is itself written as a text, as in `["1", "2"]`; anything else as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith('["'):
+        return value
+    try:
+        listed = json.loads(value)
+    except ValueError:
+        return value
+    return listed if all(isinstance(each, str) for each in listed) else value

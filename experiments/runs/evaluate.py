@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from io import FileIO
 from typing import Any
 
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
@@ -37,25 +36,26 @@ class _Writer:
 
     Attributes:
         samples: those that the run has, by problem and epoch.
+        missing: the searches wanted that have no sample at first, or were refused.
         paths: the N of a run whose results are derived from those of a larger search; 0 for the run that searches.
         run: name of the folder.
     """
 
-    def __init__(self, folder: RunFolder | None, problems: Sequence[Problem], paths: int = 0) -> None:
-        self.samples = {sample.key: sample for sample in folder.samples_of(problems)} if folder else {}
+    def __init__(
+        self,
+        evaluation: "Evaluation",
+        folder: RunFolder | None,
+        wanted: Iterable[_Key],
+        stack: ExitStack,
+        paths: int = 0,
+    ) -> None:
+        self.samples = {sample.key: sample for sample in folder.samples_of(evaluation.problems)} if folder else {}
+        self.missing = list(filter(self.lacks, wanted))
         self.paths = paths
         self.run = folder.folder.name if folder else ""
-        self._folder = folder
-        self._lines: FileIO | None = None
-        self._trees: FileIO | None = None
-
-    def open(self, stack: ExitStack, wanted: Iterable[_Key], keep_trees: bool) -> None:
-        """Open the files; the run will get those of `wanted` that it lacks."""
-        if self._folder:
-            self._lines = stack.enter_context(self._folder.open_samples())
-            if keep_trees:
-                missing = [key for key in wanted if self.lacks(key)]
-                self._trees = stack.enter_context(self._folder.open_trees(missing))
+        trees = folder.open_trees(self.missing) if folder and evaluation.keep_trees else None
+        self._lines = stack.enter_context(folder.open_samples()) if folder else None
+        self._trees = stack.enter_context(trees) if trees else None
 
     def lacks(self, key: _Key) -> bool:
         """Return true if the search has no sample yet, or was refused."""
@@ -153,21 +153,20 @@ class Evaluation:
         with ExitStack() as stack:
             for each in [*([folder] if folder else []), *(other for other, _ in smaller)]:
                 stack.enter_context(folder_lock(each.folder))
-            own = _Writer(folder, self.problems)
-            samples, searches = own.samples, self.searches
-            wanted = {key: problem for key, problem in searches.items() if own.lacks(key)}
+            searches = self.searches
+            own = _Writer(self, folder, searches, stack)
+            samples = own.samples
             if folder:
                 folder.ask(len(samples.keys() | searches))
-            writers = [_Writer(each, self.problems, paths) for each, paths in smaller]
-            for writer in (own, *writers):
-                writer.open(stack, wanted, self.keep_trees)
+            wanted = {key: searches[key] for key in own.missing}
+            writers = [*(_Writer(self, each, wanted, stack, paths) for each, paths in smaller), own]
             by_id = {problem.unique_id: problem for problem in self.problems}
             for sample in [sample for sample in samples.values() if sample.ungraded]:
                 grade = _grade(_submit(by_id[sample.unique_id], sample.answer, self.grader), self.grader)
                 if grade.error != sample.error:
                     own.write(replace(sample, correct=grade.correct, error=grade.error))
             last = time.monotonic()
-            for writer, sample, result in self._searched(wanted, request, own, writers):
+            for writer, sample, result in self._searched(wanted, request, writers):
                 if writer.paths:
                     writer.write(sample, result)
                 else:
@@ -185,18 +184,14 @@ class Evaluation:
         return summary
 
     def _searched(
-        self,
-        wanted: Mapping[_Key, Problem],
-        request: SearchRequest,
-        own: _Writer,
-        smaller: Sequence[_Writer],
+        self, wanted: Mapping[_Key, Problem], request: SearchRequest, writers: Sequence[_Writer]
     ) -> Iterator[tuple[_Writer, Sample, SearchResult | None]]:
         """Yield samples and results in the order of grading; the engine never waits for a grade.
 
-        Those that are derived for `smaller` searches come before the own one, so that none is missing once that is
-        written.
+        The last of the `writers` is the run's own: samples derived for smaller searches come before its own, so that
+        none is missing once that is written.
         """
-        executor, grader = self.executor, self.grader
+        executor, grader, own = self.executor, self.grader, writers[-1]
         by_search: dict[str, _Key] = {}
         max_tokens = executor.defaults.fill(request).max_tokens
         grading = list[list[_InGrading]]()  # the results that follow from one search, which are written together
@@ -227,16 +222,13 @@ class Evaluation:
                     if result.error:
                         yield own, refused_sample(problem, result.error, epoch), None
                         continue
-                    results = [
-                        (writer, with_fewer_paths(result, writer.paths, executor.equivalence))
-                        for writer in smaller
-                        if writer.lacks(key)
-                    ]
-                    grading.append([
-                        (writer, problem, epoch, found, _submit(problem, found.answer, grader))
-                        for writer, found in [*results, (own, result)]
-                        if found
-                    ])  # fmt: skip
+                    group = list[_InGrading]()
+                    for writer in (each for each in writers if each.lacks(key)):
+                        paths = writer.paths
+                        found = with_fewer_paths(result, paths, executor.equivalence) if paths else result
+                        if found:
+                            group.append((writer, problem, epoch, found, _submit(problem, found.answer, grader)))
+                    grading.append(group)
                 for group in [each for each in grading if all(grade.done() for *_, of in each for grade in of)]:
                     grading.remove(group)
                     yield from graded(group)

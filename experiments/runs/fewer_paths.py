@@ -24,14 +24,10 @@ def holds_the_paths_of(larger: SearchRequest, smaller: SearchRequest) -> bool:
 
     A budget is split among the paths, and a time limit or early stop may cut off some, so there must be none.
     """
-    alone = larger.generator_budget is None and larger.verifier_budget is None and larger.time_limit is None
-    return (
-        has_independent_paths(larger)
-        and alone
-        and larger.early_stop is EarlyStop.OFF
-        and larger.beam_width > smaller.beam_width
-        and key_of(replace(larger, beam_width=smaller.beam_width)) == key_of(smaller)
-    )
+    limits = larger.generator_budget, larger.verifier_budget, larger.time_limit
+    whole = has_independent_paths(larger) and larger.early_stop is EarlyStop.OFF and set(limits) == {None}
+    alike = key_of(replace(larger, beam_width=smaller.beam_width)) == key_of(smaller)
+    return whole and alike and larger.beam_width > smaller.beam_width
 
 
 def without_early_stop(requests: Sequence[SearchRequest]) -> list[SearchRequest]:
@@ -75,11 +71,12 @@ def with_fewer_paths(result: SearchResult, paths: int, equivalence: MathVerify |
     candidates = tuple(replace(c, multiplicity=many[c.node_id]) for c in result.candidates if c.node_id in many)
     configuration = replace(result.configuration, beam_width=paths)
     outcome = select(candidates, configuration.vote or Vote.NAIVE, equivalence)
+    best = outcome.best
     return replace(
         result,
-        answer=outcome.best.answer if outcome.best else "",
-        score=outcome.best.score if outcome.best else None,
-        best=outcome.best,
+        answer=best.answer if best else "",
+        score=best.score if best else None,
+        best=best,
         candidates=candidates,
         nodes=tuple(sorted((node for node, _ in kept), key=lambda node: node.node_id)),
         usage=_usage(kept, whole.prompt_tokens),
@@ -99,15 +96,14 @@ def _usage(kept: Sequence[tuple[NodeRecord, Sampled]], prompt: int) -> Usage:
     probes = sum(node.probe.tokens for node in steps if node.probe)
     generator = prompt + probes + sum(s.own_tokens - (node.node_id not in parents) for node, s in kept if node.path)
     problem = kept[0][1].verifier_tokens
-    sampled_to: dict[_Path, int] = {(): 0}
-    read_to: dict[_Path, int] = {(): 0}
+    to: dict[_Path, tuple[int, int]] = {(): (0, 0)}  # tokens sampled and read
     generator_alone, verifier_alone = probes, 0
     for node, sampled in kept[1:]:  # the root is first
-        sampled_to[node.path] = sampled_to[node.path[:-1]] + node.tokens
-        read_to[node.path] = read_to[node.path[:-1]] + sampled.verifier_tokens
+        own, read = to[node.path[:-1]]
+        own, read = to[node.path] = own + node.tokens, read + sampled.verifier_tokens
         if node.node_id not in parents:
-            generator_alone += node.multiplicity * (prompt + sampled_to[node.path]) * bool(sampled_to[node.path])
-            verifier_alone += node.multiplicity * (problem + read_to[node.path]) * bool(read_to[node.path])
+            generator_alone += node.multiplicity * (prompt + own) * bool(own)
+            verifier_alone += node.multiplicity * (problem + read) * bool(read)
     return Usage(
         generator_tokens=generator,
         generator_tree_tokens=generator,

@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
+from espalier.experiments.runs import files
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.files import (
-    damage_named,
-    folder_lock,
-    open_lines,
-    read_lines,
-    remove_partial_files,
-    replacing,
-    write_whole,
-)
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.summary import Summary
 
@@ -49,16 +41,15 @@ class RunFolder:
         self.folder = folder
         self._samples = folder / SAMPLES
         self._trees = folder / TREES
-        with folder_lock(folder):
-            remove_partial_files(folder)
+        with files.folder_lock(folder):
+            files.remove_partial_files(folder)
             if (stored := read_configuration(folder)) is None and self._samples.exists():
                 raise EspalierError(f"{folder} holds samples without a {CONFIG}; name another --out")
             stored = stored or StoredConfiguration(configuration)
-            models = _models_of(stored.commands[-1:]), _models_of([command])
+            models = [(each or {}).get("models", {}) for each in ((stored.commands or [None])[-1], command)]
             if differing := _differing(stored.values, configuration, *models):
-                raise EspalierError(
-                    f"{folder} holds a run of another configuration: {'; '.join(differing)}; name another --out"
-                )
+                what = f"a run of another configuration: {'; '.join(differing)}"
+                raise EspalierError(f"{folder} holds {what}; name another --out")
             commands = [*stored.commands, *([command] if command and command not in stored.commands else [])]
             self._configuration = configuration | ({COMMANDS: commands} if commands else {})
             self._asked = stored.asked
@@ -66,7 +57,7 @@ class RunFolder:
 
     def _write_configuration(self) -> None:
         asked = {} if self._asked is None else {ASKED: self._asked}
-        write_whole(self.folder / CONFIG, self._configuration | asked)
+        files.write_whole(self.folder / CONFIG, self._configuration | asked)
 
     def ask(self, searches: int) -> None:
         """Store that the run is to have so many searches, so that a report can tell an interrupted one.
@@ -76,7 +67,7 @@ class RunFolder:
         """
         if searches > (self._asked or 0):
             self._asked = searches
-            with folder_lock(self.folder):
+            with files.folder_lock(self.folder):
                 self._write_configuration()
 
     def done(self) -> list[Sample]:
@@ -94,7 +85,7 @@ class RunFolder:
 
     def open_samples(self) -> FileIO:
         """Open `samples.jsonl` for appending; see `open_lines`."""
-        return open_lines(self._samples)
+        return files.open_lines(self._samples)
 
     def open_trees(self, wanted: Collection[tuple[str, int]] = ()) -> FileIO:
         """Open `trees.jsonl`, the search tree of each sample, for appending.
@@ -108,19 +99,19 @@ class RunFolder:
         """
         keep = {sample.key for sample in self.done() if not sample.refused}.difference(wanted)
         last: dict[tuple[str, int], str] = {}
-        for place, tree in read_lines(self._trees):
-            with damage_named(place):
+        for place, tree in files.read_lines(self._trees):
+            with files.damage_named(place):
                 last[tree["unique_id"], tree["epoch"]] = place
         kept = {place for key, place in last.items() if key in keep}
         if self._trees.is_file():
-            with self._trees.open("rb") as stream, replacing(self._trees) as partial, partial.open("wb") as whole:
+            with self._trees.open("rb") as stream, files.replacing(self._trees) as partial, partial.open("wb") as whole:
                 lines = enumerate(stream, start=1)
                 whole.writelines(line for number, line in lines if f"{self._trees}:{number}" in kept)
-        return open_lines(self._trees)
+        return files.open_lines(self._trees)
 
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""
-        write_whole(self.folder / "summary.json", summary.to_dict())
+        files.write_whole(self.folder / "summary.json", summary.to_dict())
 
 
 def read_samples(folder: Path) -> list[Sample]:
@@ -130,8 +121,8 @@ def read_samples(folder: Path) -> list[Sample]:
         EspalierError: a line is damaged.
     """
     by_key: dict[tuple[str, int], Sample] = {}
-    for place, record in read_lines(folder / SAMPLES):
-        with damage_named(place):
+    for place, record in files.read_lines(folder / SAMPLES):
+        with files.damage_named(place):
             sample = Sample(**record)
         by_key[sample.key] = sample
     return list(by_key.values())
@@ -174,11 +165,6 @@ def read_configuration(folder: Path) -> StoredConfiguration | None:
 _Models = Mapping[str, Mapping[str, Any]]
 _OPTIONS = {"name": "--{}", "quantization": "--{}-quantization", "folder": "the folder of the {}"}
 """Options by the names under which a command records a model; only the digest of its files is compared."""
-
-
-def _models_of(commands: Iterable[Any]) -> _Models:
-    """The models of a command, by role."""
-    return next((each["models"] for each in commands if isinstance(each, Mapping) and "models" in each), {})
 
 
 def _why_another(role: str, there: _Models, now: _Models) -> list[str]:

@@ -104,25 +104,24 @@ def holds(gold: str, answer: str) -> bool:
     )
     try:
         return bool(evaluator.eval(gold))
-    except _NoValueError:
-        return False
     except (InvalidExpression, FeatureNotAvailable, SyntaxError) as error:
         raise ValueError(f"the gold answer is no expression of an answer: {error}") from error
-    except (ArithmeticError, TypeError, ValueError):
+    except (ArithmeticError, TypeError, ValueError):  # of this answer
         return False
-
-
-class _NoValueError(Exception):
-    """The answer is no arithmetic expression."""
 
 
 def _value(text: str) -> float:
+    """The value of an arithmetic expression.
+
+    Raises:
+        ValueError: the text is none.
+    """
     from simpleeval import SimpleEval
 
     try:
         return SimpleEval(functions={}, names={}).eval(text.replace("×", "*").replace("÷", "/").replace("^", "**"))
     except Exception as error:  # whatever somebody's text holds
-        raise _NoValueError from error
+        raise ValueError(f"{text!r} has no value") from error
 
 
 def _numbers(text: str) -> list[int]:

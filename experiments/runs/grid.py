@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
 from itertools import combinations, product
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from espalier.engine.errors import EspalierError, InvalidRequestError, nearest, nearest_of_each
+from espalier.engine.errors import EspalierError, InvalidRequestError, nearest_of_each
 from espalier.search.algorithms import unused_fields
 from espalier.search.request import SearchRequest
 from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, from_values, read_file_values
@@ -57,11 +56,10 @@ def _value(field: Field, part: Any) -> Any:
         part = part.strip()
         if field.own and ":" in part:
             return CodeName(part)
-        if issubclass(field.kind, StrEnum) and part not in list(field.kind):
-            known = ", ".join(repr(str(value)) for value in field.kind)
-            raise ValueError(f"{part!r} is not one of {known}{nearest(part, field.kind)}")
+        if field.kind not in (int, float):
+            return part
         try:
-            return part if field.kind in (bool, Path) else field.kind(part)
+            return field.kind(part)
         except ValueError:
             example = "0:3 or 1,2,4" if field.kind is int else "0.6,1.0"
             raise ValueError(f"{part!r} is not a number; write a list like {example}") from None

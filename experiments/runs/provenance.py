@@ -33,7 +33,7 @@ def describe_command(
     benchmark and its field map are those that a report finds the problems' texts by.
     """
     is_path = benchmark != "demo" and Path(benchmark).exists()
-    git = git_state()
+    git, versions = git_state(), {name: version(name) for name in _PACKAGES}
     return {
         "command": shlex.join(["espalier", *sys.argv[1:]]),
         "folder": str(Path.cwd()),
@@ -42,11 +42,7 @@ def describe_command(
         "models": describe_models(runtime),
         "kv_memory_bytes": executor.kv_memory_bytes,
         "in_flight": runtime.max_running,
-        "versions": {
-            "python": platform.python_version(),
-            "espalier": __version__,
-            **{name: version(name) for name in _PACKAGES},
-        },
+        "versions": {"python": platform.python_version(), "espalier": __version__, **versions},
         "hardware": getattr(executor, "hardware", None) or hardware(),
         **({"git": git} if git else {}),
     }
@@ -59,16 +55,11 @@ def describe_models(runtime: RuntimeSettings) -> dict[str, dict[str, str]]:
 
     # Loading has downloaded the models, so no network access is needed.
     hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
-    return {
-        role: {
-            "name": name,
-            "folder": "+".join(
-                str(folder.resolve()) for folder in locate_with_adapter(name, runtime.load_format, hub) if folder
-            ),
-            "quantization": str(quantization),
-        }
-        for role, (name, quantization) in with_quantizations(replace(runtime, offline=True)).checkpoints.items()
-    }
+    found: dict[str, dict[str, str]] = {}
+    for role, (name, quantization) in with_quantizations(replace(runtime, offline=True)).checkpoints.items():
+        folders = [str(each.resolve()) for each in locate_with_adapter(name, runtime.load_format, hub) if each]
+        found[role] = {"name": name, "folder": "+".join(folders), "quantization": str(quantization)}
+    return found
 
 
 def hardware() -> dict[str, Any]:
@@ -116,7 +107,7 @@ def gpus() -> list[dict[str, Any]]:
     """Name, bytes of memory and compute capability of each GPU that torch sees, in its order."""
     import torch
 
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return [
         {"name": gpu.name, "memory_bytes": gpu.total_memory, "compute_capability": f"{gpu.major}.{gpu.minor}"}
         for gpu in found

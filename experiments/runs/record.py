@@ -194,10 +194,7 @@ def _sample(problem: Problem, epoch: int, **fields: Any) -> Sample:
 
 
 def _digest(problem: Problem) -> str:
-    before = [
-        [message.role, message.content, *filter(None, [message.reasoning_content, message.more])]
-        for message in problem.history
-    ]
+    before = ([m.role, m.content, *filter(None, [m.reasoning_content, m.more])] for m in problem.history)
     asked = [problem.problem, *problem.golds, *problem.tolerances, *before]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
@@ -253,10 +250,10 @@ def _reason(node: NodeRecord, tokens: int, request: SearchRequest, max_tokens: i
 
 def unanswered_in(runs: Sequence[tuple[str, Mapping[str, int], int]]) -> str:
     """One sentence as `unanswered_text` over several runs: their names, counts and numbers of searches."""
-    without = [(name, counts, searches) for name, counts, searches in runs if counts]
+    without = [run for run in runs if run[1]]
     total = sum((Counter(counts) for _, counts, _ in without), Counter[str]())
     text = unanswered_text(total, sum(searches for *_, searches in without))
-    return f"{text} ({listed([name for name, *_ in without])})" if text else ""
+    return text and f"{text} ({listed([name for name, *_ in without])})"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -267,13 +264,16 @@ def listed(names: Sequence[str]) -> str:
 
 def unanswered_text(counts: Mapping[str, int], searches: int) -> str:
     """One sentence on how many of `searches` ended without an answer, by reason, and what would help; empty if none."""
-    total = sum(counts.values())
-    if not total:
-        return ""
+    return _counted(counts, searches, "searches ended without an answer")
+
+
+def _counted(counts: Mapping[Any, int], among: int, what: str) -> str:
+    """Say how many among how many ended for which reason, and what would help; empty if none did."""
     reasons = sorted(map(Unanswered, counts), key=lambda reason: -counts[reason])
-    why = ", ".join(f"{counts[reason]} {reason.text}" for reason in reasons)
+    why = ", ".join(f"{counts[reason]:,} {reason.text}" for reason in reasons)
     advice = ", ".join(reason.advice for reason in reasons if reason.advice)
-    return f"{total} of {searches} searches ended without an answer: {why}" + (f"; {advice}" if advice else "")
+    text = f"{sum(counts.values()):,} of {among:,} {what}: {why}" + (f"; {advice}" if advice else "")
+    return text if counts else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,11 +301,4 @@ class CutPaths:
 
     def __str__(self) -> str:
         """Say how many were cut by what, and what would help; empty where none was."""
-        if not self.counts:
-            return ""
-        reasons = sorted(self.counts, key=lambda reason: -self.counts[reason])
-        why = reasons[0].text
-        if reasons[1:]:
-            why = ", ".join(["cut before their end", *(f"{self.counts[reason]:,} {reason.text}" for reason in reasons)])
-        advice = ", ".join(reason.advice for reason in reasons)
-        return f"{sum(self.counts.values()):,} of {self.paths:,} paths were {why}; {advice}"
+        return _counted(self.counts, self.paths, "paths were cut")

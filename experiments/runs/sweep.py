@@ -8,20 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
+from espalier.experiments.runs import grid
 from espalier.experiments.runs.evaluate import Evaluation
 from espalier.experiments.runs.fewer_paths import holds_the_paths_of
 from espalier.experiments.runs.files import LOCK, remove_partial_files, write_whole
 from espalier.experiments.runs.folder import CONFIG, RunFolder, read_configuration, read_samples
-from espalier.experiments.runs.grid import (
-    FIELDS,
-    cell_name,
-    column_names,
-    distinct,
-    is_cell_name,
-    key_of,
-    settings_of,
-    varied_fields,
-)
 from espalier.experiments.runs.summary import Summary
 from espalier.experiments.runs.table import Table
 from espalier.search.algorithms import unused_fields
@@ -68,7 +59,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """A run folder of the sweep: its path, its search, and the search with every default filled in."""
 
     path: Path
@@ -108,15 +99,16 @@ def sweep(
         EspalierError: the folder has a cell of other models or of another benchmark, or one that was not searched in
             isolation; no search has started.
     """
-    remove_partial_files(folder)
+    for path in (folder, *folder.glob("*/")):
+        remove_partial_files(path)  # also of a cell that was killed before it had a configuration
     fill = evaluation.executor.defaults.fill
-    held = [_Place(path, request, fill(request)) for path, request in held_requests(folder)]
-    places = _places(folder, distinct(requests, fill), held, fill)
+    held = [Place(path, request, fill(request)) for path, request in held_requests(folder)]
+    places = places_of(folder, grid.distinct(requests, fill), held, fill)
     if isolated:
         _require_isolated(places)
     asked_paths = {place.path for place in places}
     everything = [*(place for place in held if place.path not in asked_paths), *places]
-    names = column_names(varied_fields(place.effective for place in everything))
+    names = grid.column_names(grid.varied_fields(place.effective for place in everything))
     cells: dict[Path, Cell] = {}
     for place in everything:
         if (place.path / CONFIG).is_file():
@@ -153,46 +145,44 @@ def held_requests(folder: Path) -> list[tuple[Path, SearchRequest]]:
     for path in sorted(folder.glob("*/")):
         try:
             stored = read_configuration(path)
-            values = {name: value for name, value in stored.values.items() if name in FIELDS} if stored else {}
+            values = {name: value for name, value in stored.values.items() if name in grid.FIELDS} if stored else {}
             request = from_values(SearchRequest, {"problem": "-", **with_own_code(values)})
         except EspalierError as error:
             if _CELL.match(path.name):
                 raise EspalierError(f"{path} is no cell of a sweep: {error}; name another --out") from error
             continue  # not of a sweep
-        if stored and is_cell_name(path.name, request):
+        if stored and grid.is_cell_name(path.name, request):
             found.append((path, request))
     return found
 
 
-def _places(
+def places_of(
     folder: Path,
     requests: Sequence[SearchRequest],
-    held: Sequence[_Place],
+    held: Sequence[Place],
     fill: Callable[[SearchRequest], SearchRequest],
-) -> list[_Place]:
+) -> list[Place]:
     """The run folder of each search: the one that has it, else a new one."""
-    by_key = {key_of(place.effective): place for place in reversed(held)}
+    by_key = {grid.key_of(place.effective): place for place in reversed(held)}
     effective = [fill(request) for request in requests]
-    varied = varied_fields([*(place.effective for place in held), *effective])
-    for path in folder.glob("*/"):
-        remove_partial_files(path)  # a cell that was killed before it had a configuration
+    varied = grid.varied_fields([*(place.effective for place in held), *effective])
     taken = {path.name for path in folder.glob("*/") if any(file.name != LOCK for file in path.iterdir())}
-    places: list[_Place] = []
+    places: list[Place] = []
     for request, full in zip(requests, effective, strict=True):
-        if there := by_key.get(key_of(full)):
+        if there := by_key.get(grid.key_of(full)):
             kept = replace(request, **{name: getattr(there.request, name) for name in unused_fields(request)})
-            places.append(_Place(there.path, kept, fill(kept)))
+            places.append(Place(there.path, kept, fill(kept)))
             continue
-        name = first = cell_name(full, varied)
+        name = first = grid.cell_name(full, varied)
         number = 2
         while name in taken:
             name, number = f"{first}-{number}", number + 1
         taken.add(name)
-        places.append(_Place(folder / name, request, full))
+        places.append(Place(folder / name, request, full))
     return places
 
 
-def _require_isolated(places: Iterable[_Place]) -> None:
+def _require_isolated(places: Iterable[Place]) -> None:
     """Check that no samples were searched beside others.
 
     Raises:
@@ -206,8 +196,8 @@ def _require_isolated(places: Iterable[_Place]) -> None:
                 raise EspalierError(f"--isolated: {place.path} holds samples {what}; name another --out")
 
 
-def _cell(place: _Place, names: Sequence[str], summary: Summary) -> Cell:
-    settings = settings_of(place.effective)
+def _cell(place: Place, names: Sequence[str], summary: Summary) -> Cell:
+    settings = grid.settings_of(place.effective)
     return Cell(place.path.name, {name: settings[name] for name in names}, summary)
 
 
@@ -215,7 +205,7 @@ def _in_order(cells: Iterable[Cell], names: Sequence[str]) -> list[Cell]:
     """Cells by their settings; values of a choice in the order of their declaration."""
 
     def rank(name: str, value: Any) -> tuple[bool, bool, Any]:
-        choices = list(kind) if issubclass(kind := FIELDS[name].kind, StrEnum) else []
+        choices = list(kind) if issubclass(kind := grid.FIELDS[name].kind, StrEnum) else []
         known = choices.index(value) if value in choices else value or 0
         return value is not None, isinstance(value, CodeName), known
 

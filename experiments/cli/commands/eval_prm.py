@@ -11,8 +11,7 @@ from rich.console import Console
 from typer import Option
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.loading import bytes_progress
-from espalier.experiments.cli.progress import count_progress
+from espalier.experiments.cli.progress import bytes_progress, count_progress
 from espalier.experiments.cli.runs import EXIT_PARTIAL, writing_to
 from espalier.experiments.cli.schema_options import Fields, Outcome, with_schema
 from espalier.experiments.demo import planted_errors_path
@@ -39,17 +38,13 @@ def eval_prm_command(
         Format | None, Option("--format", help="Format of the records; default: recognized by their fields.")
     ] = None,
     threshold: Annotated[
-        float | None,
-        Option(
-            min=0, max=1, help="Steps below it are flagged; default: the highest F1 on --tune-on, 0.5 for PRMBench."
-        ),
+        float | None, Option(min=0, max=1, help="Steps below it are flagged; default: best F1 on --tune-on, else 0.5.")
     ] = None,
     tune_on: Annotated[
         str | None, Option(help="Subset on which the threshold is chosen; default: gsm8k, demo-tuning for demo.")
     ] = None,
     out: Annotated[
-        Path | None,
-        Option(help="Folder for scores.jsonl, summary.json and reliability.svg; running the command again resumes."),
+        Path | None, Option(help="Folder for scores.jsonl, summary.json and reliability.svg; running again resumes.")
     ] = None,
     in_flight: opt.InFlight = 32,
     *,

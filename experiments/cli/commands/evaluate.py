@@ -11,7 +11,7 @@ from rich.console import Console
 from typer import Option
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.render import print_whole, show_cells, show_estimates, show_summary, table_of
+from espalier.experiments.cli.render import percents, print_whole, show_cells, show_estimates, show_summary, table_of
 from espalier.experiments.cli.runs import evaluating, exit_code, searches_for, searches_shown, verifier_for, writing_to
 from espalier.experiments.cli.schema_options import Fields, Outcome, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 
 _GRID = {"beam_width": [1, 2, 4], "expansion": [1, 2, 4]}
 """The grid without --grid, for fields that are not given."""
-_CANDIDATES = {
-    "algorithm": ["greedy", "majority", "best-of-n", "beam", "dvts"],
-    "beam_width": [1, 4, 16],
-    "expansion": [4],
-}
+_ALGORITHMS = ["greedy", "majority", "best-of-n", "beam", "dvts"]
+_CANDIDATES = {"algorithm": _ALGORITHMS, "beam_width": [1, 4, 16], "expansion": [4]}
 """The searches to choose from, where these fields are not given."""
 REPORT = "report"
 """Folder of the report in the sweep's folder."""
@@ -80,8 +77,7 @@ def sweep_command(
     grid: Annotated[
         Path | None,
         Option(
-            help="Fields with lists of values, or a list of such mappings, from a .yaml, .toml or .json file; other "
-            "options multiply them."
+            help="A .yaml, .toml or .json file of fields with lists of values, or a list of such; options multiply it."
         ),
     ] = None,
     epochs: opt.Epochs = 1,
@@ -94,18 +90,14 @@ def sweep_command(
     ] = False,
     isolated: Annotated[
         bool,
-        Option(
-            "--isolated",
-            help="One search at a time, so that the seconds of a cell are its own. Without it, --in-flight searches "
-            "run at once and share the machine and the KV pool. Searches never share cached prompts.",
-        ),
+        Option("--isolated", help="One search at a time instead of --in-flight, so that a cell's seconds are its own."),
     ] = False,
     share_work: Annotated[
         bool,
         Option(
             "--share-work",
-            help="Derive best-of-n and majority cells from those that differ in a larger N only: their first paths are "
-            "the same. All but seconds and KV memory is exact; those are left empty. No search stops early.",
+            help="Derive best-of-n and majority cells from those with a larger N, whose first paths are the same; they "
+            "have no seconds and KV memory of their own. No search stops early.",
         ),
     ] = False,
     report: Annotated[
@@ -123,9 +115,7 @@ def sweep_command(
     Running the command again resumes. Exits with 3 if problems were refused, and 1 if all were.
     """
     if share_work and isolated:
-        raise typer.BadParameter(
-            "a derived cell has no seconds of its own; leave out one of both", param_hint="--share-work"
-        )
+        raise typer.BadParameter("a derived cell has no seconds of its own; leave out one", param_hint="--share-work")
     if report:
         require_scipy()  # before the work, not after it
     requests = requests_of(values, read_grid(grid)) if grid else requests_of(_GRID | values)
@@ -211,8 +201,7 @@ def _candidates(runtime: RuntimeSettings, given: dict[str, list[Any]]) -> dict[s
     """The searches to choose from: where there is no verifier and none are named, those that need none."""
     if runtime.verifier or "algorithm" in given:
         return _CANDIDATES
-    running = algorithms_that_run("none")
-    names = [name for name in _CANDIDATES["algorithm"] if name in running]
+    names = [name for name in _ALGORITHMS if name in algorithms_that_run("none")]
     notice = unscored_default(f"the searches to choose from are {' and '.join(names)}")
     print(f"notice: {notice}", file=sys.stderr)
     return _CANDIDATES | {"algorithm": names}
@@ -225,35 +214,27 @@ def _show_advice(report: "Report", file: Path, console: Console) -> None:
         console.print(cut)
     console.print("right in any of k paths: " + ", ".join(f"{k}: {share:.1%}" for k, share in found.pass_at.items()))
     if found.useful_width is not None:
-        path, sibling = (
-            f"{auc:.2f}" if auc is not None else "unknown" for auc in (found.path_rank, found.sibling_rank)
-        )
+        ranks = found.path_rank, found.sibling_rank
+        path, sibling = ("unknown" if auc is None else f"{auc:.2f}" for auc in ranks)
         width = f"{found.useful_width}" if found.useful_width < report.paths else f"{report.paths} or more"
-        console.print(
-            f"the verifier ranks: AUC within a problem {path}, among siblings {sibling} ({found.sibling_pairs} pairs); "
-            f"useful width {width} paths"
-        )
+        auc = f"AUC within a problem {path}, among siblings {sibling} ({found.sibling_pairs} pairs)"
+        console.print(f"the verifier ranks: {auc}; useful width {width} paths")
     left = "search", "N", "M", ""
     figures = "accuracy\n%", "95%\ninterval", "generator\ntokens", "verifier\ntokens", "seconds"
     rows: list[list[str]] = []
     for each in report.searches:
-        settings = (each.settings.get(name) for name in ("algorithm", "beam_width", "expansion"))
+        settings = (each.settings.get(name) for name in _CANDIDATES)
         rows.append([
-            *("" if value is None else str(value) for value in settings), f"{100 * each.accuracy:.1f}",
-            f"[{100 * each.low:.1f}, {100 * each.high:.1f}]", f"{each.generator_tokens:.0f}",
-            f"{each.verifier_tokens:.0f}", f"{each.seconds:.3g}", str(each.basis),
+            *("" if value is None else str(value) for value in settings),
+            *percents(each.accuracy, each.low, each.high),
+            *(f"{each.generator_tokens:.0f}", f"{each.verifier_tokens:.0f}", f"{each.seconds:.3g}", str(each.basis)),
         ])  # fmt: skip
     print_whole(console, table_of((*left[:3], *figures, ""), rows, left))
-    chosen = report.advice.search
-    name = _flags_of(chosen.settings) if chosen else "withheld" if report.advice.withheld else "none"
-    console.print("\n".join([
-        f"advice  {name}",
-        *(f"  {reason}" for reason in report.advice.reasons),
-        *(f"  not forecast: {name}: {why}" for name, why in report.skipped.items()),
-        f"file    {file}",
-    ]))  # fmt: skip
-
-
-def _flags_of(settings: Any) -> str:
-    flags = {"algorithm": "--algorithm", "beam_width": "-N", "expansion": "-M", "vote": "--vote"}
-    return " ".join(f"{flag} {settings[name]}" for name, flag in flags.items() if settings.get(name) is not None)
+    name = "withheld" if report.advice.withheld else "none"
+    if chosen := report.advice.search:
+        flags = {"algorithm": "--algorithm", "beam_width": "-N", "expansion": "-M", "vote": "--vote"}
+        values = {flag: chosen.settings.get(name) for name, flag in flags.items()}
+        name = " ".join(f"{flag} {value}" for flag, value in values.items() if value is not None)
+    reasons = [f"  {reason}" for reason in report.advice.reasons]
+    skipped = [f"  not forecast: {name}: {why}" for name, why in report.skipped.items()]
+    console.print("\n".join([f"advice  {name}", *reasons, *skipped, f"file    {file}"]))

@@ -15,10 +15,8 @@ from rich.console import Console
 from espalier.engine.engine import Engine
 from espalier.engine.models.model import Head
 from espalier.engine.roles import GENERATOR
-from espalier.experiments.cli.connection import ConnectionOptions, retries_shown
-from espalier.experiments.cli.loading import bytes_progress
-from espalier.experiments.cli.options import Selection
-from espalier.experiments.cli.progress import count_progress, share_progress
+from espalier.experiments.cli.options import ConnectionOptions, Selection, retries_shown
+from espalier.experiments.cli.progress import bytes_progress, count_progress, share_progress
 from espalier.experiments.cli.render import table_of
 from espalier.experiments.report.runs import load_recorded_paths
 from espalier.experiments.runs import graders

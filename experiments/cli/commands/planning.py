@@ -54,23 +54,20 @@ def inspect_command(
     CPU) unless --dtype is given. With --memory, also how many paths fit besides the weights. Give --verifier-family for
     verifiers whose class may also be a generator's.
     """
-    from espalier.engine.models.hub import HubSettings
     from espalier.experiments.planning.inspection import inspect_checkpoint, inspect_trunk_head, paths_that_fit
     from espalier.search.run.load import resolve_dtype  # imports torch
 
-    hub = HubSettings(runtime.offline, runtime.cache_dir)
     kind = resolve_dtype(runtime.dtype, runtime.device)
-    how = quantization, runtime.verifier_family, runtime.verifier_reference, hub
     models: list[Inspection] = []
     found: list[tuple[dict[str, Any], list[tuple[str, str]]]] = []
     for name in checkpoints:
-        if head := inspect_trunk_head(name, hub):
+        if head := inspect_trunk_head(name, runtime):
             weights = f"{head['layers']} layers, {_size(head['weight_bytes'])}"
             trunk = f"{head['trunk'] or 'a generator'} (digest {head['trunk_digest']})"
             rows = [("role", "verifier: trunk-head"), ("reads", _OF_HEAD), ("trunk", trunk), ("weights", weights)]
             found.append((head, rows))
         else:
-            models.append(inspect_checkpoint(name, kind, *how, model_impl=runtime.model_impl))
+            models.append(inspect_checkpoint(name, kind, quantization, runtime))
             found.append((_plain(models[-1]), _rows(models[-1])))
     left, paths = (0, 0) if card.memory is None else paths_that_fit(models, card.memory, path_tokens)
     fit = None if card.memory is None else {"kv_bytes": left, "paths": paths, "path_tokens": path_tokens}

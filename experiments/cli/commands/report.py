@@ -21,7 +21,6 @@ from espalier.experiments.runs.table import Table
 from espalier.search.rules import read_stop_rule
 
 _NUMBER = "#"
-_MAY_BE_COMMON = ("algorithm", "problems")
 
 
 def report_command(
@@ -38,20 +37,13 @@ def report_command(
     stop_when: Annotated[
         list[str] | None,
         Option(
-            help="Replay this rule for ending thoughts on runs that hold probes, see --stop-when of eval; may be "
-            "repeated. Default: rules of several strictness."
+            help="Replay these rules of --stop-when on runs that hold probes; default: rules of several strictness."
         ),
     ] = None,
     calibrate: Annotated[
-        Path | None,
-        Option(
-            help="Choose the rule on this run of other problems: of those that lose at most --max-loss there, the one "
-            "that saves most tokens."
-        ),
+        Path | None, Option(help="Choose the rule that saves most tokens on this run of other problems.")
     ] = None,
-    max_loss: Annotated[
-        float, Option(min=0, max=100, help="Accuracy in points that the rule chosen by --calibrate may lose.")
-    ] = 1.0,
+    max_loss: Annotated[float, Option(min=0, max=100, help="Points that a rule may lose on --calibrate.")] = 1.0,
     log: Annotated[Tracker | None, Option(help="Also send each run's figures to this experiment tracker.")] = None,
 ) -> None:
     """Compare runs: a table, paired differences, plots, and one HTML page that opens to problems and trees."""
@@ -66,16 +58,10 @@ def report_command(
     loaded = load_runs(runs)
     probed = list(filter(holds_probes, loaded))
     calibrating = list(filter(holds_probes, load_runs([calibrate]))) if calibrate else []
-    for option, lacking in (
-        ("--stop-when", rules and not probed),
-        ("--calibrate", calibrate and not (probed and calibrating)),
-    ):
-        if lacking:
-            raise typer.BadParameter(
-                "no run holds probes of independent paths; eval with --probe-every and --trees, and without "
-                "--stop-when",
-                param_hint=option,
-            )
+    lacking = {"--stop-when": rules and not probed, "--calibrate": calibrate and not (probed and calibrating)}
+    for option in (option for option, lacks in lacking.items() if lacks):
+        why = "no run holds probes of independent paths; eval with --probe-every and --trees, without --stop-when"
+        raise typer.BadParameter(why, param_hint=option)
     replayed, chosen = replay_rules(calibrating, rules), None
     if calibrate:
         rules = list(dict.fromkeys(row.rule for row in replayed if row.rule))
@@ -83,11 +69,9 @@ def report_command(
     replayed += replay_rules(probed, rules)
     if chosen:
         replayed = [replace(row, chosen=row.rule == chosen) for row in replayed]
+    how = {"most_problems": problems, "resamples": resamples, "seed": seed, "replayed": replayed}
     with folder_lock(out):
-        report = write_report(
-            loaded, out, not_begun=runs_not_begun(runs), most_problems=problems, resamples=resamples, seed=seed,
-            replayed=replayed,
-        )  # fmt: skip
+        report = write_report(loaded, out, not_begun=runs_not_begun(runs), **how)
     console = Console(highlight=False, markup=False)
     _show(console, report.title, main_table(report.runs))
     if report.stopping:
@@ -104,10 +88,10 @@ def _show(console: Console, title: str, table: Table) -> None:
     """Print the table; columns that are the same for all runs go into the line above it."""
     above, kept = [title], dict[str, Sequence[str]]()
     for name, values in zip(table.columns, zip(*table.rows, strict=True), strict=True):
-        same = name in _MAY_BE_COMMON and len(set(values)) == 1
+        same = len(set(values)) == 1
         if same and name == "problems" and values[0].isdecimal():
             above.append(f"{values[0]} {name}")
-        elif same and name != "problems":
+        elif same and name == "algorithm":
             above.append(values[0])
         elif name != _NUMBER:
             kept[name.replace(" ", "\n")] = values

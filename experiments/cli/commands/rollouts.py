@@ -11,7 +11,6 @@ from typer import Option
 from espalier.engine.errors import EspalierError
 from espalier.engine.models.options import Quantization
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.connection import ConnectionOptions, Endpoint, check_place
 from espalier.experiments.cli.runs import writing_to
 from espalier.experiments.cli.schema_options import Fields, with_schema
 from espalier.experiments.verifier_training.tree_file import write_math_shepherd, write_trl
@@ -29,8 +28,8 @@ TrunkQuantization = Annotated[Quantization, Option(help="Quantization of the tru
 TestRun = Annotated[
     Path | None,
     Option(
-        help="With --trunk: folder of a run on other problems, `espalier eval --algorithm best-of-n --early-stop "
-        "off --trees`, whose paths are read, ranked and voted on, too; written to verifier/test.json."
+        help="With --trunk: folder of `espalier eval --algorithm best-of-n --early-stop off --trees` on other "
+        "problems, whose paths are ranked and voted on, to verifier/test.json."
     ),
 ]
 
@@ -40,20 +39,19 @@ def rollouts_command(
     context: typer.Context,
     out: Annotated[Path, Option(help="File for the trees, JSON Lines; running the command again resumes.")],
     trl: Annotated[
-        Path | None,
-        Option(help="Also write every solution with labels of its steps to this file, as TRL's stepwise supervision."),
+        Path | None, Option(help="Also write solutions with labels of their steps here, as TRL's stepwise supervision.")
     ] = None,
     math_shepherd: Annotated[Path | None, Option(help="The same in Math-Shepherd's form.")] = None,
     in_flight: opt.InFlight = 32,
-    endpoint: Endpoint = None,
+    endpoint: opt.Endpoint = None,
     *,
     selection: Selection,
     rollouts: RolloutSettings,
     runtime: Runtime,
-    connection: ConnectionOptions,
+    connection: opt.ConnectionOptions,
 ) -> None:
     """Sample solutions of every problem as a tree of steps, with tokens, log-probabilities, outcomes and values."""
-    check_place(context, endpoint, "models", {"offline", "grader_memory"})
+    opt.check_place(context, endpoint, "models", {"offline", "grader_memory"})
     problems = selection.of(selection.load(runtime.offline))
     runtime = replace(runtime, max_running=in_flight)
     with writing_to(out, is_file=True):
@@ -78,8 +76,8 @@ def learn_verifier_command(
     trunk: Annotated[
         str,
         Option(
-            help="A model that reads the solutions: folder, hub id or GGUF file. The verifier is then evidence from "
-            "it: --verifier TRUNK --verifier-family OUT/verifier. Default: a head on the generator's own states.",
+            help="A model that reads the solutions, for --verifier TRUNK --verifier-family OUT/verifier: folder, hub "
+            "id or GGUF file. Default: a head on the generator's own states.",
             show_default=False,
         ),
     ] = "",

@@ -140,13 +140,13 @@ def _gpus() -> Iterator[Finding]:
 def _kernels() -> Iterator[Finding]:
     from espalier.kernels.cpu import compiled
 
-    count = 0 if compiled.place is None else len(list(compiled.place.rglob("*.nbc")))
-    advice = "" if count else "none yet: the first search compiles them, which takes about 20 seconds"
     if compiled.place is None:
-        advice = (
-            "no folder for them is writable, so every process compiles again: set NUMBA_CACHE_DIR to a writable one"
-        )
-    yield Finding("compiled kernels", f"{count} in {compiled.place}" if compiled.place else "", advice)
+        advice = "no folder for them is writable, so each process compiles again: set NUMBA_CACHE_DIR to a writable one"
+        yield Finding("compiled kernels", "", advice)
+        return
+    count = len(list(compiled.place.rglob("*.nbc")))
+    advice = "" if count else "none yet: the first search compiles them, which takes about 20 seconds"
+    yield Finding("compiled kernels", f"{count} in {compiled.place}", advice)
 
 
 def _kept_weights(runtime: RuntimeSettings) -> Iterator[Finding]:
@@ -167,8 +167,8 @@ def _models(runtime: RuntimeSettings) -> Iterator[Finding]:
     bundled = RuntimeSettings().generator, RuntimeSettings().verifier
     for name in (runtime.generator, runtime.verifier):
         if name not in bundled and names_checkpoint(name):
+            hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
             try:
-                hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
                 folder, adapter = locate_with_adapter(name, runtime.load_format, hub)
                 places = " + ".join(map(str, filter(None, (folder, adapter))))
                 yield Finding(name, places + _run_by(folder, runtime))
@@ -177,12 +177,11 @@ def _models(runtime: RuntimeSettings) -> Iterator[Finding]:
     for name in bundled:
         try:
             folder = locate(name)
-            missing = [file for file in ("config.json", "model.safetensors") if not (folder / file).is_file()]
-            wrong = f"{', '.join(missing)} missing in {folder}" if missing else ""
+            if missing := [file for file in ("config.json", "model.safetensors") if not (folder / file).is_file()]:
+                raise EspalierError(f"{', '.join(missing)} missing in {folder}")
+            yield Finding(name, str(folder))
         except EspalierError as error:
-            folder, wrong = None, str(error)
-        value, advice = ("", f"{wrong}; install Espalier again") if wrong else (str(folder), "")
-        yield Finding(name, value, advice, fatal=bool(wrong))
+            yield Finding(name, "", f"{error}; install Espalier again", fatal=True)
 
 
 def _run_by(folder: Path, runtime: RuntimeSettings) -> str:
@@ -218,19 +217,15 @@ def _port(host: str, port: int, flag: str) -> Finding:
         try:
             tried.bind((host, port))
         except OSError as error:
-            advice = f"{error.strerror}: a server needs another {flag} or --host"
-            return Finding(f"port {port}", f"of {host}", advice)
+            return Finding(f"port {port}", f"of {host}", f"{error.strerror}: a server needs another {flag} or --host")
     return Finding(f"port {port}", f"of {host}, free")
 
 
 def _open_files(settings: ServerSettings) -> Finding:
     files = file_limit()
     most = settings.max_connections or connections_by_file_limit()
-    advice = ""
-    if most > files:
-        advice = f"fewer than --max-connections {most}"
-    elif files < _FEW_FILES:
-        advice = "few for a server: raise the hard limit with ulimit -Hn or systemd's LimitNOFILE"
+    few = "few for a server: raise the hard limit with ulimit -Hn or systemd's LimitNOFILE" * (files < _FEW_FILES)
+    advice = f"fewer than --max-connections {most}" if most > files else few
     return Finding("open files", f"{'any' if files >= 2**62 else files}, {most} connections", advice)
 
 
@@ -279,5 +274,5 @@ def _callers(file: Path) -> Finding:
 
 def _if_readable(file: Path, what: str) -> str:
     """Advice if everybody may read a file."""
-    readable = file.stat().st_mode & stat.S_IROTH
-    return f"everybody on this machine may read {what}: chmod o= {file}" if readable else ""
+    said = f"everybody on this machine may read {what}: chmod o= {file}"
+    return said if file.stat().st_mode & stat.S_IROTH else ""

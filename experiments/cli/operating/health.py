@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from typer import Option
 
-from espalier.experiments.cli.connection import ConnectionOptions, check_endpoint
+from espalier.experiments.cli.options import ConnectionOptions, check_endpoint
 from espalier.experiments.cli.runs import EXIT_FAILED
 from espalier.experiments.cli.schema_options import Outcome, with_schema
 from espalier.search.schema import size_text

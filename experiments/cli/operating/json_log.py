@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import select
 import sys
 import threading
 import time
@@ -15,6 +14,8 @@ from typing import Any
 _ACCESS = "espalier.access"
 """Logger whose messages are JSON already."""
 _PIECE = 2**16
+_END = b"\0end of the log\0"
+"""What the reader stops at: children may keep the pipe open, so that it has no end of its own."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -46,22 +47,19 @@ def stderr_as_json() -> Iterator[Callable[[], None]]:
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(handlers=[handler], force=True)
     sys.stderr.flush()
-    before = os.dup(2)
-    reading, writing = os.pipe()
+    before, (reading, writing) = os.dup(2), os.pipe()
     os.dup2(writing, 2)
-    os.close(writing)
-    ended = threading.Event()
-    thread = threading.Thread(target=_copy, args=(reading, before, ended), name="espalier-json-log", daemon=True)
+    thread = threading.Thread(target=_copy, args=(reading, before), name="espalier-json-log", daemon=True)
     thread.start()
 
     def end() -> None:
-        if not ended.is_set():
+        if thread.is_alive():
             sys.stderr.flush()
             os.dup2(before, 2)
-            ended.set()
+            os.write(writing, _END)
             thread.join()
-            os.close(reading)
-            os.close(before)
+            for descriptor in (reading, writing, before):
+                os.close(descriptor)
 
     try:
         yield end
@@ -69,23 +67,15 @@ def stderr_as_json() -> Iterator[Callable[[], None]]:
         end()
 
 
-def _copy(reading: int, target: int, ended: threading.Event) -> None:
-    """Copy what comes, as JSON, until it has `ended` and nothing is left; children may keep the other end open."""
-    rest = b""
-    while True:
-        ready = select.select([reading], [], [], 0.0 if ended.is_set() else 0.1)[0]
-        piece = os.read(reading, _PIECE) if ready else b""
-        if piece:
-            *lines, rest = (rest + piece).split(b"\n")
-            _write(target, _as_json(lines))
-        elif ended.is_set():
-            _write(target, _as_json([rest]))
-            return
-
-
-def _write(target: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(target, data) :]
+def _copy(reading: int, target: int) -> None:
+    """Copy what comes, as JSON, until the end."""
+    rest, ended = b"", b""
+    with os.fdopen(target, "wb", closefd=False) as stream:
+        while not ended:
+            text, ended, _ = (rest + os.read(reading, _PIECE)).partition(_END)
+            *lines, rest = text.split(b"\n")
+            stream.write(_as_json([*lines, rest] if ended else lines))
+            stream.flush()
 
 
 def _as_json(lines: list[bytes]) -> bytes:

@@ -39,8 +39,7 @@ def command(
     KV pool, for throughput and preemptions. A small --kv-memory shows preemptions. The same command runs on a GPU with
     --device cuda, and with --load-format dummy for real shapes without their weights.
     """
-    from espalier.experiments.cli.loading import load_with_progress
-    from espalier.experiments.cli.progress import count_progress
+    from espalier.experiments.cli.progress import count_progress, load_with_progress
     from espalier.experiments.lab.study.grid import run_grid
     from espalier.experiments.lab.study.page import PAGE, TABLE, write_study
 

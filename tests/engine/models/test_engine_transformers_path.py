@@ -465,7 +465,9 @@ def test_a_yes_no_verifier_reads_capped_logits(folders: dict[str, Path], make_en
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_inspection_gives_the_sizes_that_loading_gives(kind: str, folders: dict[str, Path], models: dict[str, Model]):
-    found = inspect_checkpoint(str(folders[kind]), torch.float32, model_impl=ModelImpl.TRANSFORMERS)
+    found = inspect_checkpoint(
+        str(folders[kind]), torch.float32, runtime=RuntimeSettings(model_impl=ModelImpl.TRANSFORMERS)
+    )
     assert found.config == models[kind].config
     assert found.kv_bytes_per_token == sum(layer.elements for layer in models[kind].config.kv_layers) * 4
     estimate = model_bytes(found.config, torch.float32, Quantization.NONE, generates=True)

@@ -74,7 +74,7 @@ def test_paths_that_were_cut_are_said_and_nothing_is_advised_from_them(espalier,
     flags = ("advise", "--limit", 20, "--paths", 2, "-a", "majority", "-N", 2, "--threads", 1)
     for limit, reason in ((("--max-tokens", 24), "max-tokens"), (("--max-steps", 1), "max-steps")):
         ran = espalier(*flags, *limit, "--out", tmp_path / reason)
-        assert f"40 of 40 paths were cut by --{reason}; raise --{reason}\n" in ran.out
+        assert f"40 of 40 paths were cut: 40 cut by --{reason}; raise --{reason}\n" in ran.out
         assert "advice  withheld\n  too many paths did not come to their end: 40 of 40 paths" in ran.out
         assert json.loads((tmp_path / reason / "advice.json").read_text())["cut"] == {reason: 40}
 

@@ -90,7 +90,7 @@ def test_no_verdict_follows_from_paths_that_were_cut_nor_from_few_problems():
     for searches in (flat, [none, of([1.0] * 200)]):
         advice = recommend(searches, none, searches, FOUND, cut=cut)
         assert (advice.search, advice.withheld) == (None, True)
-        assert "46 of 48 paths were cut by --max-tokens; raise --max-tokens" in advice.reasons[0]
+        assert "46 of 48 paths were cut: 46 cut by --max-tokens; raise --max-tokens" in advice.reasons[0]
     assert not recommend(flat, none, flat, FOUND, cut=CutPaths({Unanswered.MAX_STEPS: 4}, 48)).withheld
 
     few = [of([0.0] * 3, "one"), of([0.0, 0.0, 0.95])]

@@ -16,6 +16,7 @@ from espalier.engine.models.checkpoint import Outline
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.experiments.planning.inspection import inspect_checkpoint, paths_that_fit
 from espalier.prm.families import identify
+from espalier.search.run.settings import RuntimeSettings
 
 QWEN_1_5B = {
     "hidden_size": 1536,
@@ -144,7 +145,7 @@ def test_a_family_named_by_its_flag_makes_a_verifier_of_what_may_be_a_generator(
     name = str(tiny_checkpoints["qwen2-untied"])
     assert inspect_checkpoint(name, torch.float32).role == "generator"
     with pytest.raises(CheckpointError, match=r"score"):
-        inspect_checkpoint(name, torch.float32, family="qwen2.5-math-prm")
+        inspect_checkpoint(name, torch.float32, runtime=RuntimeSettings(verifier_family="qwen2.5-math-prm"))
 
 
 @pytest.mark.parametrize(

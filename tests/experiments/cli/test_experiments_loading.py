@@ -19,7 +19,7 @@ from espalier.engine.models import decoder
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
 from espalier.engine.models.options import LoadFormat, Quantization
-from espalier.experiments.cli.loading import bytes_progress
+from espalier.experiments.cli.progress import bytes_progress
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.search.run.load import load_orchestrator, with_quantizations
 from espalier.search.run.settings import RuntimeSettings, model_names

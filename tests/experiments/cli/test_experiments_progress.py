@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from espalier.experiments.cli import progress
-from espalier.experiments.cli.loading import bytes_progress
-from espalier.experiments.cli.progress import count_progress, share_progress
+from espalier.experiments.cli.progress import bytes_progress, count_progress, share_progress
 
 
 @pytest.fixture

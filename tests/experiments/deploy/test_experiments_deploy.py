@@ -14,8 +14,8 @@ import typer
 import yaml
 from readme_files import ROOT
 
-from espalier.experiments.cli.connection import TOKEN_VARIABLE, ConnectionOptions
 from espalier.experiments.cli.main import app
+from espalier.experiments.cli.options import TOKEN_VARIABLE, ConnectionOptions
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.server import FLUSH_SECONDS, STOP_SECONDS

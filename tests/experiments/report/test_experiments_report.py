@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from espalier.engine.errors import EspalierError
 from espalier.experiments.cli.main import app
 from espalier.experiments.report import plots
-from espalier.experiments.report.differences import differences
 from espalier.experiments.report.runs import differing_fields, load_runs
-from espalier.experiments.report.tables import breakdown_tables, main_table
+from espalier.experiments.report.tables import breakdown_tables, differences, main_table
 from espalier.experiments.report.trees import problem_rows
 from espalier.experiments.report.write import _title, write_report
 from espalier.experiments.runs.statistics import calibration

@@ -46,7 +46,6 @@ def test_values_are_read_from_text_and_lists(field, given, values):
         ("seed", "1,0:2", "lists 1 twice"),
         ("seed", "x", "is not a number"),
         ("seed", f"0:{10**12}", "must hold between 1"),
-        ("algorithm", "dfs", "'dfs' is not one of 'greedy'"),
         ("beam_width", [], "at least one"),
         ("beam_width", "", "is not a number"),
     ],
