@@ -25,6 +25,7 @@ from espalier.experiments.runs.files import write_whole
 from espalier.experiments.runs.record import CutPaths
 from espalier.experiments.verifier_training import combining, features, rollouts
 from espalier.experiments.verifier_training.testing import measure_on_run, trees_of_run
+from espalier.experiments.verifier_training.training import TaughtHead
 from espalier.experiments.verifier_training.tree_file import TreeRecord, claim, read_trees
 from espalier.search.grading.math_verify import Grader
 from espalier.search.rollout import RolloutSettings
@@ -184,7 +185,7 @@ class Learning:
         typer.echo(f"verifier  {self.out / 'verifier'}, with --verifier {runtime.generator} and --verifier-family")
 
     def learn(
-        self, readings: features.Readings, name: str, trunk: dict[str, str], taught: combining.TaughtHead | None = None
+        self, readings: features.Readings, name: str, trunk: dict[str, str], taught: TaughtHead | None = None
     ) -> combining.LearnedEvidence:
         """Learn from what a trunk read, into the folder called `name`, and print how well it ranks."""
         learned = combining.train_trunk_evidence(
