@@ -15,7 +15,7 @@ _ACCESS = "espalier.access"
 """Logger whose messages are JSON already."""
 _PIECE = 2**16
 _END = b"\0end of the log\0"
-"""What the reader stops at: children may keep the pipe open, so that it has no end of its own."""
+"""End for the reader: children may keep the pipe open, so that it has none of its own."""
 
 
 class JsonFormatter(logging.Formatter):
