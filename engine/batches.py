@@ -6,7 +6,7 @@ Steps are shared among accounts: who had more of the models' time than others wa
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
@@ -165,46 +165,33 @@ class _Batch(NamedTuple):
     times: tuple[float, float, float]
 
 
+@dataclass(eq=False)
 class Batches:
     """Launches batches one after another, and takes their results in, the oldest first.
 
     Attributes:
+        schedulers: by role.
+        runners: by role.
+        role_policy: chooses between roles.
+        sharing: chooses between owners.
+        preemption: makes room.
+        max_tokens: of a batch at most.
+        listener: gives what is called after each batch; None for nobody.
         collected: work that is finished, for `Engine.step` to return.
         failures: of batches, for `Engine.step` to raise.
     """
 
-    def __init__(
-        self,
-        schedulers: Mapping[str, Scheduler],
-        runners: Mapping[str, ModelRunner],
-        role_policy: GeneratorFirst,
-        sharing: FairSharing,
-        preemption: Preemption,
-        max_tokens: int,
-        listener: Callable[[], Callable[[StepRecord], None] | None],
-    ) -> None:
-        """Launch nothing yet.
-
-        Args:
-            schedulers: by role.
-            runners: by role.
-            role_policy: chooses between roles.
-            sharing: chooses between owners.
-            preemption: makes room.
-            max_tokens: of a batch at most.
-            listener: gives what is called after each batch; None for nobody.
-        """
-        self.collected: list[Done] = []
-        self.failures: list[PartialFailureError] = []
-        self._schedulers = schedulers
-        self._runners = runners
-        self._role_policy = role_policy
-        self._sharing = sharing
-        self._preemption = preemption
-        self._max_tokens = max_tokens
-        self._listener = listener
-        self._in_flight: list[_Batch] = []  # the oldest first
-        self._last_update_end = 0.0
+    schedulers: Mapping[str, Scheduler]
+    runners: Mapping[str, ModelRunner]
+    role_policy: GeneratorFirst
+    sharing: FairSharing
+    preemption: Preemption
+    max_tokens: int
+    listener: Callable[[], Callable[[StepRecord], None] | None]
+    collected: list[Done] = field(default_factory=list)
+    failures: list[PartialFailureError] = field(default_factory=list)
+    _in_flight: list[_Batch] = field(default_factory=list)  # the oldest first
+    _last_update_end: float = 0.0
 
     def run(self, launch_ahead: bool) -> None:
         """Launch a batch, and take in those in flight: all, or with `launch_ahead` those before the new one.
@@ -212,8 +199,8 @@ class Batches:
         Raises:
             PoolExhaustedError: when nobody's work finds blocks and no owner can give any up.
         """
-        if self._preemption.preempted:
-            self._preemption.resume()
+        if self.preemption.preempted:
+            self.preemption.resume()
         before = len(self._in_flight)
         try:
             self._launch()
@@ -243,7 +230,7 @@ class Batches:
         loads, fair = self._share_out()
         if self._launch_of(loads, fair):
             return
-        if any(scheduler.planner.throttled for scheduler in self._schedulers.values()):
+        if any(scheduler.planner.throttled for scheduler in self.schedulers.values()):
             self._throttle(frozenset())
             self._launch_of(self._loads(), fair=False)
 
@@ -254,7 +241,7 @@ class Batches:
             PoolExhaustedError: when blocks run out for every role with work, and no owner can give any up.
         """
         roles = [role for role, load in loads.items() if load.busy]
-        if len(roles) > 1 and self._role_policy.choose(loads[GENERATOR], loads[VERIFIER]) != roles[0]:
+        if len(roles) > 1 and self.role_policy.choose(loads[GENERATOR], loads[VERIFIER]) != roles[0]:
             roles.reverse()
         exhausted: PoolExhaustedError | None = None
         for role in roles:
@@ -265,7 +252,7 @@ class Batches:
                 exhausted = exhausted or error
         if exhausted is None:
             return False
-        if not self._in_flight and (self._preemption.compact() or self._preemption.take_turns()):
+        if not self._in_flight and (self.preemption.compact() or self.preemption.take_turns()):
             return self._launch_of(loads, fair)
         raise exhausted
 
@@ -275,58 +262,54 @@ class Batches:
         Raises:
             PoolExhaustedError: when blocks run out for its work, and no owner can give any up.
         """
-        scheduler, schedule_start = self._schedulers[role], perf_counter()
-        most = min(self._max_tokens, self._sharing.most_tokens(role)) if self._sharing.contended else self._max_tokens
+        scheduler, schedule_start = self.schedulers[role], perf_counter()
+        most = min(self.max_tokens, self.sharing.most_tokens(role)) if self.sharing.contended else self.max_tokens
+        plan: StepPlan | None = None
         try:
-            plan = scheduler.schedule(most)
-        except PoolExhaustedError:
-            raise
-        except BaseException as error:
-            self._fail(role, scheduler.owners(), error)
-            return True
-        if plan is None:
-            return False
-        launch_start = perf_counter()
-        try:
-            wait = self._runners[role].launch(scheduler.table, plan)
+            if (plan := scheduler.schedule(most)) is None:
+                return False
+            launch_start = perf_counter()
+            wait = self.runners[role].launch(scheduler.table, plan)
         except BaseException as error:  # an interrupt too: the prefix cache lists blocks before they are written
-            self._fail(role, plan.owners, error)
+            if plan is None and isinstance(error, PoolExhaustedError):
+                raise
+            self._fail(role, plan.owners if plan else scheduler.owners(), error)
             return True
         self._in_flight.append(_Batch(role, plan, wait, (schedule_start, launch_start, perf_counter())))
         scheduler.launched(plan)
         if fair:
-            self._sharing.charge(role, plan)
+            self.sharing.charge(role, plan)
         return True
 
     def _share_out(self) -> tuple[dict[str, RoleLoad], bool]:
         """Throttle owners over their share; returns the work left by role, and whether the step is charged for."""
         self._throttle(frozenset())
         loads = self._loads()
-        if not self._sharing.contended:
+        if not self.sharing.contended:
             return loads, False
-        schedulers = self._schedulers.values()
+        schedulers = self.schedulers.values()
         working = {owner for scheduler in schedulers for owner in scheduler.owners() - scheduler.planner.paused}
-        if not (over_share := self._sharing.over_share(working)):
+        if not (over_share := self.sharing.over_share(working)):
             return loads, True
         self._throttle(over_share)
         fewer = self._loads()
-        if any(load.busy for load in fewer.values()) and self._sharing.is_worthwhile(loads, fewer):
+        if any(load.busy for load in fewer.values()) and self.sharing.is_worthwhile(loads, fewer):
             return fewer, True
         self._throttle(frozenset())
         return loads, False
 
     def _throttle(self, owners: frozenset[Hashable]) -> None:
-        for scheduler in self._schedulers.values():
+        for scheduler in self.schedulers.values():
             scheduler.planner.throttled = owners
 
     def _loads(self) -> dict[str, RoleLoad]:
-        schedulers = self._schedulers.items()
+        schedulers = self.schedulers.items()
         return {role: RoleLoad(each.running_branches, each.waiting_tokens()) for role, each in schedulers}
 
     def _collect(self) -> None:
         """Take in the results of the oldest batch in flight."""
         role, plan, wait, launch_times = self._in_flight.pop(0)
-        scheduler, wait_start = self._schedulers[role], perf_counter()
+        scheduler, wait_start = self.schedulers[role], perf_counter()
         try:
             results = wait()
             wait_end = perf_counter()
@@ -340,7 +323,7 @@ class Batches:
             seconds = update_end - max(launch_times[0], self._last_update_end)  # another batch may have been in flight
             speculation.record(plan, scheduler.running_branches, seconds)
         self._last_update_end = update_end
-        if on_step := self._listener():
+        if on_step := self.listener():
             draws, reads = len(plan.draws.step_positions) if plan.draws else 0, sum(map(len, plan.reads.values()))
             sizes = len(plan.rows), int(plan.counts.sum()), draws, reads, plan.copied_blocks
             on_step(StepRecord(role, *sizes, *launch_times, wait_start, wait_end, update_end))
@@ -351,7 +334,7 @@ class Batches:
         All KV of the role is freed, and the batches that were launched behind this one are forgotten.
         """
         self._in_flight = [batch for batch in self._in_flight if batch.role != role]
-        self._schedulers[role].drop_all_kv()
+        self.schedulers[role].drop_all_kv()
         if isinstance(error, FatalError | MisuseError) or not isinstance(error, Exception):  # a closed engine is one
             raise error
         if not isinstance(error, PartialFailureError):

@@ -33,6 +33,13 @@ class FamilyInfo:
     whole_answers: bool = False
     of_sampling: bool = False
 
+    def fits(self, architecture: str) -> bool:
+        """Return whether checkpoints of the family may have this class."""
+        return any(
+            architecture.endswith(pattern[1:]) if pattern.startswith("*") else architecture == pattern
+            for pattern in self.architectures
+        )
+
 
 class StepPath(NamedTuple):
     """A problem and its steps so far, in order; none is empty."""
@@ -115,6 +122,9 @@ class PrmFamily(ABC):
     other_probes: tuple[tuple[int, ...], ...] = ()
     costly: bool = False
     rounding: float = 0.0
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:

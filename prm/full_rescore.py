@@ -9,7 +9,6 @@ import torch
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import ScoreMismatchError
-from espalier.engine.models.model import Model
 from espalier.engine.work import Done, Score, Scored
 from espalier.prm.base import ScoreInput
 
@@ -32,45 +31,36 @@ class _Path:
     values: list[np.ndarray] = field(default_factory=list)
 
 
-def tolerance_of(model: Model) -> float:
-    """The difference allowed between scores that a model gives step by step and from the whole text.
-
-    If rows do not depend on the rest of their batch or on how their context was computed, both are bit-identical.
-    """
-    decoder = model.decoder
-    return 0.0 if decoder.backend.rows_are_independent else _TOLERANCE[decoder.dtype]
-
-
+@dataclass(eq=False)
 class FullRescore:
-    """Computes the scores of one search again, one at a time, so that it holds the memory of one path only."""
+    """Computes the scores of one search again, one at a time, so that it holds the memory of one path only.
 
-    def __init__(
-        self,
-        engine: Engine,
-        owner: Hashable,
-        role: str,
-        name: str,
-        rounding: float = 0.0,
-        head: str = "",
-    ) -> None:
-        """Create a check without work.
+    Attributes:
+        engine: computes the paths.
+        owner: owner of the work.
+        role: whose model reads them.
+        name: the scorer's, for messages.
+        rounding: difference between scores that their summation order may make.
+        head: the model's head to read; empty for its own.
+    """
 
-        Args:
-            engine: computes the paths.
-            owner: owner of the work.
-            role: whose model reads them.
-            name: the scorer's, for messages.
-            rounding: difference between scores that their summation order may make.
-            head: the model's head to read; empty for its own.
+    engine: Engine
+    owner: Hashable
+    role: str
+    name: str
+    rounding: float = 0.0
+    head: str = ""
+    _paths: deque[_Path] = field(default_factory=deque)  # the first one is being computed
+    _running: Score | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """The difference allowed between scores that a model gives step by step and from the whole text.
+
+        If rows do not depend on the rest of their batch or on how their context was computed, both are bit-identical.
         """
-        self._engine = engine
-        self._owner = owner
-        self._role = role
-        self._name = name
-        self._head = head
-        self._tolerance = rounding + tolerance_of(engine.model(role))
-        self._paths: deque[_Path] = deque()  # the first one is being computed
-        self._running: Score | None = None
+        decoder = self.engine.model(self.role).decoder
+        return self.rounding + (0.0 if decoder.backend.rows_are_independent else _TOLERANCE[decoder.dtype])
 
     @property
     def pending(self) -> int:
@@ -103,28 +93,26 @@ class FullRescore:
         assert isinstance(done, Scored)
         path = self._paths[0]
         self._running = None
-        self._engine.release(done.work.sequence)
+        self.engine.release(done.work.sequence)
         path.values.append(done.values)
         if len(path.values) == len(path.inputs):
             self._paths.popleft()
             again = path.read(np.concatenate(path.values))
-            if not abs(again - path.score) <= self._tolerance:  # also true for NaN
-                raise ScoreMismatchError(self._name, path.num_steps, path.score, again, self._tolerance)
+            if not abs(again - path.score) <= self.tolerance:  # also true for NaN
+                raise ScoreMismatchError(self.name, path.num_steps, path.score, again, self.tolerance)
         if self._paths:
             self._start()
 
     def close(self) -> None:
         """Release the sequence, whose work must have been cancelled, and forget the paths that wait."""
         if self._running is not None:
-            self._engine.release(self._running.sequence)
+            self.engine.release(self._running.sequence)
         self._running = None
         self._paths.clear()
 
     def _start(self) -> None:
         path = self._paths[0].inputs[len(self._paths[0].values)]
         # Open it empty, so that nothing comes from the prefix cache.
-        sequence = self._engine.open(self._role, [], owner=self._owner)
-        self._running = Score(
-            self._owner, sequence, path.token_ids, path.score_positions, path.targets, head=self._head
-        )
-        self._engine.submit(self._running)
+        sequence = self.engine.open(self.role, [], owner=self.owner)
+        self._running = Score(self.owner, sequence, path.token_ids, path.score_positions, path.targets, head=self.head)
+        self.engine.submit(self._running)

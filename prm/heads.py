@@ -58,10 +58,7 @@ def log_probability_head(logits: Product) -> Head:
 
     def head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         parts = zip(hidden.split(_ROWS), targets.split(_ROWS), strict=True)
-        return torch.cat([log_softmax_at(logits(rows), its) for rows, its in parts])
-
-    def log_softmax_at(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(rows.float(), dim=-1).gather(1, wanted[:, None])
+        return torch.cat([torch.log_softmax(logits(rows).float(), -1).gather(1, its[:, None]) for rows, its in parts])
 
     return head
 
@@ -150,51 +147,33 @@ def take_layers(
 def learned_head(folder: Checkpoint, decoder: Decoder, kind: str) -> Head:
     """The head of a folder that `learn-verifier` made, `score.0`, `score.1`, …: it gives the logit of "right".
 
+    It reads the states that enter the `layer` that `config.json` names, or those after the last one, and is given those
+    of all of the decoder's `taps`.
+
     Args:
         folder: the folder, of which all tensors are taken.
         decoder: the trunk's.
         kind: what such a folder is called, for errors.
 
     Raises:
-        CheckpointError: its tensors are not those of such a head, or the decoder does not give the states it reads.
+        CheckpointError: its tensors are not those of such a head, its layer is no number of one, or the decoder gives
+            no states between layers, or has fewer.
     """
     names = tuple(f"score.{i}" for i in range(sum(name.endswith(".weight") for name in folder.tensors)))
     if not names:
         raise CheckpointError(f"{folder.folder} holds no layers score.0, score.1, …; is it a {kind}?")
     layers = take_layers(folder, names, decoder, labels=1)
     folder.require_all_taken()
-    return at_layer(stacked_head(layers, lambda logits: logits), decoder.layers, layer_of(folder))
-
-
-def layer_of(folder: Checkpoint) -> int | None:
-    """The layer whose states a learned head reads as they enter it, by `config.json`; None for those after the last.
-
-    Raises:
-        CheckpointError: `layer` there is no number of one.
-    """
-    layer = folder.config.get("layer")
-    if layer is not None and not (type(layer) is int and layer > 0):
-        raise CheckpointError(f"config.json of {folder.folder}: layer must be a number from 1, is {layer!r}")
-    return layer
-
-
-def at_layer(head: Head, layers: Layers, layer: int | None) -> Head:
-    """A head on the states that enter a layer, or after the last for None; it is given those of all of `taps`.
-
-    Raises:
-        CheckpointError: the decoder gives no states between layers, or has fewer.
-    """
+    head, layer, trunk = stacked_head(layers, lambda logits: logits), folder.config.get("layer"), decoder.layers
     if layer is None:
-        return lambda states: head(layers.last_states(states))
+        return lambda states: head(trunk.last_states(states))
+    if type(layer) is not int or layer < 1:
+        raise CheckpointError(f"config.json of {folder.folder}: layer must be a number from 1, is {layer!r}")
     try:
-        layers.tap([layer])
+        trunk.tap([layer])
     except UnsupportedShapeError as error:
         raise CheckpointError(f"{error}: a head on a middle layer cannot be read here") from error
-
-    def read(states: torch.Tensor) -> torch.Tensor:
-        return head(layers.states_of(states)[1 + layers.taps.index(layer)].contiguous())
-
-    return read
+    return lambda states: head(trunk.states_of(states)[1 + trunk.taps.index(layer)].contiguous())
 
 
 def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: Sequence[int]) -> Product:
@@ -219,6 +198,15 @@ def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: Sequenc
     else:
         weight = checkpoint.take("lm_head.weight", decoder.dtype, "cpu", decoder.embedding.shape)
     return decoder.backend.prepare_linear(weight[list(token_ids)].contiguous().to(decoder.device))
+
+
+def require_causal_lm(checkpoint: Checkpoint, family: str, does: str) -> None:
+    """Raise CheckpointError unless a checkpoint of a family that `does` something with text is a language model."""
+    if not checkpoint.architecture.endswith("ForCausalLM"):
+        raise CheckpointError(
+            f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}; {family} {does} and "
+            "needs a *ForCausalLM; leave out --verifier-family, or give a checkpoint of that family"
+        )
 
 
 def require_token(checkpoint: Checkpoint, tokenizer: TextTokenizer, token: str, why: str) -> int:

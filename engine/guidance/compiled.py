@@ -90,16 +90,6 @@ class GrammarCompiler:
                     return matcher
         return None
 
-    def matches(self, grammar: Grammar, text: str) -> bool:
-        """Return whether a whole text is one of the grammar's; may take long for long texts.
-
-        Raises:
-            GrammarError: see `compile`.
-        """
-        matcher = self._compile(grammar)
-        ids = self._text.encode(text)
-        return matcher.library.try_consume_tokens(ids) == len(ids) and matcher.library.is_accepting()
-
     def _try(self, grammar: Grammar) -> int:
         """The bytes that a grammar holds once it is compiled; a new one is tried in another process.
 

@@ -7,8 +7,9 @@ import hashlib
 import heapq
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Container, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, takewhile
 
 import numpy as np
 import torch
@@ -156,11 +157,11 @@ class EvictableBlocks:
     blocks are evicted before others, and idle slabs with transient blocks alone before other slabs.
     """
 
-    def __init__(self) -> None:
-        # Each pair: of blocks that last, and of transient ones.
-        self._of: tuple[dict[int, OrderedDict[int, None]], ...] = ({}, {})
-        self._live: tuple[OrderedDict[int, None], ...] = (OrderedDict(), OrderedDict())
-        self._idle: tuple[OrderedDict[int, None], ...] = (OrderedDict(), OrderedDict())
+    def __init__(self, live: Container[int]) -> None:
+        """Keep nothing yet; `live` says which slabs are."""
+        self._live = live
+        # Blocks that last, and transient ones.
+        self._of: tuple[OrderedDict[int, OrderedDict[int, None]], ...] = (OrderedDict(), OrderedDict())
         self._count = 0
 
     def __len__(self) -> int:
@@ -173,72 +174,41 @@ class EvictableBlocks:
     def keep(self, block: int, slab: int, transient: bool = False) -> None:
         """Add `block` of the live `slab` as the most recently used one."""
         self._of[transient].setdefault(slab, OrderedDict())[block] = None
-        self._live[transient][slab] = None
-        self._live[transient].move_to_end(slab)
+        self._of[transient].move_to_end(slab)
         self._count += 1
 
     def remove(self, block: int, slab: int) -> None:
         """Take `block` out: it is used again, or its room is needed."""
-        transient = block not in self._of[False].get(slab, ())
-        kept = self._of[transient][slab]
-        del kept[block]
+        of = next(of for of in self._of if block in of.get(slab, ()))
+        del of[slab][block]
+        if not of[slab]:
+            del of[slab]
         self._count -= 1
-        if not kept:
-            del self._of[transient][slab]
-            self._live[transient].pop(slab, None)
-            if slab not in self._of[not transient]:
-                self._leave_idle(slab)
 
-    def set_idle(self, slab: int) -> None:
-        """Note that the last block in use of `slab` was freed."""
-        holds = [slab in blocks for blocks in self._of]
-        if any(holds):
-            for live in self._live:
-                live.pop(slab, None)
-            self._idle[not holds[False]][slab] = None
-
-    def set_live(self, slab: int) -> None:
-        """Note that a block of `slab` is in use again."""
-        if self._leave_idle(slab):
-            for live, blocks in zip(self._live, self._of, strict=True):
-                if slab in blocks:
-                    live[slab] = None
+    def touch(self, slab: int) -> None:
+        """Note that `slab` has become live or idle, and so is the one used last."""
+        for of in self._of:
+            if slab in of:
+                of.move_to_end(slab)
 
     def next_is_transient(self) -> tuple[bool, bool]:
         """True if the block to evict first among live slabs is transient; the same for that among all slabs.
 
         Blocks of idle slabs come after all those of live ones.
         """
-        in_live_slab = bool(self._live[True])
-        return in_live_slab, in_live_slab or (not self._live[False] and bool(self._idle[True]))
+        lasts, transient = (any(slab in self._live for slab in of) for of in self._of)
+        return transient, transient or (not lasts and self.oldest_idle_slab(lasting=False) is not None)
 
     def oldest_in_live_slab(self) -> tuple[int, int] | None:
         """The block to evict first among live slabs, and its slab; None without any."""
-        for slabs, blocks in zip(reversed(self._live), reversed(self._of), strict=True):
-            if slabs:
-                slab = next(iter(slabs))
-                return next(iter(blocks[slab])), slab
-        return None
+        slabs = (each for of in reversed(self._of) for each in of.items())
+        return next(((next(iter(blocks)), slab) for slab, blocks in slabs if slab in self._live), None)
 
     def oldest_idle_slab(self, lasting: bool = True) -> int | None:
         """The idle slab to give back first; None without any. With `lasting` it may hold more than transient blocks."""
-        lasts, transient = self._idle
-        return next(iter(transient or (lasts if lasting else ())), None)
-
-    def check_integrity(self, live_slabs: set[int]) -> None:
-        """Raise AssertionError unless every slab with cached blocks is listed as live or as idle."""
-        assert self._count == sum(len(blocks) for of in self._of for blocks in of.values()), (
-            "cached blocks are miscounted"
-        )
-        for live, of in zip(self._live, self._of, strict=True):
-            assert set(live) == set(of) & live_slabs, "live slabs with cached blocks differ"
-        lasts, transient = (set(of) - live_slabs for of in self._of)
-        assert set(self._idle[False]) == lasts, "idle slabs differ"
-        assert set(self._idle[True]) == transient - lasts, "idle slabs with transient blocks alone differ"
-
-    def _leave_idle(self, slab: int) -> bool:
-        """Take a slab out of those that are idle; False if it was not."""
-        return any(idle.pop(slab, 0) is None for idle in self._idle)  # it is in one at most
+        lasts, transient = self._of
+        slabs = chain((slab for slab in transient if slab not in lasts), lasts if lasting else ())
+        return next((slab for slab in slabs if slab not in self._live), None)
 
 
 class KVPool:
@@ -327,6 +297,7 @@ class KVPool:
         )
 
 
+@dataclass(eq=False)
 class BlockPool:
     """Free, live and cached blocks of one KV group, or of a model's recurrent states.
 
@@ -340,46 +311,40 @@ class BlockPool:
     Allocation takes a free slot of the lowest live slab that has one, so that the last slabs run empty. Where there is
     none, it opens another slab rather than evict a cached block, unless that slab is reserved by another model: so
     cached blocks never spread live ones over more slabs than the pool has.
+
+    Attributes:
+        role: the model's role.
+        layout: where keys and values lie in a block, or the parts of a state.
+        kv_pool: where slabs come from.
+        enable_prefix_cache: whether blocks without references stay cached.
+        window: how many positions a token sees, or None for all before it.
+        name: what the KV pool knows it by; its role if the model has no other group.
+        counters: what all pools of the model count in; its own without.
+        cache: finds its computed blocks.
+        reserved_slabs: what admission has reserved.
+        live_blocks: blocks that sequences refer to.
     """
 
-    def __init__(
-        self,
-        role: str,
-        layout: Layout,
-        kv_pool: KVPool,
-        enable_prefix_cache: bool = True,
-        window: int | None = None,
-        name: str = "",
-        counters: RoleCounters | None = None,
-    ) -> None:
-        """Make a pool without slabs.
+    role: str
+    layout: Layout
+    kv_pool: KVPool
+    enable_prefix_cache: bool = True
+    window: int | None = None
+    name: str = ""
+    counters: RoleCounters = field(default_factory=RoleCounters)
+    cache: PrefixCache = field(default_factory=PrefixCache)
+    reserved_slabs: int = 0
+    live_blocks: int = 0
+    _free_slots: dict[int, list[int]] = field(default_factory=dict)  # by owned slab; free block ids
+    _live_in: dict[int, int] = field(default_factory=dict)  # by live slab; how many of its blocks are live
+    _candidates: list[int] = field(default_factory=list)  # a heap of live slabs that may have a free slot, each once
+    _in_candidates: set[int] = field(default_factory=set)
 
-        Args:
-            role: the model's role.
-            layout: where keys and values lie in a block, or the parts of a state.
-            kv_pool: where slabs come from.
-            enable_prefix_cache: whether blocks without references stay cached.
-            window: how many positions a token sees, or None for all before it.
-            name: what the KV pool knows it by; its role if the model has no other group.
-            counters: what all pools of the model count in; its own without.
-        """
-        self.role = role
-        self.name = name or role
-        self.counters = counters or RoleCounters()
-        self.enable_prefix_cache = enable_prefix_cache
-        self._evictable = EvictableBlocks()
-        self.layout = layout
-        self.kv_pool = kv_pool
-        self.window = window
-        self.ref_counts = np.zeros(kv_pool.num_slabs * layout.blocks_per_slab, dtype=np.int32)
-        self.cache = PrefixCache()
-        self.reserved_slabs = 0
-        self.live_blocks = 0
-        self._free_slots: dict[int, list[int]] = {}  # by owned slab; free block ids
-        self._live_in: dict[int, int] = {}  # by live slab; how many of its blocks are live
-        self._candidates: list[int] = []  # a heap of live slabs that may have a free slot, each once
-        self._in_candidates: set[int] = set()
-        kv_pool.register(self.name, self)
+    def __post_init__(self) -> None:
+        self.name = self.name or self.role
+        self.ref_counts = np.zeros(self.kv_pool.num_slabs * self.layout.blocks_per_slab, dtype=np.int32)
+        self._evictable = EvictableBlocks(self._live_in)
+        self.kv_pool.register(self.name, self)
 
     @property
     def holds_states(self) -> bool:
@@ -544,7 +509,6 @@ class BlockPool:
         assert len(kept) == self.cached_blocks, f"{self.name}: a block of another model's slab is cached"
         assert not kept & live, f"{self.name}: a live block is listed as evictable"
         assert all(block in self.cache for block in kept), f"{self.name}: a cached block has no hash"
-        self._evictable.check_integrity({block // per_slab for block in live})
         self.cache.check_integrity(live | kept)
         used = live | kept
         assert {block // per_slab for block in used} == set(self._free_slots), f"{self.name}: holds an empty slab"
@@ -629,7 +593,7 @@ class BlockPool:
         slab = self._slab(block)
         if slab not in self._live_in:
             self._live_in[slab] = 0
-            self._evictable.set_live(slab)
+            self._evictable.touch(slab)
             self._push_candidate(slab)
         self._live_in[slab] += 1
         self.ref_counts[block] = 1
@@ -652,7 +616,7 @@ class BlockPool:
                 self._push_candidate(slab)
         if not self._live_in[slab]:
             del self._live_in[slab]
-            self._evictable.set_idle(slab)
+            self._evictable.touch(slab)
             if len(slots) == self.layout.blocks_per_slab:
                 del self._free_slots[slab]
                 self.kv_pool.give_back(slab, self.name)

@@ -6,7 +6,7 @@ Matching finds which blocks of a row the prefix cache knows, and enters those th
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -283,25 +283,14 @@ class KVSequence:
     released: bool = False
 
 
-class Follower(Protocol):
-    """Has something of its own for some sequences of a table, and for their forks."""
-
-    def forked(self, sequence: KVSequence, child: KVSequence) -> None:
-        """Take note of a fork."""
-        ...
-
-    def released(self, sequence: KVSequence) -> None:
-        """Take note of a release."""
-        ...
-
-
 class SequenceTable(BlockTables):
     """All live sequences of one model: each is a row of block tables, and has an owner.
 
     Attributes:
         counters: what is counted of the model.
         prefixes: how rows are found in the prefix cache.
-        follower: who is to know of all forks and releases; None for nobody.
+        drafts: a draft model's table; None without one.
+        followers: of sequences, the one in `drafts` with the same beginning, forked and released with it.
     """
 
     def __init__(self, pools: Sequence[BlockPool], rows: int = 64, columns: int = 256, cache_seed: bytes = b"") -> None:
@@ -318,7 +307,8 @@ class SequenceTable(BlockTables):
         self.counters = pools[0].counters
         self.prefixes = PrefixMatching(self, self._siblings)
         self._of_owner: dict[Hashable, dict[KVSequence, None]] = {}  # in order of arrival
-        self.follower: Follower | None = None
+        self.drafts: SequenceTable | None = None
+        self.followers: dict[KVSequence, KVSequence] = {}
 
     @property
     def live_sequences(self) -> int:
@@ -401,8 +391,8 @@ class SequenceTable(BlockTables):
         self._share(source, row, length, computed)
         self.prefixes.fork(source, row, shares=not went_back)
         child = self._own(KVSequence(sequence.role, row, sequence.owner))
-        if self.follower:
-            self.follower.forked(sequence, child)
+        if self.drafts and (follower := self.followers.get(sequence)):
+            self.followers[child] = self.drafts.fork(follower)
         return child
 
     def release(self, sequence: KVSequence) -> None:
@@ -411,8 +401,8 @@ class SequenceTable(BlockTables):
         The recurrent state at its end stays in the prefix cache, with all before it, while nobody needs the room.
         """
         sequence.released = True
-        if self.follower:
-            self.follower.released(sequence)
+        if self.drafts and (follower := self.followers.pop(sequence, None)):
+            self.drafts.release(follower)
         self.prefixes.keep(sequence.row, transient=True)
         self.prefixes.release(sequence.row)
         siblings = self._of_owner[sequence.owner]

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,51 +22,43 @@ SURE = 0.7
 with a probability above 0.9, and two thirds of the others; by its measured times 0.6 to 0.9 are about as good."""
 
 
+@dataclass(eq=False)
 class ModelDrafter:
     """Proposes what a draft model draws with the number that the branch's own draw at that place will use.
 
     It has a sequence of its own beside each of the generator's that it has drafted for, forked and released with it.
     Their KV is in the same pool, and is given up before anybody else's: it is never reserved, and none is taken while
     owners wait for memory.
+
+    Attributes:
+        target: the generator's sequences.
+        scheduler: the draft model's; it has no other work.
+        runner: the draft model's.
+        max_tokens: computed in one step at most.
+        scarce: whether memory is so scarce that nothing is to be drafted.
+        sure: a draft ends with the token that makes it less probable than this, as what follows is seldom accepted.
     """
 
-    def __init__(
-        self,
-        target: SequenceTable,
-        scheduler: Scheduler,
-        runner: ModelRunner,
-        max_tokens: int,
-        scarce: Callable[[], bool],
-        sure: float = SURE,
-    ) -> None:
-        """Draft for the branches of `target`.
+    target: SequenceTable
+    scheduler: Scheduler
+    runner: ModelRunner
+    max_tokens: int
+    scarce: Callable[[], bool]
+    sure: float = SURE
 
-        Args:
-            target: the generator's sequences.
-            scheduler: the draft model's; it has no other work.
-            runner: the draft model's.
-            max_tokens: computed in one step at most.
-            scarce: whether memory is so scarce that nothing is to be drafted.
-            sure: a draft ends with the token that makes it less probable than this, as what follows is seldom accepted.
-        """
-        self._target = target
-        self._scheduler = scheduler
-        self._runner = runner
-        self._max_tokens = max_tokens
-        self._scarce = scarce
-        self._sure = math.log(sure) if sure else -math.inf
-        self._config = runner.model.config
-        self._followers: dict[KVSequence, KVSequence] = {}  # by the generator's
-        target.follower = self
+    def __post_init__(self) -> None:
+        self.target.drafts = self.scheduler.table
+        self._config = self.runner.model.config
 
     def propose(self, branches: Sequence[RunningRequest], most: Sequence[int]) -> list[list[int]]:
         """See `Drafter`."""
         drafts: list[list[int]] = [[] for _ in branches]
-        if self._scarce():
+        if self.scarce():
             return drafts
         followers = {place: its for place, branch in enumerate(branches) if (its := self._follow(branch))}
-        lengths = [int(self._target.lengths[branch.row]) for branch in branches]
+        lengths = [int(self.target.lengths[branch.row]) for branch in branches]
         room = [min(wanted, self._config.max_positions - its) for wanted, its in zip(most, lengths, strict=True)]
+        sure = math.log(self.sure) if self.sure else -math.inf
         going = dict.fromkeys(followers, 0.0)  # log-probabilities of the drafts, by place
         while going:
             for place in going:
@@ -75,7 +67,7 @@ class ModelDrafter:
             on = dict[int, float]()
             for done in self._run():
                 drafts[place := done.work.tag] += done.token_ids
-                if (known := going[place] + done.log_probability) >= self._sure and len(drafts[place]) < room[place]:
+                if (known := going[place] + done.log_probability) >= sure and len(drafts[place]) < room[place]:
                     on[place] = known
             going = on
         return drafts
@@ -83,31 +75,21 @@ class ModelDrafter:
     def learn(self, finished: Sequence[Generated]) -> None:
         """See `Drafter`; there is nothing to learn."""
 
-    def forked(self, sequence: KVSequence, child: KVSequence) -> None:
-        """See `Follower`."""
-        if follower := self._followers.get(sequence):
-            self._followers[child] = self._scheduler.table.fork(follower)
-
-    def released(self, sequence: KVSequence) -> None:
-        """See `Follower`."""
-        if follower := self._followers.pop(sequence, None):
-            self._scheduler.table.release(follower)
-
     def give_up(self) -> bool:
         """Free all KV of the draft model's sequences; False if there is none."""
-        held = [each for each in self._followers.values() if self._scheduler.table.num_blocks[each.row]]
-        self._scheduler.table.drop_kv_of(held)
+        held = [each for each in self.target.followers.values() if self.scheduler.table.num_blocks[each.row]]
+        self.scheduler.table.drop_kv_of(held)
         return bool(held)
 
     def _follow(self, branch: RunningRequest) -> KVSequence | None:
         """The draft model's sequence with a branch's tokens; None if it cannot have them all and one more."""
-        tokens, table = self._target.tokens[branch.row, : self._target.lengths[branch.row]], self._scheduler.table
+        tokens, table = self.target.tokens[branch.row, : self.target.lengths[branch.row]], self.scheduler.table
         if len(tokens) >= self._config.max_positions or int(tokens.max()) >= self._config.vocab_size:
             return None
-        if (follower := self._followers.get(branch.sequence)) is None:
-            salt, owner = self._target.prefixes.seed_of(branch.sequence.row), branch.work.owner
-            follower = table.open(self._scheduler.role, tokens.tolist(), salt, owner)
-            self._followers[branch.sequence] = follower
+        if (follower := self.target.followers.get(branch.sequence)) is None:
+            salt, owner = self.target.prefixes.seed_of(branch.sequence.row), branch.work.owner
+            follower = table.open(self.scheduler.role, tokens.tolist(), salt, owner)
+            self.target.followers[branch.sequence] = follower
             return follower
         length = int(table.lengths[follower.row])
         both = min(length, len(tokens))
@@ -129,14 +111,14 @@ class ModelDrafter:
             penalties = replace(penalties, bias=tuple(each for each in penalties.bias if each[0] < known))
         key = key_after(sampling.key, drawn)
         samplings = (replace(sampling, key=key, banned=banned, penalties=penalties),)
-        self._scheduler.submit(Generate(follower.owner, follower, samplings, 1, "", in_place=True, tag=place))
+        self.scheduler.submit(Generate(follower.owner, follower, samplings, 1, "", in_place=True, tag=place))
 
     def _run(self) -> list[Generated]:
         """Draw all that is submitted; less, where blocks run out or what is drawn from is not a number."""
-        scheduler, done = self._scheduler, list[Generated]()
+        scheduler, done = self.scheduler, list[Generated]()
         try:
-            while scheduler.busy and (plan := scheduler.schedule(self._max_tokens)):
-                wait = self._runner.launch(scheduler.table, plan)
+            while scheduler.busy and (plan := scheduler.schedule(self.max_tokens)):
+                wait = self.runner.launch(scheduler.table, plan)
                 scheduler.launched(plan)
                 done += (each for each in scheduler.update(plan, wait()) if isinstance(each, Generated))
         except (PoolExhaustedError, NumericalError) as error:

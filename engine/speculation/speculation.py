@@ -5,6 +5,8 @@ draft as far as it equals the draws. So texts and scores are the same to the bit
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -41,23 +43,27 @@ class Drafter(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Speculation:
     """Drafts of one model's branches.
 
     Attributes:
+        table: its sequences.
+        drafter: proposes tokens.
+        lengths: says how many pay.
+        max_positions: tokens of a sequence at most.
+        vocab_size: ids of its tokens are below.
         length: tokens that branches draft at most in the next step.
     """
 
-    def __init__(
-        self, table: SequenceTable, drafter: Drafter, lengths: MeasuredLength, max_positions: int, vocab_size: int
-    ) -> None:
-        """Draft for branches of `table`: sequences of at most `max_positions` tokens, of ids below `vocab_size`."""
-        self._table = table
-        self._drafter = drafter
-        self._lengths = lengths
-        self._max_positions = max_positions
-        self._vocab_size = vocab_size
-        self.length = lengths.choose(1)
+    table: SequenceTable
+    drafter: Drafter
+    lengths: MeasuredLength
+    max_positions: int
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        self.length = self.lengths.choose(1)
 
     def draft(self, branches: Sequence[RunningRequest]) -> bool:
         """Set the drafts of branches that the next step may go on with; returns whether any has one."""
@@ -67,21 +73,16 @@ class Speculation:
             return False
         rows = np.array([branch.row for branch in branches], dtype=np.int64)
         ends = np.array([branch.start + branch.work.max_tokens for branch in branches], dtype=np.int64)
-        lengths = self._table.lengths[rows]
+        lengths = self.table.lengths[rows]
         # A branch whose KV is to be computed again drafts nothing, and none has more than it may have but for its draw.
-        room = np.minimum(np.minimum(ends, self._max_positions) - lengths - 1, self.length)
-        able = (room > 0) & (lengths - self._table.computed[rows] == 1)
-        able = np.flatnonzero(able).tolist()
+        room = np.minimum(np.minimum(ends, self.max_positions) - lengths - 1, self.length)
+        able = np.flatnonzero((room > 0) & (lengths - self.table.computed[rows] == 1)).tolist()
         if not able:
             return False
-        chosen = [branches[i] for i in able]
-        for branch, most, proposed in zip(
-            chosen, room[able].tolist(), self._drafter.propose(chosen, room[able].tolist()), strict=True
-        ):
-            for token in proposed[:most]:
-                if not 0 <= token < self._vocab_size:
-                    break
-                branch.draft.append(int(token))
+        chosen, most = [branches[i] for i in able], room[able].tolist()
+        for branch, room_of, proposed in zip(chosen, most, self.drafter.propose(chosen, most), strict=True):
+            known = takewhile(lambda token: 0 <= token < self.vocab_size, proposed[:room_of])
+            branch.draft = list(map(int, known))
             if branch.matcher:
                 _bind(branch, branch.matcher)
         return any(branch.draft for branch in chosen)
@@ -90,17 +91,17 @@ class Speculation:
         """Take note of what was drawn, and of what finished with it; its sequences stand in the table still."""
         if draws.depths is not None:
             branches = int((draws.depths == 0).sum())
-            self._table.counters.drafted_tokens += len(draws.depths) - branches
-            self._table.counters.accepted_tokens += draws.tokens - branches
-        self._drafter.learn(finished)
+            self.table.counters.drafted_tokens += len(draws.depths) - branches
+            self.table.counters.accepted_tokens += draws.tokens - branches
+        self.drafter.learn(finished)
 
     def record(self, plan: StepPlan, running: int, seconds: float) -> None:
         """Take note of what a step took, with its drafting, and choose how much `running` branches draft next."""
         if plan.draws and not plan.chunks:
             tokens = plan.draws.tokens if plan.draws.depths is not None else len(plan.branches)
-            self._lengths.record(len(plan.branches), plan.draft_length, tokens, seconds)
+            self.lengths.record(len(plan.branches), plan.draft_length, tokens, seconds)
         if running:
-            self.length = self._lengths.choose(running)
+            self.length = self.lengths.choose(running)
 
 
 def _bind(branch: RunningRequest, matcher: Matcher) -> None:

@@ -6,90 +6,49 @@ required: several families and any generator share a base model's vocabulary, an
 meaningless. Users can add families as spec files (`prm.families.spec`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from espalier.engine.errors import CheckpointError, NoEmbeddingError, name_tokens, nearest
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
-from espalier.engine.models.options import LoadFormat
 from espalier.engine.roles import VERIFIER
-from espalier.prm.base import Detect, FamilyInfo, PrmFamily, StepPath
-from espalier.prm.families import eurus, trunk_evidence
+from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
+from espalier.prm.families import eurus
 from espalier.prm.families.asked import AskedFamily, Judge, YesNo
 from espalier.prm.families.likelihood import Likelihood, LikelihoodRatio
 from espalier.prm.families.outcome import OutcomeModel
 from espalier.prm.families.rlhflow import RlhFlow
-from espalier.prm.families.spec import DetectionTable, FamilySpec, info_of, load_from_spec, read_spec
+from espalier.prm.families.spec import family_of, read_spec
 from espalier.prm.families.thinkprm import ThinkPrm
 from espalier.prm.families.token_classifier import Pure, TokenClassifier
+from espalier.prm.families.trunk_evidence import learned_in
 from espalier.prm.families.universal import UniversalPrm
 from espalier.prm.families.value_guided import ValueGuided
 
-Load = Callable[[Checkpoint, torch.dtype, torch.device | str], PrmFamily]
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One family.
-
-    Attributes:
-        info: description of the family.
-        load: loads a checkpoint; None for the family with a reference model, which `load_verifier` loads itself.
-        detect: see `PrmFamily`.
-        asks: the family's class where it can also ask a generator about its own steps, on the same weights.
-    """
-
-    info: FamilyInfo
-    load: Load | None
-    detect: Detect | None = None
-    asks: type[AskedFamily[Any]] | None = None
-
-    def fits(self, architecture: str) -> bool:
-        """Return whether checkpoints of the family may have this class."""
-        return any(
-            architecture.endswith(pattern[1:]) if pattern.startswith("*") else architecture == pattern
-            for pattern in self.info.architectures
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class FamilyMatch:
+class FamilyMatch(NamedTuple):
     """A family, and the user-readable reason for which it was chosen."""
 
-    entry: Entry
+    family: type[PrmFamily]
     reason: str
 
     @property
     def info(self) -> FamilyInfo:
         """Description of the family."""
-        return self.entry.info
+        return self.family.info
 
 
 @cache
-def entries() -> tuple[Entry, ...]:
+def shipped() -> tuple[type[PrmFamily], ...]:
     """All families that come with Espalier, in order of detection."""
-    return (
-        _shipped("qwen2.5-math-prm"),
-        _shipped("reasonflux-prm"),
-        _shipped("skywork-o1-open-prm"),
-        _of(RlhFlow),
-        _shipped("versaprm"),
-        _shipped("math-shepherd"),
-        *map(_of, (TokenClassifier, Pure, OutcomeModel, ValueGuided, UniversalPrm)),
-        Entry(eurus.EurusPrm.info, None),
-        *map(_of, (ThinkPrm, YesNo, Judge, Likelihood, LikelihoodRatio)),
-    )
-
-
-def _of(family: type[PrmFamily]) -> Entry:
-    asks = family if issubclass(family, AskedFamily) else None
-    return Entry(family.info, family.load, family.detect, asks)
+    specs = ("qwen2.5-math-prm", "reasonflux-prm", "skywork-o1-open-prm", "versaprm", "math-shepherd")
+    specified = [family_of(read_spec(Path(__file__).with_name(f"{name}.toml"))) for name in specs]
+    of_code = RlhFlow, TokenClassifier, Pure, OutcomeModel, ValueGuided, UniversalPrm, eurus.EurusPrm, ThinkPrm
+    return (*specified, *of_code, YesNo, Judge, Likelihood, LikelihoodRatio)
 
 
 def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool = False) -> FamilyMatch:
@@ -108,22 +67,21 @@ def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool 
     if family is not None:
         return FamilyMatch(_given(family), f"--verifier-family {family}")
     if reference:
-        return FamilyMatch(_entry(eurus.EurusPrm.info.name), "a reference model is given")
-    for entry in entries():
-        detected = entry.detect if entry.fits(checkpoint.architecture) else None
-        if detected and (reason := detected(checkpoint)):
-            return FamilyMatch(entry, reason)
+        return FamilyMatch(eurus.EurusPrm, "a reference model is given")
+    for known in shipped():
+        if known.detect and known.info.fits(checkpoint.architecture) and (reason := known.detect(checkpoint)):
+            return FamilyMatch(known, reason)
     raise CheckpointError(_unknown(checkpoint))
 
 
 def families_of(architecture: str) -> tuple[str, ...]:
     """Names of the families whose checkpoints may have this class."""
-    return tuple(entry.info.name for entry in entries() if entry.fits(architecture))
+    return tuple(family.info.name for family in shipped() if family.info.fits(architecture))
 
 
 def known_classes() -> tuple[str, ...]:
     """Classes whose checkpoints are detected as verifiers without a flag; a leading `*` matches any prefix."""
-    known = (entry.info.architectures for entry in entries() if entry.detect)
+    known = (family.info.architectures for family in shipped() if family.detect)
     return tuple(dict.fromkeys(name for names in known for name in names))
 
 
@@ -147,24 +105,15 @@ def load_verifier(
         CheckpointError: no family fits, a tensor or token is missing, or a reference is given to a family without one.
         FamilySpecError: the spec file is invalid.
     """
-    entry = identify(checkpoint, family, reference is not None).entry
-    if entry.load is None:
+    kind = identify(checkpoint, family, reference is not None).family
+    if kind is eurus.EurusPrm:
         loaded: PrmFamily = eurus.load(checkpoint, reference, dtype, device)
     elif reference is not None:
-        raise CheckpointError(f"{entry.info.name} has no reference model; leave out --verifier-reference")
+        raise CheckpointError(f"{kind.info.name} has no reference model; leave out --verifier-reference")
     else:
-        loaded = entry.load(checkpoint, dtype, device)
+        loaded = kind.load(checkpoint, dtype, device)
     _require_layout_embedded(checkpoint, loaded)
     return loaded
-
-
-def require_askable(checkpoint: Checkpoint, family: str | None = None) -> None:
-    """Check, without reading weights, that a generator can be asked about its own steps; see `verifier_of_generator`.
-
-    Raises:
-        CheckpointError: it cannot, or the family asks nothing.
-    """
-    _asking(family).require_askable(checkpoint)
 
 
 def verifier_of_generator(checkpoint: Checkpoint, generator: Model, family: str | None = None) -> AskedFamily[Any]:
@@ -178,16 +127,20 @@ def verifier_of_generator(checkpoint: Checkpoint, generator: Model, family: str 
     Raises:
         CheckpointError: it cannot be asked, or the family asks nothing.
     """
-    family_of_generator = _asking(family).of_generator(checkpoint, generator)
+    family_of_generator = asking(family).of_generator(checkpoint, generator)
     _require_layout_embedded(checkpoint, family_of_generator)
     return family_of_generator
 
 
-def _asking(name: str | None) -> type[AskedFamily[Any]]:
-    """The class of a family that can ask a generator about its own steps."""
-    if asks := _entry(name or YesNo.info.name).asks:
-        return asks
-    known = ", ".join(entry.info.name for entry in entries() if entry.asks)
+def asking(name: str | None) -> type[AskedFamily[Any]]:
+    """A family that can ask a generator about its own steps, on the same weights; `yes-no` without a name.
+
+    Raises:
+        CheckpointError: the family asks nothing.
+    """
+    if issubclass(family := _named(name or YesNo.info.name), AskedFamily):
+        return family
+    known = ", ".join(each.info.name for each in shipped() if issubclass(each, AskedFamily))
     raise CheckpointError(f"--verifier-family {name} needs a model of its own; --verifier self takes {known}")
 
 
@@ -204,46 +157,22 @@ def _require_layout_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:
         ) from None
 
 
-def _given(family: str) -> Entry:
+def _given(family: str) -> type[PrmFamily]:
     """A verifier family, as `--verifier-family` names it."""
     path = Path(family).expanduser()
     if family.endswith(".toml"):
-        return _from_spec(read_spec(path))
-    if path.is_dir():
-        return Entry(trunk_evidence.TrunkEvidence.info, partial(trunk_evidence.load, path))
-    return _entry(family)
+        return family_of(read_spec(path))
+    return learned_in(path) if path.is_dir() else _named(family)
 
 
-def _entry(name: str) -> Entry:
-    for entry in entries():
-        if entry.info.name == name:
-            return entry
-    known = [entry.info.name for entry in entries()]
+def _named(name: str) -> type[PrmFamily]:
+    known = {family.info.name: family for family in shipped()}
+    if name in known:
+        return known[name]
     raise CheckpointError(
         f"--verifier-family {name!r} is none of {', '.join(known)}, no folder, and no spec file ending in .toml"
         + nearest(name, known)
     )
-
-
-def _shipped(name: str) -> Entry:
-    return _from_spec(read_spec(Path(__file__).with_name(f"{name}.toml")))
-
-
-def _from_spec(spec: FamilySpec) -> Entry:
-    detect = partial(_spec_detection, spec) if spec.detection != DetectionTable() else None
-    return Entry(info_of(spec), partial(load_from_spec, spec), detect)
-
-
-def _spec_detection(spec: FamilySpec, checkpoint: Checkpoint) -> str | None:
-    theta = spec.detection.rope_theta
-    if theta is not None and checkpoint.decoder_config.rope_theta != theta:
-        return None
-    tensors = spec.detection.tensors if checkpoint.load_format is not LoadFormat.DUMMY else ()
-    if any(name not in checkpoint for name in tensors):
-        return None
-    said = [f"tensor {name}" for name in tensors]
-    said += [] if theta is None else [f"rotary base {theta:,.0f}"]
-    return ", ".join(["its architecture", *said])
 
 
 def _unknown(checkpoint: Checkpoint) -> str:
@@ -255,7 +184,7 @@ def _unknown(checkpoint: Checkpoint) -> str:
             f"{', '.join(families_of(name))}; nothing in it says which. Give a generator to --generator, a verifier "
             f"with its --verifier-family ({YesNo.info.name} asks any instruction-tuned model) or a spec file"
         )
-    named = ", ".join(entry.info.name for entry in entries() if not entry.detect)
+    named = ", ".join(family.info.name for family in shipped() if not family.detect)
     return (
         f"{checkpoint.folder} is a {name or 'model without architecture'}; verifiers known by their class are "
         f"{', '.join(known_classes())}. Name another family with --verifier-family ({named}), or describe it in a "

@@ -46,7 +46,14 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath, stripped_step
-from espalier.prm.heads import load_scoring_model, read_settings, require_one_token, stacked_head, take_token_rows
+from espalier.prm.heads import (
+    load_scoring_model,
+    read_settings,
+    require_causal_lm,
+    require_one_token,
+    stacked_head,
+    take_token_rows,
+)
 
 _SOLUTION = "the steps of the solution"  # a placeholder that locates the template's own text
 _CRITERIA = (
@@ -113,7 +120,30 @@ class JudgeSettings:
 Settings = TypeVar("Settings", bound=Question | JudgeSettings)
 
 
-class AskedFamily(PrmFamily, Generic[Settings]):
+class ProbedFamily(PrmFamily):
+    """A family that reads a solution so far at the end of probe tokens; see the module.
+
+    Attributes:
+        probe_ids: probe tokens after each step.
+    """
+
+    probe_ids: tuple[int, ...]
+
+    def read(self, path: StepPath) -> ScoreInput:
+        """The step with its blank line, the probe tokens, and the place of the answer."""
+        return self._probed(self.model.tokenizer.encode(stripped_step(path.steps[-1]) + "\n\n"))
+
+    def full_path(self, path: StepPath) -> ScoreInput:
+        """The answer so far, encoded at once."""
+        answer = "".join(stripped_step(step) + "\n\n" for step in path.steps)
+        return self._probed([*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer)], full_path=True)
+
+    def _probed(self, ids: list[int], full_path: bool = False) -> ScoreInput:
+        fed = (*ids, *self.probe_ids)
+        return ScoreInput(fed, (len(fed) - 1,), len(self.probe_ids), full_path)
+
+
+class AskedFamily(ProbedFamily, Generic[Settings]):
     """A family that asks questions; see the module.
 
     Attributes:
@@ -145,11 +175,7 @@ class AskedFamily(PrmFamily, Generic[Settings]):
         Raises:
             CheckpointError: it is no generator, has no chat template, or no single token for an answer.
         """
-        if not checkpoint.architecture.endswith("ForCausalLM"):
-            raise CheckpointError(
-                f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}; {cls.info.name} "
-                "asks a language model and needs a *ForCausalLM"
-            )
+        require_causal_lm(checkpoint, cls.info.name, "asks a language model")
         settings, tokenizer = cls.settings_of(checkpoint), TextTokenizer(checkpoint)
         ids = _answer_ids(checkpoint, tokenizer, settings.answers)
         return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, cls.output, token_ids=ids), settings)
@@ -189,25 +215,13 @@ class AskedFamily(PrmFamily, Generic[Settings]):
                 )
             probes.append(tuple(model.tokenizer.encode(after)))
         self.probes = tuple(probes)
-        self._probe_ids, self.other_probes = probes[0], self.probes[1:]
+        self.probe_ids, self.other_probes = probes[0], self.probes[1:]
         self.max_probe_tokens = max(map(len, probes))
         self.max_special_tokens = 1 + self.max_probe_tokens
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem's turn, and the opening of the assistant's."""
         return self.model.tokenizer.encode(self._around(problem, self.settings.questions[0])[0])
-
-    def read(self, path: StepPath) -> ScoreInput:
-        """The step with its blank line, the first question as a probe, and the place of the answer."""
-        ids = self.model.tokenizer.encode(stripped_step(path.steps[-1]) + "\n\n")
-        end = len(ids) + len(self._probe_ids) - 1
-        return ScoreInput((*ids, *self._probe_ids), (end,), num_probe_tokens=len(self._probe_ids))
-
-    def full_path(self, path: StepPath) -> ScoreInput:
-        """The answer so far, encoded at once."""
-        answer = "".join(stripped_step(step) + "\n\n" for step in path.steps)
-        ids = [*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer), *self._probe_ids]
-        return ScoreInput(tuple(ids), (len(ids) - 1,), num_probe_tokens=len(self._probe_ids), full_path=True)
 
     def follows(self, system_prompt: str) -> bool:
         """Return whether the questions may follow a generator's own path, whose prompt has this system prompt.

@@ -19,7 +19,7 @@ expert and amateur of contrastive decoding (Li et al., arXiv:2210.15097), over w
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -29,13 +29,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath
 from espalier.prm.heads import log_probability_head
-
-
-class Likelihoods(NamedTuple):
-    """Evidence of a path: log-probability and number of its tokens under the verifier, and as they were sampled."""
-
-    read: Sampled
-    sampled: Sampled
+from espalier.prm.path_evidence import PathEvidence, sigmoid
 
 
 class TokenReader(PrmFamily):
@@ -103,6 +97,13 @@ class SolutionReader(TokenReader):
         begins = index > 0 and not path.steps[index - 1].endswith("\n")
         return self.model.tokenizer.encode("\n\n" * begins + text)
 
+    def evidence(self, values: np.ndarray, before: PathEvidence | None, sampled: Sampled) -> PathEvidence:
+        """The path's evidence with its newest step: log-probabilities, and the logit of a head where there is one."""
+        read = Sampled(math.fsum(values[:, 0].tolist()), len(values))
+        of_head = sigmoid(float(values[-1, 1])) if values.shape[1] > 1 else 0.0
+        step = PathEvidence.of_step(read, sampled, of_head)
+        return before.and_then(step) if before else step
+
 
 class Likelihood(SolutionReader):
     """The likelihood family; see the module."""
@@ -120,14 +121,7 @@ class Likelihood(SolutionReader):
         model = replace(model, head=log_probability_head(model.head), eos_token_ids=())
         return cls(model, system_prompt_of(checkpoint))
 
-    def evidence(self, values: np.ndarray, before: Likelihoods | None, sampled: Sampled) -> Likelihoods:
-        """The path's sums."""
-        read = Sampled(math.fsum(values[:, 0].tolist()), len(values))
-        if before is None:
-            return Likelihoods(read, sampled)
-        return Likelihoods(before.read.and_then(read), before.sampled.and_then(sampled))
-
-    def score(self, evidence: Likelihoods) -> float:
+    def score(self, evidence: PathEvidence) -> float:
         """The geometric mean of the probabilities of the path's tokens."""
         return math.exp(evidence.read.mean)
 
@@ -142,6 +136,6 @@ class LikelihoodRatio(Likelihood):
         of_sampling=True,
     )
 
-    def score(self, evidence: Likelihoods) -> float:
+    def score(self, evidence: PathEvidence) -> float:
         """The ratio of the geometric means, as a share of its sum with 1."""
         return 1.0 / (1.0 + math.exp(min(evidence.sampled.mean - evidence.read.mean, 700.0)))

@@ -45,16 +45,18 @@ import math
 import re
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from espalier.engine.errors import CheckpointError, FamilySpecError, nearest, rule_of
+from espalier.engine.errors import CheckpointError, FamilySpecError, nearest
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
+from espalier.engine.models.options import LoadFormat
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import (
     FamilyInfo,
@@ -73,15 +75,6 @@ _REDUCE: dict[str, Callable[[list[float]], float]] = {
     "mean": lambda scores: math.fsum(scores) / len(scores),
     "last": lambda scores: scores[-1],
 }
-_EXPECTED = {
-    "string_type": "a text",
-    "list_type": "a list of texts",
-    "dict_type": "a table of whole numbers",
-    "float_type": "a number",
-    "int_type": "a whole number",
-    "bool_type": "true or false",
-}
-"""Expected types in messages, by pydantic's error type."""
 
 
 class _Table(BaseModel):
@@ -186,9 +179,8 @@ def _wrong(error: Any) -> str:
         return f"unknown key {key!r}; known are {', '.join(known)}{nearest(key, known)}"
     if kind == "missing":
         return f"{key} is missing"
-    expected = error["ctx"]["expected"] if kind == "literal_error" else _EXPECTED.get(kind, rule_of(error["msg"]))
-    hint = nearest(error["input"], re.findall(r"'([^']+)'", expected)) if kind == "literal_error" else ""
-    return f"{key} is {error['input']!r} and should be {expected}{hint}"
+    hint = nearest(error["input"], re.findall(r"'([^']+)'", error["msg"])) if kind == "literal_error" else ""
+    return f"{key} is {error['input']!r} and {error['msg'].removeprefix('Input ')}{hint}"
 
 
 def _keys(table: type[BaseModel], before: str = "") -> list[str]:
@@ -232,18 +224,50 @@ def _senseless(spec: FamilySpec) -> str | None:
 
 
 class SpecifiedFamily(PrmFamily):
-    """Reads problems and steps as defined by a spec file; see the module."""
+    """Reads problems and steps as defined by a spec file; see the module.
 
-    def __init__(self, spec: FamilySpec, model: Model) -> None:
+    Attributes:
+        spec: the file; of each subclass that `family_of` makes.
+    """
+
+    spec: ClassVar[FamilySpec]
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Load a checkpoint as defined by the spec file.
+
+        Raises:
+            CheckpointError: a tensor or token named in the spec is missing, or a token's id differs from the published
+                one.
+        """
+        spec, head, tokenizer = cls.spec, cls.spec.head, TextTokenizer(checkpoint)
+        require_published_ids(checkpoint, tokenizer, spec.ids.vocabulary, spec.ids.tokens)
+        named = f"which head.tokens of {spec.file} names"
+        if spec.step.tag.startswith("<"):
+            require_token(checkpoint, tokenizer, spec.step.tag, "where scores are read")
+        output = torch.sigmoid if head.output == "sigmoid" else probability_of(head.index)
+        model = load_scoring_model(
+            checkpoint,
+            tokenizer,
+            dtype,
+            device,
+            output,
+            layers=tuple(head.layers),
+            labels=head.labels,
+            bias=head.bias,
+            token_ids=[require_token(checkpoint, tokenizer, token, named) for token in head.tokens],
+            unused=head.unused,
+        )
+        return cls(model)
+
+    def __init__(self, model: Model) -> None:
         """Prepare the tokens that every step needs.
 
         Raises:
             CheckpointError: the tokenizer lacks a token named in the spec.
         """
-        self.info = info_of(spec)
-        self.model = model
-        self._spec = spec
-        encode = model.tokenizer.encode
+        super().__init__(model)
+        spec, encode = self.spec, model.tokenizer.encode
         self._tag_ids = tuple(encode(spec.step.tag))
         self._between_ids = tuple(encode(spec.step.between))
         self._begin_ids = [] if not spec.prompt.begin else [self._begin_id()]
@@ -254,31 +278,31 @@ class SpecifiedFamily(PrmFamily):
     @property
     def identity(self) -> str:
         """The name and the digest of the spec file."""
-        return f"{self.info.name} {self._spec.digest}"
+        return f"{self.info.name} {self.spec.digest}"
 
     def prompt_ids(self, problem: str) -> list[int]:
         """Token ids of everything before the first step."""
         text = self._prompt(problem)
-        if self._spec.step.encode == "whole":
+        if self.spec.step.encode == "whole":
             text = text.rstrip()  # a trailing space is part of the first step's first token
         return [*self._begin_ids, *self.model.tokenizer.encode(text)]
 
     def read(self, path: StepPath) -> ScoreInput:
         """The newest step with its tags, or the whole path if the spec tokenizes it as a whole."""
-        if self._spec.step.encode == "whole":
+        if self.spec.step.encode == "whole":
             reading = self._encoded_whole(path)
             if reading.token_ids[-1] != self._tag_ids[-1]:
                 raise CheckpointError(
-                    f"{self._spec.file}: the tag {self._spec.step.tag!r} is merged with the text before it, so there "
+                    f"{self.spec.file}: the tag {self.spec.step.tag!r} is merged with the text before it, so there "
                     "is nowhere to read; is it the tokenizer this family needs?"
                 )
             return reading
         ids = list(self._between_ids) if path.steps[:-1] else []
         score_positions: list[int] = []
         text = self._step_text(path.steps[-1], len(path.steps))
-        for line in text.split("\n") if self._spec.step.lines else [text]:
+        for line in text.split("\n") if self.spec.step.lines else [text]:
             ids += [*(self.model.tokenizer.encode(line) if line else []), *self._tag_ids]
-            if line.strip() or not self._spec.step.lines:
+            if line.strip() or not self.spec.step.lines:
                 score_positions.append(len(ids) - 1)
         return ScoreInput(tuple(ids), tuple(score_positions))
 
@@ -288,16 +312,16 @@ class SpecifiedFamily(PrmFamily):
 
     def evidence(self, values: np.ndarray, before: float | None, sampled: Sampled) -> float:
         """Combine the scores of the step's lines."""
-        return float(_REDUCE[self._spec.head.reduce](values[:, 0].tolist()))
+        return float(_REDUCE[self.spec.head.reduce](values[:, 0].tolist()))
 
     def _encoded_whole(self, path: StepPath) -> ScoreInput:
-        steps = [self._step_text(step, i) + self._spec.step.tag for i, step in enumerate(path.steps, start=1)]
-        text = self._prompt(path.problem) + self._spec.step.between.join(steps)
+        steps = [self._step_text(step, i) + self.spec.step.tag for i, step in enumerate(path.steps, start=1)]
+        text = self._prompt(path.problem) + self.spec.step.between.join(steps)
         ids = (*self._begin_ids, *self.model.tokenizer.encode(text))
         return ScoreInput(ids, (len(ids) - 1,), full_path=True)
 
     def _prompt(self, problem: str) -> str:
-        spec, problem = self._spec, without_special_tokens(problem, self._special_tokens)
+        spec, problem = self.spec, without_special_tokens(problem, self._special_tokens)
         if spec.prompt.kind == "text":
             return spec.prompt.text.replace("{problem}", problem)
         system = [] if spec.prompt.system is None else [{"role": "system", "content": spec.prompt.system}]
@@ -306,66 +330,45 @@ class SpecifiedFamily(PrmFamily):
     def _step_text(self, step: str, number: int) -> str:
         """Render the step as the spec says; a step number that it already has is not repeated."""
         text = without_special_tokens(
-            step.strip() if self._spec.step.encode == "whole" else step.strip("\n"), self._special_tokens
+            step.strip() if self.spec.step.encode == "whole" else step.strip("\n"), self._special_tokens
         )
-        before, _, after = self._spec.step.text.replace("{number}", str(number)).partition("{step}")
+        before, _, after = self.spec.step.text.replace("{number}", str(number)).partition("{step}")
         return before + without_label(text, before.strip()) + after
 
     def _begin_id(self) -> int:
         tokenizer = self.model.tokenizer
-        for name in self._spec.prompt.begin:
+        for name in self.spec.prompt.begin:
             if (token_id := tokenizer.token_id(tokenizer.special_token(name) or name)) is not None:
                 return token_id
         raise CheckpointError(
-            f"{self._spec.file}: the tokenizer has none of {', '.join(self._spec.prompt.begin)}, which begin a "
+            f"{self.spec.file}: the tokenizer has none of {', '.join(self.spec.prompt.begin)}, which begin a "
             "text of this family"
         )
 
     def _special_tag(self) -> tuple[str, ...]:
         """The tag, if it is a single special token that text could also contain."""
-        tag = self._spec.step.tag
+        tag = self.spec.step.tag
         alone = len(self._tag_ids) == 1 and self.model.tokenizer.token_id(tag) == self._tag_ids[0]
         return (tag,) if alone and not tag.isspace() else ()
 
 
-def load_from_spec(
-    spec: FamilySpec, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str
-) -> SpecifiedFamily:
-    """Load a checkpoint as defined by a spec file.
-
-    Raises:
-        CheckpointError: a tensor or token named in the spec is missing, or a token's id differs from the published one.
-    """
-    tokenizer = TextTokenizer(checkpoint)
-    require_published_ids(checkpoint, tokenizer, spec.ids.vocabulary, spec.ids.tokens)
-    token_ids = [_single_id(spec, tokenizer, token) for token in spec.head.tokens]
-    if spec.step.tag.startswith("<"):
-        require_token(checkpoint, tokenizer, spec.step.tag, "where scores are read")
-    model = load_scoring_model(
-        checkpoint,
-        tokenizer,
-        dtype,
-        device,
-        torch.sigmoid if spec.head.output == "sigmoid" else probability_of(spec.head.index),
-        layers=tuple(spec.head.layers),
-        labels=spec.head.labels,
-        bias=spec.head.bias,
-        token_ids=token_ids,
-        unused=spec.head.unused,
-    )
-    return SpecifiedFamily(spec, model)
-
-
-def info_of(spec: FamilySpec) -> FamilyInfo:
-    """Describe a spec's family."""
+def family_of(spec: FamilySpec) -> type[SpecifiedFamily]:
+    """The family that a spec describes."""
     head, score = spec.head, "sigmoid"
     if head.output == "softmax":
         score = f"softmax, `{head.tokens[head.index]}`" if head.tokens else f"softmax, label {head.index}"
     of_lines = f", {head.reduce} of the lines" if spec.step.lines else ""
-    return FamilyInfo(spec.name, tuple(spec.architectures), score + of_lines)
+    info = FamilyInfo(spec.name, tuple(spec.architectures), score + of_lines)
+    detect = None if spec.detection == DetectionTable() else staticmethod(partial(_detected, spec.detection))
+    return type(spec.name, (SpecifiedFamily,), {"spec": spec, "info": info, "detect": detect})
 
 
-def _single_id(spec: FamilySpec, tokenizer: TextTokenizer, token: str) -> int:
-    if (token_id := tokenizer.token_id(token)) is None:
-        raise CheckpointError(f"{spec.file}: the tokenizer has no token {token!r}, which head.tokens names")
-    return token_id
+def _detected(detection: DetectionTable, checkpoint: Checkpoint) -> str | None:
+    theta = detection.rope_theta
+    if theta is not None and checkpoint.decoder_config.rope_theta != theta:
+        return None
+    tensors = detection.tensors if checkpoint.load_format is not LoadFormat.DUMMY else ()
+    if any(name not in checkpoint for name in tensors):
+        return None
+    said = [f"tensor {name}" for name in tensors] + ([] if theta is None else [f"rotary base {theta:,.0f}"])
+    return ", ".join(["its architecture", *said])

@@ -47,7 +47,7 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, stream_key
 from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath
-from espalier.prm.heads import read_settings, require_one_token
+from espalier.prm.heads import read_settings, require_causal_lm, require_one_token
 from espalier.prm.scorer import PathLimits, RationaleLimits, StepNode, StepScore, steps_with_text
 from espalier.prm.verifier import NodeState, VerifierSession
 
@@ -199,12 +199,7 @@ class ThinkPrm(PrmFamily):
             CheckpointError: the checkpoint is no generator, its `prm` object has an unknown key or value, its tokenizer
                 has no single token for a label, or its context leaves no room for a rationale.
         """
-        if not checkpoint.architecture.endswith("ForCausalLM"):
-            raise CheckpointError(
-                f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}; {cls.info.name} "
-                "generates text and needs a *ForCausalLM; leave out --verifier-family, or give a checkpoint of that "
-                "family"
-            )
+        require_causal_lm(checkpoint, cls.info.name, "generates text")
         rule = "chains and critique_tokens, whole numbers from 1, and temperature, a number from 0"
         settings = read_settings(checkpoint, RationaleSettings, rule)
         if settings.chains > 1 and settings.temperature == 0:

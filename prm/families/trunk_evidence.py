@@ -19,11 +19,11 @@ model's states are Cobbe et al.'s (arXiv:2110.14168); the evidence and its combi
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -36,27 +36,47 @@ from espalier.engine.models.model import Head, Model, load_generator
 from espalier.prm.base import FamilyInfo, Sampled, StepPath
 from espalier.prm.families.likelihood import SolutionReader
 from espalier.prm.heads import learned_head, log_probability_head
-from espalier.prm.path_evidence import Combination, PathEvidence, combination_of, sigmoid
-from espalier.prm.scorers.trunk_head import trunk_of
+from espalier.prm.path_evidence import Combination, PathEvidence, combination_of
+from espalier.prm.scorers.trunk_head import require_trunk
 
 ARCHITECTURE = "TrunkEvidenceForStepScores"
 NAME = "trunk-evidence"
 
 
 class TrunkEvidence(SolutionReader):
-    """The family of one learned verifier; see the module. Values are a token's log-probability and the head's logit."""
+    """The family of one learned verifier; see the module. Values are a token's log-probability and the head's logit.
+
+    Attributes:
+        learned: the folder of what was learned; of each subclass that `learned_in` makes.
+    """
 
     info = FamilyInfo(NAME, ("*ForCausalLM",), score="sigmoid of weighted evidence", of_sampling=True)
+    learned: ClassVar[Path]
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Load a trunk with what was learned for it.
+
+        Raises:
+            CheckpointError: `learned` is no such folder, is incomplete, or was learned for another trunk.
+        """
+        learned, folder = cls.learned, Checkpoint(cls.learned)
+        if folder.architecture != ARCHITECTURE:
+            raise CheckpointError(
+                f"--verifier-family {learned}: its config.json names {folder.architecture or 'no class'}, not "
+                f"{ARCHITECTURE}; a folder there is one that learn-verifier --trunk made"
+            )
+        require_trunk(folder, checkpoint.digest(), "verifier")
+        combination = combination_of(folder)
+        model = load_generator(checkpoint, dtype, device)
+        head = trunk_evidence_head(model.head, learned_head(folder, model.decoder, NAME), model.decoder)
+        digest = hashlib.sha256((checkpoint.digest() + folder.digest()).encode()).hexdigest()
+        model = replace(model, head=head, eos_token_ids=(), digest=digest, wide_heads=frozenset([""]))
+        return cls(model, system_prompt_of(checkpoint), combination)
 
     def __init__(self, model: Model, system_prompt: str, combination: Combination) -> None:
         super().__init__(model, system_prompt)
         self._combination = combination
-
-    def evidence(self, values: np.ndarray, before: PathEvidence | None, sampled: Sampled) -> PathEvidence:
-        """The path's evidence with its newest step."""
-        read = Sampled(math.fsum(values[:, 0].tolist()), len(values))
-        step = PathEvidence.of_step(read, sampled, sigmoid(float(values[-1, 1])))
-        return before.and_then(step) if before else step
 
     def score(self, evidence: PathEvidence) -> float:
         """The combined score."""
@@ -82,27 +102,6 @@ def trunk_evidence_head(logits: Head, scores: Head, decoder: Decoder) -> Head:
     return head
 
 
-def load(learned: Path, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> TrunkEvidence:
-    """Load a trunk with what was learned for it.
-
-    Raises:
-        CheckpointError: `learned` is no such folder, is incomplete, or was learned for another trunk.
-    """
-    folder = Checkpoint(learned)
-    if folder.architecture != ARCHITECTURE:
-        raise CheckpointError(
-            f"--verifier-family {learned}: its config.json names {folder.architecture or 'no class'}, not "
-            f"{ARCHITECTURE}; a folder there is one that learn-verifier --trunk made"
-        )
-    trunk, combination = trunk_of(folder), combination_of(folder)
-    if trunk["digest"] != checkpoint.digest():
-        raise CheckpointError(
-            f"{learned} was learned for {trunk['name'] or 'another model'} (digest {trunk['digest'][:12]}…), and "
-            f"--verifier has the digest {checkpoint.digest()[:12]}…; give that model, or learn one with learn-verifier "
-            "--trunk"
-        )
-    model = load_generator(checkpoint, dtype, device)
-    head = trunk_evidence_head(model.head, learned_head(folder, model.decoder, NAME), model.decoder)
-    digest = hashlib.sha256((checkpoint.digest() + folder.digest()).encode()).hexdigest()
-    model = replace(model, head=head, eos_token_ids=(), digest=digest, wide_heads=frozenset([""]))
-    return TrunkEvidence(model, system_prompt_of(checkpoint), combination)
+def learned_in(folder: Path) -> type[TrunkEvidence]:
+    """The family of what was learned for a trunk."""
+    return type(NAME, (TrunkEvidence,), {"learned": folder})

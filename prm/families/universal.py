@@ -19,14 +19,15 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
+from espalier.prm.base import FamilyInfo
+from espalier.prm.families.asked import ProbedFamily
 from espalier.prm.heads import load_value_model, require_token
 
 _SYSTEM = "You are a helpful assistant."
 _NO_REFERENCE = "\n\n###\n\nThe reference answer is: There is no reference answer for this question."
 
 
-class UniversalPrm(PrmFamily):
+class UniversalPrm(ProbedFamily):
     """The Universal-PRM family; see the module."""
 
     info = FamilyInfo("universal-prm", (), score="sigmoid")
@@ -49,20 +50,9 @@ class UniversalPrm(PrmFamily):
         return cls(load_value_model(checkpoint, tokenizer, dtype, device), end_id)
 
     def __init__(self, model: Model, end_id: int) -> None:
-        self.model = model
-        self._end_id = end_id
+        super().__init__(model)
+        self.probe_ids = (end_id,)
 
     def prompt_ids(self, problem: str) -> list[int]:
         """System message, the problem without a reference answer, and the opening of the assistant's turn."""
         return self.chat_ids(problem + _NO_REFERENCE, _SYSTEM)
-
-    def read(self, path: StepPath) -> ScoreInput:
-        """The step with its blank line, and the end token, where the score is read."""
-        ids = self.model.tokenizer.encode(stripped_step(path.steps[-1]) + "\n\n")
-        return ScoreInput((*ids, self._end_id), (len(ids),), num_probe_tokens=1)
-
-    def full_path(self, path: StepPath) -> ScoreInput:
-        """The answer so far, encoded at once as on the model card."""
-        answer = "".join(stripped_step(step) + "\n\n" for step in path.steps)
-        ids = [*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer), self._end_id]
-        return ScoreInput(tuple(ids), (len(ids) - 1,), num_probe_tokens=1, full_path=True)

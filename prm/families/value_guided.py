@@ -15,7 +15,6 @@ from typing import Self
 import torch
 
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath
 from espalier.prm.heads import load_scoring_model, probability_of, require_token
@@ -45,9 +44,6 @@ class ValueGuided(PrmFamily):
         output, labels = (torch.sigmoid, 1) if one else (probability_of(1), 3)
         model = load_scoring_model(checkpoint, tokenizer, dtype, device, output, layers=head, labels=labels, bias=False)
         return cls(model)
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem with the instruction, and the opening of the thought."""

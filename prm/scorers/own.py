@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from espalier.engine.errors import CheckpointError, EspalierError
@@ -28,7 +29,7 @@ class FunctionScorer(Scorer):
         if not callable(function):
             raise CheckpointError("it is neither a function nor a Scorer")
         self.name = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
-        self.digests = {VERIFIER: digest} if (digest := file_digest(function)) else {}
+        self.digests = _digests_of(function)
         self._function = function
 
     def begin(self, search: ScoredSearch) -> ScoreSession:
@@ -61,6 +62,10 @@ class _FunctionSession(ScoreSession):
         return (StepScore(node, self._scorer.score(self._problem, [step.text for step in steps_with_text(node)])),)
 
 
+def _digests_of(code: Any) -> dict[str, str]:
+    return {VERIFIER: digest} if (digest := file_digest(code)) else {}
+
+
 def call(name: str, method: Callable[..., Any], *given: Any) -> Any:
     """Call what a user's scorer or function consists of.
 
@@ -85,10 +90,8 @@ class GuardedScorer(Scorer):
         kind = type(its)
         if not getattr(its, "name", ""):
             raise CheckpointError(f"{kind.__module__}:{kind.__qualname__}: a Scorer must have a name")
-        self.name, self.needs = its.name, its.needs
-        digest = file_digest(kind)
-        self.digests = its.digests or ({VERIFIER: digest} if digest else {})
-        self._its = its
+        self.name, self.needs, self._its = its.name, its.needs, its
+        self.digests = its.digests or _digests_of(kind)
 
     @property
     def identity(self) -> str:
@@ -113,28 +116,13 @@ class GuardedScorer(Scorer):
         return _GuardedSession(self.name, session)
 
 
-def _guarded(method: str) -> Any:
-    """A method that calls the one of this name of the user's session."""
-
-    def call_it(session: "_GuardedSession", *given: Any) -> Any:
-        return call(session.name, getattr(session.its, method), *given)
-
-    return call_it
-
-
 class _GuardedSession(ScoreSession):
-    prefill = _guarded("prefill")
-    score_sampled = _guarded("score_sampled")
-    is_check = _guarded("is_check")
-    release = _guarded("release")
-    sequences = _guarded("sequences")
-    close = _guarded("close")
-
     def __init__(self, name: str, its: ScoreSession) -> None:
         super().__init__()
-        self.name = name
-        self.its = its
+        self.name, self.its = name, its
         self.head, self.prompt_tokens = its.head, its.prompt_tokens
+        for method in ("prefill", "score_sampled", "is_check", "release", "sequences", "close"):
+            setattr(self, method, partial(call, name, getattr(its, method)))
 
     @property
     def pending(self) -> int:
@@ -157,9 +145,8 @@ class _GuardedSession(ScoreSession):
                 raise EspalierError(f"--verifier {self.name}: must return StepScores, returned {shown(score)}")
             value = score.score
             if value is not None and not (isinstance(value, int | float) and 0 <= value <= 1):
-                raise EspalierError(
-                    f"--verifier {self.name}: a score is a number from 0 to 1 or None, not {shown(value)}"
-                )
+                rule = f"a score is a number from 0 to 1 or None, not {shown(value)}"
+                raise EspalierError(f"--verifier {self.name}: {rule}")
             yield score
 
 

@@ -112,20 +112,24 @@ def trunk_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"name": str(trunk.get("name", "")), "digest": trunk["digest"]}
 
 
+def require_trunk(folder: Checkpoint, digest: str, role: str) -> None:
+    """Raise CheckpointError unless a head was learned on the hidden states of the model that plays `role`."""
+    trunk = trunk_of(folder)
+    if trunk["digest"] != digest:
+        raise CheckpointError(
+            f"{folder.folder} is a head on the hidden states of {trunk['name'] or 'another model'} (digest "
+            f"{trunk['digest'][:12]}…), and --{role} has the digest {digest[:12]}…. Scores need the same weights, "
+            f"tokenizer and quantisation: give that {role}, or learn a head for this one with espalier learn-verifier"
+        )
+
+
 def add_trunk_head(checkpoint: Checkpoint, generator: Model, full_rescore: bool = False) -> tuple[Model, TrunkHead]:
     """The generator with the head of a checkpoint, and the scorer that reads it.
 
     Raises:
         CheckpointError: the head was trained for another generator, or its tensors are not those of such a head.
     """
-    trunk = trunk_of(checkpoint)
-    if trunk["digest"] != generator.digest:
-        raise CheckpointError(
-            f"{checkpoint.folder} is a head on the hidden states of {trunk['name'] or 'another generator'} (digest "
-            f"{trunk['digest'][:12]}…), and --generator has the digest {generator.digest[:12]}…. Scores need the same "
-            "weights, tokenizer and quantisation: give that generator, or learn a head for this one with espalier "
-            "learn-verifier"
-        )
+    require_trunk(checkpoint, generator.digest, "generator")
     combination = combination_of(checkpoint) if "weights" in checkpoint.config else None
     head = learned_head(checkpoint, generator.decoder, NAME)
     scorer = TrunkHead(checkpoint.digest(), full_rescore, combination)

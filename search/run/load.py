@@ -236,7 +236,7 @@ class _Loading:
         if verifier and not is_head:
             families.identify(verifier, settings.verifier_family, REFERENCE in opened)
         if GENERATOR in opened and settings.verifier == scorers.SELF:
-            families.require_askable(opened[GENERATOR], settings.verifier_family)
+            families.asking(settings.verifier_family).require_askable(opened[GENERATOR])
 
     def require_memory(self) -> None:
         """Raise CheckpointError if the weights of the opened checkpoints do not fit into the free memory of a CPU."""

@@ -45,5 +45,5 @@ class FixedLength(MeasuredLength):
 def drafting(make_engine: Make, text: Sequence[int], length: int = 4, **options: object) -> Engine:
     engine = make_engine(draft_tokens=length, **options)
     speculation = engine.schedulers[GENERATOR].speculation
-    speculation._drafter, speculation._lengths, speculation.length = Scripted(text, engine), FixedLength(length), length
+    speculation.drafter, speculation.lengths, speculation.length = Scripted(text, engine), FixedLength(length), length
     return engine

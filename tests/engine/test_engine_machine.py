@@ -119,7 +119,7 @@ class EngineMachine(RuleBasedStateMachine):
             )
         if self.draft:
             speculation = self.engine.schedulers[GENERATOR].speculation
-            speculation._lengths, speculation.length = FixedLength(self.draft_tokens), self.draft_tokens
+            speculation.lengths, speculation.length = FixedLength(self.draft_tokens), self.draft_tokens
         self.reservations = []
         for owner in OWNERS:
             reservation = self.engine.admission.try_reserve(self.most_blocks, owner)

@@ -132,7 +132,7 @@ def test_a_draft_model_stays_and_what_it_drafts_is_verified_by_the_new_weights(p
     engine = make_engine(before, draft=before, draft_tokens=3)
     speculation = engine.schedulers[GENERATOR].speculation
     assert speculation
-    speculation._lengths, speculation.length = FixedLength(3), 3
+    speculation.lengths, speculation.length = FixedLength(3), 3
     tokens_of(engine, TOKENS, [], 7)
     drafted = engine.stats()[GENERATOR].drafted_tokens
     assert drafted > 0

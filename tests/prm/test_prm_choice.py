@@ -15,7 +15,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, FamilySpecError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.prm import families
-from espalier.prm.families import FamilyMatch, entries, identify, load_verifier
+from espalier.prm.families import FamilyMatch, identify, load_verifier, shipped
 from espalier.prm.families.spec import read_spec
 from espalier.prm.verifier import Verifier
 
@@ -110,7 +110,7 @@ def test_a_published_vocabulary_detects_no_family_for_models_of_several_layouts_
         load_verifier(Checkpoint(folder), torch.float32, "cpu")
     message = str(error.value)
     assert (
-        "is a LlamaForCausalLM, the class of generators and of the verifiers rlhflow, versaprm, math-shepherd"
+        "is a LlamaForCausalLM, the class of generators and of the verifiers versaprm, math-shepherd, rlhflow"
         in message
     )
     assert "--verifier-family" in message
@@ -239,7 +239,7 @@ def test_another_family_spec_of_the_same_name_is_another_verifier(
         ({"stepp.tag": '"x"'}, r"unknown key 'stepp'; known are name, "),
         ({"step.tagg": '"x"'}, r"unknown key 'step\.tagg'"),
         ({"name": None}, r"name is missing"),
-        ({"name": "3"}, r"name is 3 and should be a text"),
+        ({"name": "3"}, r"name is 3 and should be a valid string"),
         ({"name": '""'}, r"name is empty"),
         ({"step.tag": None}, r"step\.tag is missing"),
         ({"step.tag": '""'}, r"step\.tag is empty"),
@@ -253,17 +253,17 @@ def test_another_family_spec_of_the_same_name_is_another_verifier(
         ({"prompt.kind": '"text"', "prompt.system": '"x"'}, r"prompt\.system goes with prompt\.kind = 'chat'"),
         ({"prompt.kind": '"poem"'}, r"prompt\.kind is 'poem' and should be 'chat' or 'text'"),
         ({"step.encode": '"all"'}, r"step\.encode is 'all' and should be 'pieces' or 'whole'"),
-        ({"step.lines": '"yes"'}, r"step\.lines is 'yes' and should be true or false"),
+        ({"step.lines": '"yes"'}, r"step\.lines is 'yes' and should be a valid boolean"),
         ({"step.lines": "true", "step.encode": '"whole"'}, r"step\.lines goes with step\.encode = 'pieces'"),
         ({"head.layers": None}, r"head\.layers or head\.tokens is needed"),
         ({"head.tokens": '["+", "-"]'}, r"head\.layers or head\.tokens is needed, and not both"),
-        ({"head.layers": "[1]"}, r"head\.layers\.0 is 1 and should be a text"),
+        ({"head.layers": "[1]"}, r"head\.layers\.0 is 1 and should be a valid string"),
         ({"head.output": '"tanh"'}, r"head\.output is 'tanh' and should be 'softmax' or 'sigmoid'"),
         ({"head.output": '"sigmoid"'}, r"head\.output = 'sigmoid' goes with one label; head\.labels is 2"),
         ({"head.index": "2"}, r"head\.index is 2 and there are 2 labels"),
-        ({"head.labels": "true"}, r"head\.labels is True and should be a whole number"),
-        ({"ids.tokens": '{"+" = "x"}'}, r"ids\.tokens\.\+ is 'x' and should be a whole number"),
-        ({"detection.rope_theta": '"big"'}, r"detection\.rope_theta is 'big' and should be a number"),
+        ({"head.labels": "true"}, r"head\.labels is True and should be a valid integer"),
+        ({"ids.tokens": '{"+" = "x"}'}, r"ids\.tokens\.\+ is 'x' and should be a valid integer"),
+        ({"detection.rope_theta": '"big"'}, r"detection\.rope_theta is 'big' and should be a valid number"),
     ],
 )
 def test_a_wrong_family_spec_is_refused_naming_the_file_and_the_key(
@@ -290,7 +290,7 @@ def test_a_family_spec_that_names_a_token_the_tokenizer_lacks_is_refused(
     checkpoint = Checkpoint(family_folders["qwen2.5-math-prm"])
     for changes, problem in (
         ({"step.tag": '"<score>"'}, "no token <score>, where scores are read"),
-        ({"head.layers": None, "head.tokens": '["good", "bad"]'}, "no token 'good', which head.tokens names"),
+        ({"head.layers": None, "head.tokens": '["good", "bad"]'}, "no token good, which head.tokens of"),
         ({"prompt.kind": '"text"', "prompt.begin": '["bos_token", "<s>"]'}, "has none of bos_token, <s>"),
     ):
         changes = {"head.unused": '["lm_head.weight"]'} | changes
@@ -309,7 +309,7 @@ def test_a_tag_that_the_text_swallows_is_an_error_and_not_a_wrong_place(
 
 def test_every_shipped_family_spec_is_one_of_the_families():
     files = sorted(file.stem for file in Path(families.__file__).parent.glob("*.toml"))
-    names = {entry.info.name for entry in entries()}
+    names = {family.info.name for family in shipped()}
     assert len(files) >= 2
     assert set(files) <= names
     assert all(read_spec(Path(families.__file__).with_name(f"{name}.toml")).name == name for name in files)
@@ -321,5 +321,5 @@ def test_the_readmes_table_has_a_row_for_every_family_with_its_classes_and_its_s
     rows = [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in table]
     assert [(row[0], row[2], row[7]) for row in rows] == [
         (f"`{info.name}`", ", ".join(f"`{name}`" for name in info.architectures) or "any, by its flag", info.score)
-        for info in (entry.info for entry in entries())
+        for info in (family.info for family in shipped())
     ]

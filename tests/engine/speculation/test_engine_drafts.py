@@ -1,6 +1,5 @@
 """Drafts: whatever is proposed, a branch draws what it draws without; what was proposed in vain leaves nothing."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -153,7 +152,7 @@ def test_what_was_said_before_is_proposed(make_engine: Make):
     """A greedy sibling of a finished step says the same, and is done in a fraction of the steps."""
     engine = make_engine(draft_tokens=6)
     speculation = engine.schedulers[GENERATOR].speculation
-    speculation._lengths, speculation.length = FixedLength(6), 6
+    speculation.lengths, speculation.length = FixedLength(6), 6
     sequence = engine.open(GENERATOR, PROMPT, owner="search")
     taken, texts, children = [], [], []
     for _ in range(2):
@@ -166,7 +165,7 @@ def test_what_was_said_before_is_proposed(make_engine: Make):
     assert texts[0] == texts[1]
     assert taken[1] <= 8 < taken[0]
     release(engine, sequence, *children)
-    engine.schedulers[GENERATOR].speculation._drafter.learn([])
+    engine.schedulers[GENERATOR].speculation.drafter.learn([])
     other = engine.open(GENERATOR, PROMPT, owner="other")  # who never sees what another owner said
     before = steps(engine)
     engine.submit(Generate("other", other, (Sampling(temperature=0.0),), 24, ""))
@@ -195,8 +194,8 @@ def test_what_followed_the_longest_match_is_found(text: list[int], last: list[in
 def drafted_by_a_model(make_engine: Make, draft: str, length: int = 4, sure: float = 0.0, **options: object) -> Engine:
     """An engine whose drafts are as long as they may be, or end where the draft model is not `sure`."""
     engine = make_engine(draft=draft, draft_tokens=length, **options)
-    engine.schedulers[GENERATOR].speculation._drafter._sure = math.log(sure) if sure else -math.inf
-    engine.schedulers[GENERATOR].speculation._lengths = FixedLength(length)
+    engine.schedulers[GENERATOR].speculation.drafter.sure = sure
+    engine.schedulers[GENERATOR].speculation.lengths = FixedLength(length)
     engine.schedulers[GENERATOR].speculation.length = length
     return engine
 

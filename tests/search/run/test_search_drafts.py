@@ -44,9 +44,9 @@ def drafting(make_orchestrator: Make, paths: dict | None = None, **options: obje
     """Drafts of always the same length, from `paths` if given."""
     orchestrator = make_orchestrator(**options)
     speculation, length = orchestrator.engine.schedulers[GENERATOR].speculation, options["draft_tokens"]
-    speculation._lengths, speculation.length = FixedLength(length), length
+    speculation.lengths, speculation.length = FixedLength(length), length
     if paths is not None:
-        speculation._drafter = RememberingDrafter(orchestrator, paths)
+        speculation.drafter = RememberingDrafter(orchestrator, paths)
     return orchestrator
 
 
