@@ -16,8 +16,7 @@ from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.model import Model
 from espalier.engine.roles import DRAFT, GENERATOR
 from espalier.engine.scheduling.admission import Admission, Preemption
-from espalier.engine.scheduling.launch_ahead import LaunchAheadScheduler
-from espalier.engine.scheduling.scheduler import Scheduler
+from espalier.engine.scheduling.scheduler import LaunchAheadScheduler, Scheduler
 from espalier.engine.speculation.draft_model import ModelDrafter
 from espalier.engine.speculation.lengths import MeasuredLength
 from espalier.engine.speculation.speculation import Speculation, SuffixDrafter

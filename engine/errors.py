@@ -1,5 +1,6 @@
 """Errors that a user can cause or meet: each says what is wrong, names the limit, and says what to change."""
 
+import copyreg
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,14 +19,8 @@ class EspalierError(Exception):
     """Base of every error raised on purpose; its text is fit for a user to read. It can be pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self.args, self.__dict__)
-
-
-def _unpickled(kind: type[EspalierError], args: tuple[Any, ...], attributes: dict[str, Any]) -> EspalierError:
-    """Make the error without `__init__`, which takes other arguments than the text in `args`."""
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(attributes)
-    return error
+        # Made without `__init__`, which takes other arguments than the text in `args`.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class CheckpointError(EspalierError):

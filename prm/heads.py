@@ -6,6 +6,7 @@ in float32 for any dtype of the weights.
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -63,18 +64,29 @@ def log_probability_head(logits: Product) -> Head:
     return head
 
 
+@dataclass(frozen=True, slots=True)
+class ScoringHead:
+    """A head that gives scores, of linear layers or of rows of a language model's head.
+
+    Attributes:
+        output: maps the head's logits to a score.
+        layers: names of the layers, for `take_layers`, as `labels` and `bias` are.
+        labels: output size of the last layer.
+        bias: whether the layers have biases; None if that differs between checkpoints of the family.
+        token_ids: the head is instead made of these rows of the language model's.
+        unused: tensors that are not loaded.
+    """
+
+    output: Output
+    layers: tuple[str, ...] = ()
+    labels: int = 1
+    bias: bool | None = None
+    token_ids: Sequence[int] = ()
+    unused: Sequence[str] = ()
+
+
 def load_scoring_model(
-    checkpoint: Checkpoint,
-    tokenizer: TextTokenizer,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    output: Output,
-    *,
-    layers: tuple[str, ...] = (),
-    labels: int = 1,
-    bias: bool | None = None,
-    token_ids: Sequence[int] = (),
-    unused: Sequence[str] = (),
+    checkpoint: Checkpoint, tokenizer: TextTokenizer, dtype: torch.dtype, device: torch.device | str, head: ScoringHead
 ) -> Model:
     """Load a trunk with a head that gives scores.
 
@@ -83,26 +95,21 @@ def load_scoring_model(
         tokenizer: its tokenizer.
         dtype: dtype of weights and KV.
         device: device to load onto.
-        output: maps the head's logits to a score.
-        layers: names of the head's layers, for `take_layers`, as `labels` and `bias` are.
-        labels: output size of the last layer.
-        bias: whether the layers have biases; None if that differs between checkpoints of the family.
-        token_ids: the head is instead made of these rows of the language model's.
-        unused: tensors that are not loaded.
+        head: its parts in the checkpoint.
 
     Raises:
         CheckpointError: a tensor is missing, has a wrong shape or is of no use.
     """
     decoder = load_trunk(checkpoint, dtype, device)
     linears: Sequence[Product]
-    if token_ids:
-        linears = [take_token_rows(checkpoint, decoder, token_ids)]
+    if head.token_ids:
+        linears = [take_token_rows(checkpoint, decoder, head.token_ids)]
     else:
-        linears = take_layers(checkpoint, layers, decoder, labels, bias)
-    for name in unused:
+        linears = take_layers(checkpoint, head.layers, decoder, head.labels, head.bias)
+    for name in head.unused:
         checkpoint.mark_used(name)
     checkpoint.require_all_taken()
-    return Model(decoder, stacked_head(linears, output), tokenizer, (), checkpoint.digest())
+    return Model(decoder, stacked_head(linears, head.output), tokenizer, (), checkpoint.digest())
 
 
 def load_value_model(
@@ -110,9 +117,8 @@ def load_value_model(
 ) -> Model:
     """Load a trunk with one value, `score` or `score.0` and `score.2`, whose sigmoid is the score."""
     layers = ("score.0", "score.2") if "score.0.weight" in checkpoint else ("score",)
-    return load_scoring_model(
-        checkpoint, tokenizer, dtype, device, torch.sigmoid, layers=layers, unused=("lm_head.weight",)
-    )
+    head = ScoringHead(torch.sigmoid, layers, unused=("lm_head.weight",))
+    return load_scoring_model(checkpoint, tokenizer, dtype, device, head)
 
 
 def take_layers(

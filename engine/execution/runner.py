@@ -37,8 +37,6 @@ class ModelRunner:
         self._states = next((layout for layout in layouts if isinstance(layout, StateLayout)), None)
         self._kv_pool = kv_pool
         self._backend = model.decoder.backend
-        self._copy_blocks = self._backend.copy_blocks
-        self._fetch = self._backend.fetch
         self._device = model.decoder.device
         views = [
             (layer, layout.layer_view(kv_pool.bytes, place))
@@ -70,13 +68,13 @@ class ModelRunner:
                 self._warm_up(draws=True)
             for layout, (sources, destinations) in zip(self._layouts, plan.copies, strict=False):
                 if sources:
-                    self._copy_blocks(layout, self._kv_pool.bytes, sources, destinations)
+                    self._backend.copy_blocks(layout, self._kv_pool.bytes, sources, destinations)
             batch = build_batch(table, plan.rows, plan.first, plan.counts, self._drawn)
             if self._states:
                 batch = replace(batch, states=self._begin_states(self._states, table, plan))
             hidden = self.model.decoder.layers.forward(batch, self._layer_kvs)
             self._drawn, log_probabilities, *drawn_from = self._draw(table, plan, hidden)
-            fetched = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(plan, hidden)])
+            fetched = self._backend.fetch([self._drawn, log_probabilities, *drawn_from, *self._read(plan, hidden)])
             return partial(self.wait, fetched, plan.draws.decode.heads if plan.draws else [])
         except (RuntimeError, MemoryError) as error:
             raise DeviceError(self.role, str(self._device), error) from error
@@ -110,7 +108,7 @@ class ModelRunner:
         written, begun = set(going_on.tolist()), dict[int, int]()
         for source, to in zip(*plan.copies[table.states], strict=True):
             if source in written:
-                self._copy_blocks(layout, self._kv_pool.bytes, [source], [to])
+                self._backend.copy_blocks(layout, self._kv_pool.bytes, [source], [to])
             else:
                 begun[to] = source
         targets = layout.starts(going_on)

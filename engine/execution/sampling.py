@@ -141,11 +141,9 @@ class SamplingBatch:
             device: of the logits.
             backend: filters and draws. Draws of a row that differ in nothing but their key share its work.
         """
-        self._filter_logits, self._draw_tokens = backend.filter_logits, backend.draw_tokens
-        self._mask_tokens = backend.mask_tokens
+        self._backend = backend
         # Written in each step: to touch new pages takes a CPU as long as to mask.
         self._changed: torch.Tensor | None = None
-        self._to_device = backend.to_device
         self._keys = np.array([s.key for s in samplings], dtype=np.uint64)
         groups = _Groups(samplings, rows)
         columns: list[Any] = list(zip(*groups.kinds, strict=True)) or [()] * 6
@@ -201,9 +199,9 @@ class SamplingBatch:
             `[D]`.
         """
         logits = logits.float() if self._logit_rows is None else logits[self._logit_rows].float()
-        draws = self._to_device(uniforms(self._keys, positions), logits.device)
+        draws = self._backend.to_device(uniforms(self._keys, positions), logits.device)
         candidates = self._candidates(logits, allowed, before)
-        return self._draw_tokens(logits, candidates, self._temperatures, draws, self._group_of)
+        return self._backend.draw_tokens(logits, candidates, self._temperatures, draws, self._group_of)
 
     def _candidates(self, given: torch.Tensor, allowed: np.ndarray | None, before: TokensBefore) -> torch.Tensor:
         """Logits `[B, vocabulary]`, float32, as penalties leave them, with a mask over what must not be drawn.
@@ -215,16 +213,18 @@ class SamplingBatch:
             self._changed = logits = self._penalties.apply(given, before, self._changed)
         if allowed is not None:
             allowed = allowed if self._rows is None else allowed[self._rows]
-            self._changed = logits = self._mask_tokens(logits, self._to_device(allowed, logits.device), self._changed)
+            self._changed = logits = self._backend.mask_tokens(
+                logits, self._backend.to_device(allowed, logits.device), self._changed
+            )
         if self._banned:
             logits = logits.clone() if logits is given else logits
             logits[self._banned] = FILTERED
         if not len(self._filtered):
             return logits
         if len(self._filtered) == len(logits):
-            return self._filter_logits(logits, *self._filters)
+            return self._backend.filter_logits(logits, *self._filters)
         candidates = logits.clone()
-        candidates[self._filtered] = self._filter_logits(logits[self._filtered], *self._filters)
+        candidates[self._filtered] = self._backend.filter_logits(logits[self._filtered], *self._filters)
         return candidates
 
 
@@ -242,7 +242,7 @@ class PenaltyBatch:
             device: of the logits.
             backend: its operations.
         """
-        self._penalize_tokens = backend.penalize_tokens
+        self._backend = backend
         reading = [i for i, its in enumerate(penalties) if its.read_tokens]
         self._rows = rows[reading]
         columns = ("prompt_tokens", np.int64), *((n, np.float32) for n in ("repetition", "presence", "frequency"))
@@ -270,5 +270,5 @@ class PenaltyBatch:
             out[rows, tokens] += values
         if len(self._rows):
             tokens, ends = before(self._rows)
-            self._penalize_tokens(out, TokenPenalties(self._places, tokens, self._starts, ends, *self._values))
+            self._backend.penalize_tokens(out, TokenPenalties(self._places, tokens, self._starts, ends, *self._values))
         return out

@@ -46,9 +46,10 @@ class FamilyMatch(NamedTuple):
 def shipped() -> tuple[type[PrmFamily], ...]:
     """All families that come with Espalier, in order of detection."""
     specs = ("qwen2.5-math-prm", "reasonflux-prm", "skywork-o1-open-prm", "versaprm", "math-shepherd")
-    specified = [family_of(read_spec(Path(__file__).with_name(f"{name}.toml"))) for name in specs]
-    of_code = RlhFlow, TokenClassifier, Pure, OutcomeModel, ValueGuided, UniversalPrm, eurus.EurusPrm, ThinkPrm
-    return (*specified, *of_code, YesNo, Judge, Likelihood, LikelihoodRatio)
+    read = (family_of(read_spec(Path(__file__).with_name(f"{name}.toml"))) for name in specs)
+    qwen, reason_flux, skywork, versa, shepherd = read
+    of_labels = qwen, reason_flux, skywork, RlhFlow, versa, shepherd, TokenClassifier, Pure, OutcomeModel
+    return (*of_labels, ValueGuided, UniversalPrm, eurus.EurusPrm, ThinkPrm, YesNo, Judge, Likelihood, LikelihoodRatio)
 
 
 def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool = False) -> FamilyMatch:

@@ -47,6 +47,7 @@ from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath, stripped_step
 from espalier.prm.heads import (
+    ScoringHead,
     load_scoring_model,
     read_settings,
     require_causal_lm,
@@ -178,7 +179,8 @@ class AskedFamily(ProbedFamily, Generic[Settings]):
         require_causal_lm(checkpoint, cls.info.name, "asks a language model")
         settings, tokenizer = cls.settings_of(checkpoint), TextTokenizer(checkpoint)
         ids = _answer_ids(checkpoint, tokenizer, settings.answers)
-        return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, cls.output, token_ids=ids), settings)
+        head = ScoringHead(cls.output, token_ids=ids)
+        return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, head), settings)
 
     @classmethod
     def require_askable(cls, checkpoint: Checkpoint) -> None:

@@ -19,7 +19,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath
-from espalier.prm.heads import load_scoring_model, probability_of, require_published_ids, require_token
+from espalier.prm.heads import ScoringHead, load_scoring_model, probability_of, require_published_ids, require_token
 
 _GOOD, _BAD = "+", "-"
 _IDS = {_GOOD: 10, _BAD: 12, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "ĊĊ": 271}
@@ -41,7 +41,8 @@ class RlhFlow(PrmFamily):
         tokenizer = TextTokenizer(checkpoint)
         token_ids = [require_token(checkpoint, tokenizer, token, "whose logits are read") for token in (_GOOD, _BAD)]
         require_published_ids(checkpoint, tokenizer, 128256, _IDS)
-        return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, probability_of(0), token_ids=token_ids))
+        head = ScoringHead(probability_of(0), token_ids=token_ids)
+        return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, head))
 
     def __init__(self, model: Model) -> None:
         """Find the text that the chat template puts around a turn.

@@ -67,7 +67,7 @@ from espalier.prm.base import (
     without_label,
     without_special_tokens,
 )
-from espalier.prm.heads import load_scoring_model, probability_of, require_published_ids, require_token
+from espalier.prm.heads import ScoringHead, load_scoring_model, probability_of, require_published_ids, require_token
 
 _PLACEHOLDERS = {"prompt.text": {"problem"}, "step.text": {"step", "number"}}
 _REDUCE: dict[str, Callable[[list[float]], float]] = {
@@ -246,19 +246,9 @@ class SpecifiedFamily(PrmFamily):
         if spec.step.tag.startswith("<"):
             require_token(checkpoint, tokenizer, spec.step.tag, "where scores are read")
         output = torch.sigmoid if head.output == "sigmoid" else probability_of(head.index)
-        model = load_scoring_model(
-            checkpoint,
-            tokenizer,
-            dtype,
-            device,
-            output,
-            layers=tuple(head.layers),
-            labels=head.labels,
-            bias=head.bias,
-            token_ids=[require_token(checkpoint, tokenizer, token, named) for token in head.tokens],
-            unused=head.unused,
-        )
-        return cls(model)
+        ids = [require_token(checkpoint, tokenizer, token, named) for token in head.tokens]
+        scores = ScoringHead(output, tuple(head.layers), head.labels, head.bias, ids, head.unused)
+        return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, scores))
 
     def __init__(self, model: Model) -> None:
         """Prepare the tokens that every step needs.

@@ -26,7 +26,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
-from espalier.prm.heads import load_scoring_model, probability_of, read_settings
+from espalier.prm.heads import ScoringHead, load_scoring_model, probability_of, read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class TokenClassifier(PrmFamily):
             CheckpointError: the number of labels is not 2, or its `prm` object has an unknown value.
         """
         layout, tokenizer = cls.layout_of(checkpoint), TextTokenizer(checkpoint)
-        output, head = probability_of(1), ("score",)
-        return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, output, layers=head, labels=2), layout)
+        head = ScoringHead(probability_of(1), ("score",), labels=2)
+        return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, head), layout)
 
     def __init__(self, model: Model, layout: Layout) -> None:
         self.model = model

@@ -17,7 +17,7 @@ import torch
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath
-from espalier.prm.heads import load_scoring_model, probability_of, require_token
+from espalier.prm.heads import ScoringHead, load_scoring_model, probability_of, require_token
 
 _MARKS = _BEGIN, _USER, _ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
 _INSTRUCTION = " Please think step-by-step and put your final answer within \\boxed{}."
@@ -39,11 +39,10 @@ class ValueGuided(PrmFamily):
         tokenizer = TextTokenizer(checkpoint)
         for mark in _MARKS:
             require_token(checkpoint, tokenizer, mark, "which begins a turn of the prompt")
-        head = ("score.0", "score.2")
         one = checkpoint.shape("score.2.weight") == (1, checkpoint.decoder_config.hidden_size)
         output, labels = (torch.sigmoid, 1) if one else (probability_of(1), 3)
-        model = load_scoring_model(checkpoint, tokenizer, dtype, device, output, layers=head, labels=labels, bias=False)
-        return cls(model)
+        head = ScoringHead(output, ("score.0", "score.2"), labels, bias=False)
+        return cls(load_scoring_model(checkpoint, tokenizer, dtype, device, head))
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem with the instruction, and the opening of the thought."""

@@ -110,7 +110,7 @@ def test_a_published_vocabulary_detects_no_family_for_models_of_several_layouts_
         load_verifier(Checkpoint(folder), torch.float32, "cpu")
     message = str(error.value)
     assert (
-        "is a LlamaForCausalLM, the class of generators and of the verifiers versaprm, math-shepherd, rlhflow"
+        "is a LlamaForCausalLM, the class of generators and of the verifiers rlhflow, versaprm, math-shepherd"
         in message
     )
     assert "--verifier-family" in message
