@@ -74,8 +74,8 @@ class ScoreInput:
     Attributes:
         token_ids: ids that follow the kept ids of the parent's path; with `full_path`, all ids of the path.
         score_positions: indices into `token_ids`, ascending.
-        num_probe_tokens: number of ids at the end that are fed only to read the score and are not kept; if not 0, all
-            score positions are among them.
+        num_probe_tokens: number of ids at the end that are fed only to read the score and are not kept; if not 0, it is
+            read at their last.
         full_path: whether `token_ids` start at the beginning of the path, because its text is tokenized as a whole. If
             the parent's ids are not a prefix of them, the path is computed again after their common prefix.
         targets: for each score position, the token whose log-probability is read; empty for heads without targets.
@@ -186,11 +186,14 @@ class PrmFamily(ABC):
         """The same evidence, from the values that `full_path` reads, and how each step of the path was sampled."""
         return self.evidence(values, None, reduce(Sampled.and_then, sampled, Sampled()))
 
-    def chat_ids(self, content: str, system: str | None = None) -> list[int]:
-        """Token ids of the user's turn, after a system message if there is one, and the opening of the assistant's."""
+    def chat(self, content: str, system: str | None = None) -> str:
+        """The user's turn, after a system message if there is one, and the opening of the assistant's."""
         before = [] if system is None else [{"role": "system", "content": system}]
-        tokenizer = self.model.tokenizer
-        return tokenizer.encode(tokenizer.render_chat([*before, {"role": "user", "content": content}]))
+        return self.model.tokenizer.render_chat([*before, {"role": "user", "content": content}])
+
+    def chat_ids(self, content: str, system: str | None = None) -> list[int]:
+        """Token ids of `chat`."""
+        return self.model.tokenizer.encode(self.chat(content, system))
 
     def full_path(self, path: StepPath) -> ScoreInput:
         """Return the full path as one input, for the newest step; `read` must give the same score.

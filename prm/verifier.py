@@ -243,9 +243,15 @@ class StepSession(VerifierSession[PrmFamily]):
         if added > max_tokens or added + longer > self._family.context - length:
             return None
         start = 0 if extends else reading.score_positions[0]
-        sequence = self._continued(parent, state) if extends else self._reopened(reading, parent, state)
-        state.sequence = sequence
-        self._submit_from(reading, start, _Step(node, path, sequence))
+        if extends:
+            state.sequence = self._continued(parent, state)
+        else:  # full blocks that are in the prefix cache are reused
+            self.reopened += 1
+            if state.in_place:
+                self._engine.release(parent)
+            ids = list(reading.token_ids[:start])
+            state.sequence = self._engine.open(VERIFIER, ids, self._search.salt, self._search.owner)
+        self._submit_from(reading, start, _Step(node, path, state.sequence))
         return max(added, 1) + self._family.other_probe_tokens
 
     def _relative(self, parent: KVSequence, reading: ScoreInput) -> tuple[ScoreInput, bool]:
@@ -259,17 +265,6 @@ class StepSession(VerifierSession[PrmFamily]):
         positions = tuple(i - start for i in reading.score_positions)
         return replace(reading, token_ids=reading.token_ids[start:], score_positions=positions, full_path=False), True
 
-    def _reopened(self, reading: ScoreInput, parent: KVSequence, state: NodeState) -> KVSequence:
-        """Open a new sequence for a path whose parent's ids are not a prefix of its own.
-
-        Full blocks that are in the prefix cache are reused.
-        """
-        self.reopened += 1
-        if state.in_place:
-            self._engine.release(parent)
-        ids = list(reading.token_ids[: reading.score_positions[0]])
-        return self._engine.open(VERIFIER, ids, self._search.salt, self._search.owner)
-
     def _submit_from(self, reading: ScoreInput, start: int, step: _Step) -> None:
         """Submit the ids from `start` with their score positions; if there are probe tokens, only the kept ids."""
         owner, end = self._search.owner, len(reading.token_ids) - reading.num_probe_tokens
@@ -277,10 +272,9 @@ class StepSession(VerifierSession[PrmFamily]):
         if not reading.num_probe_tokens:
             work = Score(owner, step.sequence, ids, score_positions, reading.targets, step)
         else:
-            positions = tuple(i - end for i in reading.score_positions)
-            probe = Score(owner, step.sequence, reading.token_ids[end:], positions, reading.targets)
-            others = (Score(owner, step.sequence, ids, (len(ids) - 1,)) for ids in self._family.other_probes)
-            work = Score(owner, step.sequence, ids[: end - start], (), tag=replace(step, probes=(probe, *others)))
+            probes = reading.token_ids[end:], *self._family.other_probes
+            probes = tuple(Score(owner, step.sequence, probe, (len(probe) - 1,)) for probe in probes)
+            work = Score(owner, step.sequence, ids[: end - start], (), tag=replace(step, probes=probes))
         self._engine.submit(work)
 
     def _take(self, done: Done) -> Iterable[StepScore]:
@@ -288,8 +282,10 @@ class StepSession(VerifierSession[PrmFamily]):
         step: _Step | None = done.work.tag
         if step is None:  # the problem
             return self._finish(StepScore(self._search.root))
-        if step.probes:
-            self._feed(step)
+        if step.probes:  # its kept tokens are computed
+            forks = self._forks(step.sequence, len(step.probes))
+            for place, (probe, fork) in enumerate(zip(step.probes, forks, strict=True)):
+                self._engine.submit(replace(probe, sequence=fork, tag=replace(step, probes=(), place=place)))
             return ()
         if done.work.sequence in self._opened:
             self._release_opened(done.work.sequence)
@@ -299,28 +295,19 @@ class StepSession(VerifierSession[PrmFamily]):
             return ()
         values = np.concatenate([state.values[place] for place in sorted(state.values)])
         state.values.clear()
-        state.evidence = self._family.evidence(values, state.evidence, _sampled(step.node))
-        score = self._family.score(state.evidence)
+        family = self._family
+        state.evidence = family.evidence(values, state.evidence, _sampled(step.node))
+        score = family.score(state.evidence)
         if self._check:
-            self._check_step(self._check, step, score)
+            sampled = [_sampled(node) for node in steps_with_text(step.node)]
+
+            def read(values: np.ndarray) -> float:
+                return family.score(family.full_evidence(step.path, values, sampled))
+
+            whole = family.full_path(step.path)
+            inputs = (whole, *(with_probe(whole, probe) for probe in family.other_probes))
+            self._check.add(inputs, score, len(step.path.steps), read)
         return self._finish(StepScore(step.node, score))
-
-    def _feed(self, step: _Step) -> None:
-        """Feed the probes of a step whose kept tokens are computed."""
-        forks = self._forks(step.sequence, len(step.probes))
-        for place, (probe, fork) in enumerate(zip(step.probes, forks, strict=True)):
-            self._engine.submit(replace(probe, sequence=fork, tag=replace(step, probes=(), place=place)))
-
-    def _check_step(self, check: FullRescore, step: _Step, score: float) -> None:
-        family, path = self._family, step.path
-        sampled = [_sampled(node) for node in steps_with_text(step.node)]
-
-        def read(values: np.ndarray) -> float:
-            return family.score(family.full_evidence(path, values, sampled))
-
-        whole = family.full_path(path)
-        inputs = (whole, *(with_probe(whole, probe) for probe in family.other_probes))
-        check.add(inputs, score, len(path.steps), read)
 
 
 def _sampled(node: StepNode) -> Sampled:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,6 @@ class GrammarCompiler:
         # Not the model itself, whose weights may be replaced.
         self._text, self._vocab_size, self._ends = model.tokenizer, model.config.vocab_size, model.eos_token_ids
         self._lock = threading.Lock()
-        self._tokenizer: Any = None
         self._prepared = deque[tuple[Grammar, Matcher, int]]()  # with their bytes; those nobody asks for give way
         self._tried: OrderedDict[bytes, int] = OrderedDict()  # bytes of grammars by their digest, or `_TOO_MUCH`
 
@@ -115,7 +115,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         with self._lock:  # one at a time, and one tokenizer for all
-            tokenizer, ends = self._made_tokenizer()
+            tokenizer, ends = self._tokenizer
         library = LLMatcher(tokenizer, grammar.source, log_level=0, limits=LLParserLimits(**LIMITS))
         matcher = _LibraryMatcher(library, ends, _Failure())
         matcher.allow(np.empty((self._vocab_size + 7) // 8, dtype=np.uint8))  # finds out whether there is a first token
@@ -123,19 +123,18 @@ class GrammarCompiler:
             raise GrammarError(matcher.error)
         return matcher
 
-    def _made_tokenizer(self) -> tuple[Any, np.ndarray]:
-        if self._tokenizer is None:
-            from llguidance import LLTokenizer, TokenizerWrapper
+    @cached_property
+    def _tokenizer(self) -> tuple[Any, np.ndarray]:
+        from llguidance import LLTokenizer, TokenizerWrapper
 
-            vocabulary = self._vocab_size
-            ends = [i for i in self._ends if i < vocabulary]
-            if not ends:
-                raise GrammarError(_NO_END)
-            wrapped = TokenizerWrapper(_Vocabulary(self._text, vocabulary, ends[0]))
-            bits = np.zeros(8 * ((vocabulary + 7) // 8), dtype=bool)
-            bits[ends] = True
-            self._tokenizer = LLTokenizer(wrapped, vocabulary, ends), np.packbits(bits, bitorder="little")
-        return self._tokenizer
+        vocabulary = self._vocab_size
+        ends = [i for i in self._ends if i < vocabulary]
+        if not ends:
+            raise GrammarError(_NO_END)
+        wrapped = TokenizerWrapper(_Vocabulary(self._text, vocabulary, ends[0]))
+        bits = np.zeros(8 * ((vocabulary + 7) // 8), dtype=bool)
+        bits[ends] = True
+        return LLTokenizer(wrapped, vocabulary, ends), np.packbits(bits, bitorder="little")
 
 
 def _tried(grammar: Grammar) -> int:

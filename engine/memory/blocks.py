@@ -222,16 +222,14 @@ class KVPool:
         """Allocate `num_bytes // slab_bytes` slabs on `device`.
 
         Raises:
-            ValueError: when not even one slab fits.
             PoolExhaustedError: when the device has less memory than that.
         """
-        if num_bytes < slab_bytes:
-            raise ValueError(f"a KV pool of {num_bytes} bytes cannot hold one slab of {slab_bytes} bytes")
         self.slab_bytes = slab_bytes
         self.num_slabs = num_bytes // slab_bytes
+        self.num_bytes = self.num_slabs * slab_bytes
         # Not zeroed: memory is only touched once a block is written, and nothing reads bytes that were not.
         try:
-            self.bytes = torch.empty(self.num_slabs * slab_bytes, dtype=torch.uint8, device=device)
+            self.bytes = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
         except RuntimeError as error:  # torch's out-of-memory, on either kind of device
             raise PoolExhaustedError(
                 f"cannot allocate {num_bytes / 2**20:.0f} MiB for the KV pool on {device}; lower --kv-memory"
@@ -254,11 +252,6 @@ class KVPool:
     def unreserved_slabs(self) -> int:
         """Available slabs that no role has reserved."""
         return self.available_slabs - sum(holder.unclaimed_slabs for holder in self._holders.values())
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the KV pool, whole slabs."""
-        return self.num_slabs * self.slab_bytes
 
     def register(self, role: str, holder: "BlockPool") -> None:
         """Name the holder of `role`'s slabs."""
@@ -323,6 +316,7 @@ class BlockPool:
         cache: finds its computed blocks.
         reserved_slabs: what admission has reserved.
         live_blocks: blocks that sequences refer to.
+        holds_states: whether a block is a sequence's recurrent state.
     """
 
     role: str
@@ -342,14 +336,10 @@ class BlockPool:
 
     def __post_init__(self) -> None:
         self.name = self.name or self.role
+        self.holds_states = isinstance(self.layout, StateLayout)
         self.ref_counts = np.zeros(self.kv_pool.num_slabs * self.layout.blocks_per_slab, dtype=np.int32)
         self._evictable = EvictableBlocks(self._live_in)
         self.kv_pool.register(self.name, self)
-
-    @property
-    def holds_states(self) -> bool:
-        """True if a block is a sequence's recurrent state."""
-        return isinstance(self.layout, StateLayout)
 
     @property
     def owned_slabs(self) -> int:
@@ -538,8 +528,11 @@ class BlockPool:
             return slots
         if self._can_claim_slab and self.kv_pool.free_slabs:
             return self._open_slab()
-        if slots := self._evict_from_a_live_slab():
-            return slots
+        if oldest := self._evictable.oldest_in_live_slab():
+            block, slab = oldest
+            self._evict(block)
+            self._push_candidate(slab)
+            return self._free_slots[slab]
         if self.kv_pool.free_slabs:
             return self._open_slab()
         if (slab := self._evictable.oldest_idle_slab()) is not None:
@@ -562,14 +555,6 @@ class BlockPool:
         if slab not in self._in_candidates:
             self._in_candidates.add(slab)
             heapq.heappush(self._candidates, slab)
-
-    def _evict_from_a_live_slab(self) -> list[int] | None:
-        if (oldest := self._evictable.oldest_in_live_slab()) is None:
-            return None
-        block, slab = oldest
-        self._evict(block)
-        self._push_candidate(slab)
-        return self._free_slots[slab]
 
     def _open_slab(self) -> list[int]:
         slab = self.kv_pool.take(self.name)

@@ -6,7 +6,7 @@ Matching finds which blocks of a row the prefix cache knows, and enters those th
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,11 @@ class _Tail(NamedTuple):
 
 
 class PrefixMatching:
-    """Finds the beginnings of a model's rows in the prefix caches of its KV groups, and enters them there."""
+    """Finds the beginnings of a model's rows in the prefix caches of its KV groups, and enters them there.
+
+    Attributes:
+        seeds: by row, what is hashed into its prefixes: equal for rows of one salt alone.
+    """
 
     def __init__(self, tables: BlockTables, siblings: Callable[[int], Iterable[int]]) -> None:
         """Know of no row of `tables` yet; `siblings` gives the other rows of a row's owner."""
@@ -41,7 +45,7 @@ class PrefixMatching:
         self._tables = tables
         self._pools, self._states, self._block_size = tables.pools, tables.states, tables.block_size
         self._siblings = siblings
-        self._seeds: dict[int, bytes] = {}  # by row; hashed into its prefixes
+        self.seeds: dict[int, bytes] = {}
         self._unhashed: dict[int, list[bytes]] = {}  # by row; hashes of its blocks while the prefix cache lacks some
         self._stops: dict[int, list[int]] = {}  # by row; full blocks after which its state is kept in the cache
         self._promised: set[bytes] = set()  # hashes of the states that rows of the step being planned go on to
@@ -54,7 +58,7 @@ class PrefixMatching:
             row: a row without blocks.
             seed: prefixes are shared with rows of an equal seed only.
         """
-        self._seeds[row] = seed
+        self.seeds[row] = seed
         if self._enabled:
             length = int(self._tables.lengths[row])
             self._counters.cache_lookups += length // self._block_size
@@ -62,13 +66,9 @@ class PrefixMatching:
 
     def fork(self, source: int, row: int, shares: bool) -> None:
         """Take a row in that is a fork of `source`, and `shares` its blocks or has none."""
-        self._seeds[row] = self._seeds[source]
+        self.seeds[row] = self.seeds[source]
         if source in self._preempted or not shares:
             self._preempted.add(row)
-
-    def seed_of(self, row: int) -> bytes:
-        """Bytes that are equal for rows of one salt alone."""
-        return self._seeds[row]
 
     def register(self, row: int, computed: int) -> None:
         """Enter the full blocks of a prompt, or of a sequence computed again, into the prefix cache.
@@ -138,7 +138,7 @@ class PrefixMatching:
         if transient and self._pools[self._states].ref_counts[state] > 1:
             return
         token_ids = tables.tokens[row, : tables.computed[row]]
-        hashes = chain_hashes(self._seeds[row], token_ids, self._block_size)
+        hashes = chain_hashes(self.seeds[row], token_ids, self._block_size)
         full, before = len(hashes), self._hash_before(row, hashes)
         tail = token_ids[full * self._block_size :].tobytes()
         for pool, blocks, passed in tables.by_group(row):
@@ -161,8 +161,7 @@ class PrefixMatching:
 
     def release(self, row: int) -> None:
         """Forget a row, whose sequence has ended."""
-        self._unhashed.pop(row, None)
-        self._stops.pop(row, None)
+        self.forget_blocks(row)
         self._preempted.discard(row)
 
     @property
@@ -188,7 +187,7 @@ class PrefixMatching:
         better wait for a state that another row of the step computes.
         """
         token_ids = self._tables.tokens[row, : self._tables.lengths[row]]
-        hashes = chain_hashes(self._seeds[row], token_ids, self._block_size)
+        hashes = chain_hashes(self.seeds[row], token_ids, self._block_size)
         count = most // self._block_size
         taken: list[list[int]] = []
         if self._states is not None:
@@ -267,7 +266,7 @@ class PrefixMatching:
 
     def _hash_before(self, row: int, hashes: Sequence[bytes]) -> bytes:
         """The hash of what comes before a block of a row, `hashes` those of all blocks before."""
-        return hashes[-1] if hashes else chain_start(self._seeds[row])
+        return hashes[-1] if hashes else chain_start(self.seeds[row])
 
 
 @dataclass(slots=True, eq=False)
@@ -317,21 +316,17 @@ class SequenceTable(BlockTables):
 
     def stats(self) -> RoleStats:
         """Return the counters as they are now, and the memory that the model holds."""
-        pools = self.pools
+        pools, summed = self.pools, ("live_blocks", "cached_blocks", "free_blocks", "live_bytes", "owned_slabs")
+        values: dict[str, Any] = {name: deepcopy(getattr(self.counters, name)) for name in COUNTERS}
         states = [pool for pool in pools if pool.holds_states]
         return RoleStats(
-            **{name: deepcopy(getattr(self.counters, name)) for name in COUNTERS},
-            live_blocks=sum(pool.live_blocks for pool in pools),
-            cached_blocks=sum(pool.cached_blocks for pool in pools),
-            free_blocks=sum(pool.free_blocks for pool in pools),
+            **values | {name: sum(getattr(pool, name) for pool in pools) for name in summed},
             live_states=sum(pool.live_blocks for pool in states),
             cached_states=sum(pool.cached_blocks for pool in states),
-            live_bytes=sum(pool.live_bytes for pool in pools),
             cached_bytes=sum(pool.cached_blocks * pool.layout.block_bytes for pool in pools),
             free_bytes=sum(pool.free_blocks * pool.layout.block_bytes for pool in pools),
             wasted_bytes=sum(pool.owned_slabs * pool.layout.wasted_bytes_per_slab for pool in pools),
             live_sequences=self.live_sequences,
-            owned_slabs=sum(pool.owned_slabs for pool in pools),
             bytes_per_token=sum(pool.layout.bytes_per_token for pool in pools),
             block_bytes=sum(pool.layout.block_bytes for pool in pools),
         )
@@ -428,10 +423,9 @@ class SequenceTable(BlockTables):
             cached: whether blocks that no sequence refers to are not to be used again either.
         """
         for group, pool in enumerate(self.pools):
-            for sequence in (sequence for owned in self._of_owner.values() for sequence in owned):
-                for block in self.block_table(sequence, group).tolist():
-                    if block in pool.cache:
-                        pool.cache.forget(block)
+            for block in {block for held in self.live_block_tables(group) for block in held.tolist()}:
+                if block in pool.cache:
+                    pool.cache.forget(block)
         for sequence in (sequence for owned in self._of_owner.values() for sequence in owned):
             self._drop(sequence.row)
         for pool in self.pools:  # what the step wrote may be behind a window already, and in no block table any more

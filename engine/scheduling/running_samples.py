@@ -228,48 +228,8 @@ class RunningSamples:
             draws: what was drawn.
             results: those of the live draws.
         """
-        return self._append_drawn(draws, results) if draws.depths is None else self._append_drafted(draws, results)
-
-    def _append_drafted(self, draws: Draws, results: StepResults) -> list[Generated]:
-        """Process a step with drafts as the steps of a token each that it stands for; see `process_outputs`."""
-        done: list[Generated] = []
-        places: dict[tuple[int, int], dict[int, int]] = {}  # by branch and depth: the draw of each sampling
-        assert draws.depths is not None
-        for b, (branch, depth) in enumerate(zip(draws.decode.branches, draws.depths.tolist(), strict=True)):
-            first = int(draws.decode.firsts[b])
-            places[id(branch), depth] = {index: first + i for i, index in enumerate(branch.indices)}
-        branches = [b for b, depth in zip(draws.decode.branches, draws.depths.tolist(), strict=True) if not depth]
-        drafted, going_on = [branch for branch in branches if branch.draft], set[int]()
-        for branch in drafted:
-            branch.drafted += len(branch.draft)
-        depth = 0
-        while branches:
-            chosen = np.array([places[id(b), depth][index] for b in branches for index in b.indices], dtype=np.int64)
-            its = Draws(DecodeRows(branches), draws.step_positions[chosen], opened=[] if depth else draws.opened)
-            positions = its.positions
-            if depth:  # what came before is what was computed
-                self._table.computed[its.decode.rows] = positions
-            draws.tokens += len(branches)
-            done += self._append_drawn(its, results.of(chosen))
-            going_on = set(map(id, self.running))
-            branches = [
-                branch
-                for branch, position in zip(branches, positions.tolist(), strict=True)
-                if id(branch) in going_on
-                and depth < len(branch.draft)
-                and self._table.tokens[branch.row, position] == branch.draft[depth]
-            ]
-            for branch in branches:
-                branch.accepted += 1
-            depth += 1
-        for branch in drafted:
-            branch.draft = []
-            if id(branch) in going_on:
-                self._table.free_beyond(branch.row)
-        return done
-
-    def _append_drawn(self, draws: Draws, results: StepResults) -> list[Generated]:
-        """Process a step in which each branch has one token drawn; see `process_outputs`."""
+        if draws.depths is not None:
+            return self._append_drafted(draws, draws.depths.tolist(), results)
         for branch in draws.opened:
             if not branch.work.in_place:
                 branch.sequence = self._table.fork(branch.sequence)
@@ -278,8 +238,8 @@ class RunningSamples:
         decode, positions = draws.decode, draws.positions
         rest: list[RunningRequest] = []
         if self.running != decode.branches:
-            chosen = set(map(id, decode.branches))
-            rest = [branch for branch in self.running if id(branch) not in chosen]
+            chosen = set(decode.branches)
+            rest = [branch for branch in self.running if branch not in chosen]
         branches, parents, firsts = self._fork_diverged(decode, results.token_ids, positions)
         if len(branches) > len(decode.branches):
             decode = self._decode = DecodeRows(branches)
@@ -291,6 +251,43 @@ class RunningSamples:
         self._table.write_tokens(decode.rows, positions, token_ids)
         self._table.log_probabilities[decode.rows, positions] = results.log_probabilities
         return self._finish_stopped(decode, token_ids, positions, results.drawn_from, rest)
+
+    def _append_drafted(self, draws: Draws, depths: list[int], results: StepResults) -> list[Generated]:
+        """Process a step with drafts as the steps of a token each that it stands for; see `process_outputs`."""
+        done: list[Generated] = []
+        places: dict[tuple[RunningRequest, int], dict[int, int]] = {}  # by branch and depth: the draw of each sampling
+        for b, (branch, depth) in enumerate(zip(draws.decode.branches, depths, strict=True)):
+            first = int(draws.decode.firsts[b])
+            places[branch, depth] = {index: first + i for i, index in enumerate(branch.indices)}
+        branches = list(dict.fromkeys(draws.decode.branches))
+        drafted, going_on = [branch for branch in branches if branch.draft], set[RunningRequest]()
+        for branch in drafted:
+            branch.drafted += len(branch.draft)
+        depth = 0
+        while branches:
+            chosen = np.array([places[b, depth][index] for b in branches for index in b.indices], dtype=np.int64)
+            its = Draws(DecodeRows(branches), draws.step_positions[chosen], opened=[] if depth else draws.opened)
+            positions = its.positions
+            if depth:  # what came before is what was computed
+                self._table.computed[its.decode.rows] = positions
+            draws.tokens += len(branches)
+            done += self.process_outputs(its, results.of(chosen))
+            going_on = set(self.running)
+            branches = [
+                branch
+                for branch, position in zip(branches, positions.tolist(), strict=True)
+                if branch in going_on
+                and depth < len(branch.draft)
+                and self._table.tokens[branch.row, position] == branch.draft[depth]
+            ]
+            for branch in branches:
+                branch.accepted += 1
+            depth += 1
+        for branch in drafted:
+            branch.draft = []
+            if branch in going_on:
+                self._table.free_beyond(branch.row)
+        return done
 
     def are_full(self, decode: DecodeRows, positions: np.ndarray) -> np.ndarray:
         """True if each branch has as many tokens as it may, with those at `positions`; bool `[branches]`."""

@@ -161,13 +161,13 @@ class Scheduler:
         self._drop_kv_of(dropped)
         return bool(dropped)
 
-    def drop_all_kv(self) -> None:
+    def drop_all_kv(self, cached: bool = False) -> None:
         """Free all KV of this model, for what its blocks hold is not certain; all of it is computed again.
 
-        Steps in flight are forgotten: what they draw is drawn again.
+        Steps in flight are forgotten: what they draw is drawn again. `cached` is as of `SequenceTable.drop_all`.
         """
         self._in_flight.clear()
-        self.table.drop_all()
+        self.table.drop_all(cached)
         for item in self._waiting:
             item.values.clear()
 
@@ -177,8 +177,7 @@ class Scheduler:
         Args:
             model: of the same shape, with the same tokenizer and tokens that end a generation.
         """
-        self.drop_all_kv()
-        self.table.drop_all(cached=True)
+        self.drop_all_kv(cached=True)
         self._model = model
 
     def schedule(self, max_tokens: int) -> StepPlan | None:
@@ -209,10 +208,14 @@ class Scheduler:
                 if whole[i]:
                     plan.scored.append(target)
             elif whole[i]:
-                if isinstance(target, WaitingRequest):
-                    assert isinstance(target.work, Generate)
-                    plan.opened[target] = self._open_branch(target, target.work, chunk.count)
-                    target = plan.opened[target]
+                if isinstance(target, WaitingRequest):  # it is forked once it has a token of its own
+                    work = target.work
+                    assert isinstance(work, Generate)
+                    count = chunk.count + target.computed_tokens
+                    matcher, indices = work.matcher and work.matcher.copy(), list(range(len(work.samplings)))
+                    length = int(self.table.lengths[target.row])
+                    branch = RunningRequest(work, indices, work.sequence, length, 0, count, matcher)
+                    target = plan.opened.setdefault(target, branch)
                 sampled.append(target)
                 places.append(i)
         if sampled:
@@ -278,13 +281,6 @@ class Scheduler:
     def _require_fits(self, tokens: int) -> None:
         if tokens > (context := self._model.config.max_positions):
             raise MisuseError(f"a sequence of {tokens} tokens is longer than the {self.role}'s context of {context}")
-
-    def _open_branch(self, item: WaitingRequest, work: Generate, computed: int) -> RunningRequest:
-        """The one branch of all samplings of `work`; its sequence is forked once it has a token of its own."""
-        start, indices = int(self.table.lengths[item.row]), list(range(len(work.samplings)))
-        matcher = work.matcher.copy() if work.matcher else None
-        computed += item.computed_tokens
-        return RunningRequest(work, indices, work.sequence, start, computed_tokens=computed, matcher=matcher)
 
 
 def _require_reads_in_order(work: Score) -> None:
@@ -359,12 +355,12 @@ class LaunchAheadScheduler(Scheduler):
                 step.draws = step.draws and self._select_live(step.draws)
         return done
 
-    def drop_all_kv(self) -> None:
+    def drop_all_kv(self, cached: bool = False) -> None:
         """See `Scheduler`; takes the tokens that stand for draws away again."""
         for branch in self._branches.running:
             while self.table.tokens[branch.row, self.table.lengths[branch.row] - 1] < 0:
                 self.table.lengths[branch.row] -= 1
-        super().drop_all_kv()
+        super().drop_all_kv(cached)
 
     def _ready(self) -> tuple[list[RunningRequest], list[WaitingRequest]]:
         running, waiting = super()._ready()

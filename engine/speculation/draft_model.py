@@ -87,7 +87,7 @@ class ModelDrafter:
         if len(tokens) >= self._config.max_positions or int(tokens.max()) >= self._config.vocab_size:
             return None
         if (follower := self.target.followers.get(branch.sequence)) is None:
-            salt, owner = self.target.prefixes.seed_of(branch.sequence.row), branch.work.owner
+            salt, owner = self.target.prefixes.seeds[branch.sequence.row], branch.work.owner
             follower = table.open(self.scheduler.role, tokens.tolist(), salt, owner)
             self.target.followers[branch.sequence] = follower
             return follower

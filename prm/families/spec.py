@@ -46,6 +46,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -260,8 +261,15 @@ class SpecifiedFamily(PrmFamily):
         spec, encode = self.spec, model.tokenizer.encode
         self._tag_ids = tuple(encode(spec.step.tag))
         self._between_ids = tuple(encode(spec.step.between))
-        self._begin_ids = [] if not spec.prompt.begin else [self._begin_id()]
-        self._special_tokens = self._special_tag()
+        named = (model.tokenizer.special_token(name) or name for name in spec.prompt.begin)
+        known = (token_id for name in named if (token_id := model.tokenizer.token_id(name)) is not None)
+        self._begin_ids = list(islice(known, 1))
+        if spec.prompt.begin and not self._begin_ids:
+            names = ", ".join(spec.prompt.begin)
+            raise CheckpointError(f"{spec.file}: the tokenizer has none of {names}, which begin a text of this family")
+        # The tag, if it is a single special token that text could also contain.
+        alone = len(self._tag_ids) == 1 and model.tokenizer.token_id(spec.step.tag) == self._tag_ids[0]
+        self._special_tokens = (spec.step.tag,) if alone and not spec.step.tag.isspace() else ()
         label = encode(spec.step.text.replace("{step}", "").replace("{number}", "100"))
         self.max_special_tokens = len(label) + len(self._tag_ids) + len(self._between_ids)
 
@@ -314,8 +322,7 @@ class SpecifiedFamily(PrmFamily):
         spec, problem = self.spec, without_special_tokens(problem, self._special_tokens)
         if spec.prompt.kind == "text":
             return spec.prompt.text.replace("{problem}", problem)
-        system = [] if spec.prompt.system is None else [{"role": "system", "content": spec.prompt.system}]
-        return self.model.tokenizer.render_chat([*system, {"role": "user", "content": problem}])
+        return self.chat(problem, spec.prompt.system)
 
     def _step_text(self, step: str, number: int) -> str:
         """Render the step as the spec says; a step number that it already has is not repeated."""
@@ -324,22 +331,6 @@ class SpecifiedFamily(PrmFamily):
         )
         before, _, after = self.spec.step.text.replace("{number}", str(number)).partition("{step}")
         return before + without_label(text, before.strip()) + after
-
-    def _begin_id(self) -> int:
-        tokenizer = self.model.tokenizer
-        for name in self.spec.prompt.begin:
-            if (token_id := tokenizer.token_id(tokenizer.special_token(name) or name)) is not None:
-                return token_id
-        raise CheckpointError(
-            f"{self.spec.file}: the tokenizer has none of {', '.join(self.spec.prompt.begin)}, which begin a "
-            "text of this family"
-        )
-
-    def _special_tag(self) -> tuple[str, ...]:
-        """The tag, if it is a single special token that text could also contain."""
-        tag = self.spec.step.tag
-        alone = len(self._tag_ids) == 1 and self.model.tokenizer.token_id(tag) == self._tag_ids[0]
-        return (tag,) if alone and not tag.isspace() else ()
 
 
 def family_of(spec: FamilySpec) -> type[SpecifiedFamily]:

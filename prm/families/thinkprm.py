@@ -289,4 +289,4 @@ class ThinkPrm(PrmFamily):
         # Not by str.format or successive replacement: either text may contain braces.
         before, between, after = re.split(r"\{problem\}|\{solution\}", _PROMPT)
         content = f"{before}{problem}{between}{solution}{after}"
-        return self.model.tokenizer.render_chat([{"role": "user", "content": content}]) + _OPENING
+        return self.chat(content) + _OPENING

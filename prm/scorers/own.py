@@ -3,15 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from espalier.engine.errors import CheckpointError, EspalierError
 from espalier.engine.models.text_files import shown
-from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.own_code import file_digest, load_code, place_and_reason
 from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done
-from espalier.prm.scorer import PathLimits, ScoredSearch, Scorer, ScoreSession, StepNode, StepScore, steps_with_text
+from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode, StepScore, steps_with_text
 
 ScoreFunction = Callable[[str, list[str]], float]
 """Takes a problem and the steps of a path so far, and returns the score of the last one, from 0 to 1."""
@@ -80,8 +79,8 @@ def call(name: str, method: Callable[..., Any], *given: Any) -> Any:
         raise EspalierError(f"--verifier {name}: failed, {place_and_reason(error)}") from error
 
 
-class GuardedScorer(Scorer):
-    """A `Scorer` of the user's own; what it raises, or returns wrong, fails the search in one line.
+class _GuardedScorer:
+    """A `Scorer` of the user's own; what a method of it raises, or returns wrong, fails the search in one line.
 
     Results record a digest of the file of its class, unless it has digests itself.
     """
@@ -90,25 +89,14 @@ class GuardedScorer(Scorer):
         kind = type(its)
         if not getattr(its, "name", ""):
             raise CheckpointError(f"{kind.__module__}:{kind.__qualname__}: a Scorer must have a name")
-        self.name, self.needs, self._its = its.name, its.needs, its
+        self.name, self._its = its.name, its
         self.digests = its.digests or _digests_of(kind)
 
-    @property
-    def identity(self) -> str:
-        """See `Scorer`."""
-        return self._its.identity
+    def __getattr__(self, attribute: str) -> Any:
+        value = call(self.name, getattr, self._its, attribute)
+        return partial(call, self.name, value) if callable(value) else value
 
-    def prompt(self, problem: str) -> tuple[int, ...]:
-        """See `Scorer`."""
-        return call(self.name, self._its.prompt, problem)
-
-    def bounds(
-        self, prompt_tokens: int, generator: PathLimits, max_steps: int, tokenizer: TextTokenizer
-    ) -> PathLimits | None:
-        """See `Scorer`."""
-        return call(self.name, self._its.bounds, prompt_tokens, generator, max_steps, tokenizer)
-
-    def begin(self, search: ScoredSearch) -> ScoreSession:
+    def begin(self, search: ScoredSearch) -> "_GuardedSession":
         """See `Scorer`."""
         session = call(self.name, self._its.begin, search)
         if not isinstance(session, ScoreSession):
@@ -156,7 +144,7 @@ def scorer_of(own: Scorer | ScoreFunction) -> Scorer:
     Raises:
         CheckpointError: it is neither; says why.
     """
-    return GuardedScorer(own) if isinstance(own, Scorer) else FunctionScorer(own)
+    return cast(Scorer, _GuardedScorer(own)) if isinstance(own, Scorer) else FunctionScorer(own)
 
 
 def load_own(name: str) -> Scorer:

@@ -57,15 +57,15 @@ class TokenSession(ScoreSession):
 
     def score_sampled(self, node: StepNode, done: Generated) -> float:
         """See `ScoreSession`; queues its check."""
-        score = self._scorer.score(done)
-        self._check_sampled(node, done, score, self._scorer.rescored_as)
-        return score
-
-    def _check_sampled(self, node: StepNode, done: Generated, score: float, read: Read) -> None:
-        """Queue the check of a step's score; `read` makes it of the head's values."""
+        score, read = self._scored(node, done)
         if self._check:
             ids = tuple(self._engine.token_ids(done.sequence)[:-1])
             self._check.add((ScoreInput(ids, (len(ids) - 1,)),), score, len(node.lineage()), read)
+        return score
+
+    def _scored(self, node: StepNode, done: Generated) -> tuple[float, Read]:
+        """A step's score, and what makes it of the head's values."""
+        return self._scorer.score(done), self._scorer.rescored_as
 
 
 class Confidence(TokenScorer):

@@ -26,6 +26,7 @@ from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.work import Generated
 from espalier.prm.base import Sampled
+from espalier.prm.full_rescore import Read
 from espalier.prm.heads import learned_head
 from espalier.prm.path_evidence import Combination, PathEvidence, combination_of, sigmoid
 from espalier.prm.scorer import ScoredSearch, ScorerNeeds, ScoreSession, StepNode
@@ -76,8 +77,7 @@ class _EvidenceSession(TokenSession):
         self._combination = combination
         self._evidence: dict[StepNode, PathEvidence] = {}
 
-    def score_sampled(self, node: StepNode, done: Generated) -> float:
-        """See `ScoreSession`."""
+    def _scored(self, node: StepNode, done: Generated) -> tuple[float, Read]:
         above = node.parent
         while above is not None and above not in self._evidence:  # a step without text has none
             above = above.parent
@@ -91,8 +91,7 @@ class _EvidenceSession(TokenSession):
         assert done.values is not None
         its = self._evidence[node] = evidence(done.values)
         score = self._combination.score(its.features())
-        self._check_sampled(node, done, score, lambda values: self._combination.score(evidence(values).features()))
-        return score
+        return score, lambda values: self._combination.score(evidence(values).features())
 
 
 def is_trunk_head(checkpoint: Checkpoint) -> bool:
