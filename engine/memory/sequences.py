@@ -318,9 +318,10 @@ class SequenceTable(BlockTables):
         """Return the counters as they are now, and the memory that the model holds."""
         pools, summed = self.pools, ("live_blocks", "cached_blocks", "free_blocks", "live_bytes", "owned_slabs")
         values: dict[str, Any] = {name: deepcopy(getattr(self.counters, name)) for name in COUNTERS}
+        values |= {name: sum(getattr(pool, name) for pool in pools) for name in summed}
         states = [pool for pool in pools if pool.holds_states]
         return RoleStats(
-            **values | {name: sum(getattr(pool, name) for pool in pools) for name in summed},
+            **values,
             live_states=sum(pool.live_blocks for pool in states),
             cached_states=sum(pool.cached_blocks for pool in states),
             cached_bytes=sum(pool.cached_blocks * pool.layout.block_bytes for pool in pools),
