@@ -100,32 +100,28 @@ _OF_DRAW = attrgetter("temperature", "top_k", "top_p", "min_p", "banned", "penal
 """All of `Sampling` but the key."""
 
 
-class _Groups:
-    """Draws in a row of D that share the work on a row of logits, as they differ in nothing but their key.
+def _groups(samplings: Sequence[Sampling], rows: np.ndarray) -> tuple[list[Any], np.ndarray, np.ndarray]:
+    """Groups of draws in a row that share the work on a row of logits, as they differ in nothing but their key.
 
-    Attributes:
-        begins: int64 `[G]`, the first draw of each group.
-        rows: int64 `[G]`.
-        kinds: the parameters that there are, without repetition.
-        kind: int64 `[G]`, indices into `kinds`.
+    Returns:
+        The parameters that there are, without repetition; of each group which of these it has, int64 `[G]`, and its
+        first draw, int64 `[G]`.
     """
-
-    def __init__(self, samplings: Sequence[Sampling], rows: np.ndarray) -> None:
-        of_draw = list(map(_OF_DRAW, samplings))
-        self.kinds = list(dict.fromkeys(of_draw))
-        number = {kind: i for i, kind in enumerate(self.kinds)}
-        kind = np.fromiter(map(number.__getitem__, of_draw), np.int64, len(of_draw))
-        first = np.ones(len(of_draw), dtype=bool)
-        first[1:] = (rows[1:] != rows[:-1]) | (kind[1:] != kind[:-1])
-        self.begins = np.flatnonzero(first)
-        self.rows, self.kind = rows[self.begins], kind[self.begins]
+    of_draw = list(map(_OF_DRAW, samplings))
+    kinds = list(dict.fromkeys(of_draw))
+    number = {kind: i for i, kind in enumerate(kinds)}
+    kind = np.fromiter(map(number.__getitem__, of_draw), np.int64, len(of_draw))
+    first = np.ones(len(of_draw), dtype=bool)
+    first[1:] = (rows[1:] != rows[:-1]) | (kind[1:] != kind[:-1])
+    begins = np.flatnonzero(first)
+    return kinds, kind[begins], begins
 
 
 def _portions(samplings: Sequence[Sampling], rows: np.ndarray) -> list[slice]:
     """Draws that need at most `ROWS_AT_A_TIME` rows of logits: one for each row, and for each of its parameters."""
     if len(samplings) <= ROWS_AT_A_TIME:
         return [slice(0, len(samplings))]
-    begins = _Groups(samplings, rows).begins[::ROWS_AT_A_TIME].tolist()
+    begins = _groups(samplings, rows)[2][::ROWS_AT_A_TIME].tolist()
     return [slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(samplings)], strict=True)]
 
 
@@ -145,31 +141,31 @@ class SamplingBatch:
         # Written in each step: to touch new pages takes a CPU as long as to mask.
         self._changed: torch.Tensor | None = None
         self._keys = np.array([s.key for s in samplings], dtype=np.uint64)
-        groups = _Groups(samplings, rows)
-        columns: list[Any] = list(zip(*groups.kinds, strict=True)) or [()] * 6
-        temperatures, top_k, top_p, min_p, banned, penalties = columns
+        kinds, kind_of, begins = _groups(samplings, rows)
+        temperatures, top_k, top_p, min_p, banned, penalties = list(zip(*kinds, strict=True)) or [()] * 6
+        group_rows = rows[begins]
 
         def tensor(values: np.ndarray) -> torch.Tensor:
             return backend.to_device(values, device)
 
         def of_groups(values: Sequence[float], chosen: np.ndarray, dtype: type = np.float32) -> torch.Tensor:
-            return tensor(np.array(values, dtype=dtype)[groups.kind[chosen]])
+            return tensor(np.array(values, dtype=dtype)[kind_of[chosen]])
 
-        everyone = np.arange(len(groups.begins))
-        self._group_of = tensor(np.repeat(everyone, np.diff(groups.begins, append=len(samplings))))
+        everyone = np.arange(len(begins))
+        self._group_of = tensor(np.repeat(everyone, np.diff(begins, append=len(samplings))))
         # A row whose draws differ in their parameters is given once for each.
-        parted = len(everyone) and len(everyone) > groups.rows[-1] + 1
-        self._rows = groups.rows if parted else None
-        self._logit_rows = tensor(groups.rows) if parted else None
+        parted = len(everyone) and len(everyone) > group_rows[-1] + 1
+        self._rows = group_rows if parted else None
+        self._logit_rows = tensor(group_rows) if parted else None
         self._temperatures = of_groups(temperatures, everyone)
-        kinds = groups.kind.tolist()
-        pairs = [(i, token) for i, kind in enumerate(kinds) for token in banned[kind]] if any(banned) else []
+        numbers = kind_of.tolist()
+        pairs = [(i, token) for i, kind in enumerate(numbers) for token in banned[kind]] if any(banned) else []
         self._banned = tuple(tensor(np.array(ids, dtype=np.int64)) for ids in zip(*pairs, strict=True))
         some = any(its is not NO_PENALTIES for its in penalties)
-        of_rows = [penalties[kind] for kind in kinds] if some else []
-        self._penalties = PenaltyBatch(of_rows, groups.rows, device, backend) if some else None
+        of_rows = [penalties[kind] for kind in numbers] if some else []
+        self._penalties = PenaltyBatch(of_rows, group_rows, device, backend) if some else None
         filters = np.array([k > 0 or p < 1 or m > 0 for k, p, m in zip(top_k, top_p, min_p, strict=True)], dtype=bool)
-        filtered = np.flatnonzero(filters[groups.kind])
+        filtered = np.flatnonzero(filters[kind_of])
         self._filtered = tensor(filtered)
         self._filters = (
             of_groups(temperatures, filtered),

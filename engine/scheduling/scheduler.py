@@ -103,24 +103,23 @@ class Scheduler:
             NoEmbeddingError: when the model has no embedding for one of its tokens.
             MisuseError: for work that could not be run; see `Engine.submit`.
         """
+        new, known = (), ()
         if isinstance(work, Score):
             _require_reads_in_order(work)
+            new, known = work.token_ids, (*work.token_ids, *work.targets)
         elif not work.samplings or (work.in_place and len(work.samplings) != 1) or work.max_tokens < 1:
             raise MisuseError("Generate needs a sampling for each child, exactly one in place, and max_tokens >= 1")
         self._require_free(work.sequence)
         length = int(self.table.lengths[work.sequence.row])
-        added = len(work.token_ids) if isinstance(work, Score) else 1  # at least
-        if not length and not (isinstance(work, Score) and added):
+        if not length and not new:
             raise MisuseError("an empty sequence has nothing to compute")
-        self._require_fits(length + added)
+        self._require_fits(length + len(new) if isinstance(work, Score) else length + 1)  # a child has one at least
         if work.head:
             self._model.head_named(work.head)
-        if isinstance(work, Score):
-            self._model.require_embedded(self.role, work.token_ids)
-            self._model.require_embedded(self.role, work.targets)
+        self._model.require_embedded(self.role, known)
         self._busy_rows.add(work.sequence.row)
-        if isinstance(work, Score):
-            self.table.append(work.sequence, list(work.token_ids))
+        if new:
+            self.table.append(work.sequence, list(new))
         self._waiting.append(WaitingRequest(work, base=length))
 
     def cancel(self, owner: Hashable) -> None:

@@ -70,7 +70,6 @@ from espalier.prm.base import (
 )
 from espalier.prm.heads import ScoringHead, load_scoring_model, probability_of, require_published_ids, require_token
 
-_PLACEHOLDERS = {"prompt.text": {"problem"}, "step.text": {"step", "number"}}
 _REDUCE: dict[str, Callable[[list[float]], float]] = {
     "min": min,
     "mean": lambda scores: math.fsum(scores) / len(scores),
@@ -199,29 +198,27 @@ def _keys(table: type[BaseModel], before: str = "") -> list[str]:
 def _senseless(spec: FamilySpec) -> str | None:
     """Check combinations of values; returns the first problem, None without one."""
     prompt, step, head = spec.prompt, spec.step, spec.head
-    if not spec.name:
-        return "name is empty"
-    if not step.tag:
-        return "step.tag is empty; a score is read at its last token"
-    for key, text, needed in (("prompt.text", prompt.text, "{problem}"), ("step.text", step.text, "{step}")):
-        if wrong := set(re.findall(r"\{(\w*)\}", text)) - _PLACEHOLDERS[key]:
+    for key, text, needed, known in (
+        ("prompt.text", prompt.text, "{problem}", {"problem"}),
+        ("step.text", step.text, "{step}", {"step", "number"}),
+    ):
+        if wrong := set(re.findall(r"\{(\w*)\}", text)) - known:
             return f"{key} has the unknown placeholder {{{min(wrong)}}}"
         if text.count(needed) != 1:
             return f"{key} should hold {needed} once"
-    if prompt.kind == "chat" and (prompt.text != "{problem}" or prompt.begin):
-        return "prompt.text and prompt.begin go with prompt.kind = 'text' only"
-    if prompt.kind == "text" and prompt.system is not None:
-        return "prompt.system goes with prompt.kind = 'chat' only"
-    if bool(head.layers) == bool(head.tokens):
-        return "head.layers or head.tokens is needed, and not both"
-    labels = len(head.tokens) or head.labels
-    if head.output == "sigmoid" and labels != 1:
-        return f"head.output = 'sigmoid' goes with one label; head.labels is {labels}"
-    if not 0 <= head.index < labels and head.output == "softmax":
-        return f"head.index is {head.index} and there are {labels} labels"
-    if step.lines and step.encode == "whole":
-        return "step.lines goes with step.encode = 'pieces' only"
-    return None
+    of_text, labels = prompt.text != "{problem}" or bool(prompt.begin), len(head.tokens) or head.labels
+    one_label, softmax = f"goes with one label; head.labels is {labels}", head.output == "softmax"
+    problems = {
+        "name is empty": not spec.name,
+        "step.tag is empty; a score is read at its last token": not step.tag,
+        "prompt.text and prompt.begin go with prompt.kind = 'text' only": prompt.kind == "chat" and of_text,
+        "prompt.system goes with prompt.kind = 'chat' only": prompt.kind == "text" and prompt.system is not None,
+        "head.layers or head.tokens is needed, and not both": bool(head.layers) == bool(head.tokens),
+        f"head.output = 'sigmoid' {one_label}": not softmax and labels != 1,
+        f"head.index is {head.index} and there are {labels} labels": softmax and not 0 <= head.index < labels,
+        "step.lines goes with step.encode = 'pieces' only": step.lines and step.encode == "whole",
+    }
+    return next((problem for problem, there in problems.items() if there), None)
 
 
 class SpecifiedFamily(PrmFamily):

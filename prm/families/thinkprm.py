@@ -85,7 +85,6 @@ class _Rationales:
     Attributes:
         text: sequence of the path's text, shared by all rationales.
         unwritten: number of rationales still being generated.
-        unread: number of rationales without a verdict.
         extra_tokens: tokens generated and computed so far.
         scores: verdicts so far, in order of arrival.
     """
@@ -94,7 +93,6 @@ class _Rationales:
     path: StepPath
     text: KVSequence
     unwritten: int
-    unread: int
     extra_tokens: int
     scores: list[float] = field(default_factory=list)
 
@@ -126,7 +124,7 @@ class RationaleSession(VerifierSession["ThinkPrm"]):
         samplings = family.samplings(search.seed, path)
         self._opened.add(text)
         chains = len(samplings)
-        rationales = _Rationales(node, path, text, chains, chains, len(ids))
+        rationales = _Rationales(node, path, text, chains, len(ids))
         work = Generate(search.owner, text, samplings, family.settings.tokens, delimiter="", tag=rationales)
         self._engine.submit(work)
         return 0
@@ -140,8 +138,7 @@ class RationaleSession(VerifierSession["ThinkPrm"]):
         rationales, chains = done.work.tag
         self._release_opened(done.work.sequence)
         rationales.scores += [self._family.evidence(done.values, None, Sampled())] * chains
-        rationales.unread -= chains
-        if rationales.unread:
+        if len(rationales.scores) < self._family.settings.chains:
             return ()
         # fsum is exact, so the order of arrival does not matter.
         mean = math.fsum(rationales.scores) / len(rationales.scores)
