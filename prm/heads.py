@@ -20,7 +20,7 @@ from espalier.engine.models.model import Head, Model, language_model_head, load_
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.zoo.layers import TransformersLayers
-from espalier.kernels.layers import Layers, UnsupportedShapeError
+from espalier.kernels.layers import UnsupportedShapeError
 from espalier.kernels.linear import Linear
 
 Settings = TypeVar("Settings")

@@ -113,12 +113,12 @@ def trunk_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def require_trunk(folder: Checkpoint, digest: str, role: str) -> None:
     """Raise CheckpointError unless a head was learned on the hidden states of the model that plays `role`."""
-    trunk = trunk_of(folder)
+    trunk, learn = trunk_of(folder), "learn-verifier --trunk" if role == VERIFIER else "learn-verifier"
     if trunk["digest"] != digest:
         raise CheckpointError(
             f"{folder.folder} is a head on the hidden states of {trunk['name'] or 'another model'} (digest "
             f"{trunk['digest'][:12]}…), and --{role} has the digest {digest[:12]}…. Scores need the same weights, "
-            f"tokenizer and quantisation: give that {role}, or learn a head for this one with espalier learn-verifier"
+            f"tokenizer and quantisation: give that {role}, or learn a head for this one with espalier {learn}"
         )
 
 

@@ -378,7 +378,10 @@ def test_a_search_scores_by_it_and_the_full_rescore_agrees(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"trunk": {"name": "other", "digest": "a" * 64}}, r"learned for other \(digest aaaaaaaaaaaa….*learn-verifier"),
+        (
+            {"trunk": {"name": "other", "digest": "a" * 64}},
+            r"hidden states of other \(digest aaaaaaaaaaaa….*learn-verifier",
+        ),
         ({"architectures": ["Qwen2ForCausalLM"]}, "names Qwen2ForCausalLM, not TrunkEvidenceForStepScores"),
         ({"weights": {"head": 1.0}}, "must have an offset and weights of head, head_mean"),
         ({"offset": "much"}, "must have an offset and weights"),
