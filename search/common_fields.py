@@ -10,7 +10,7 @@ from annotated_types import Interval
 
 from espalier.search import rules
 from espalier.search.conversation import AboutProblem, ChatMessage
-from espalier.search.schema import MAX_ITEMS, CodeName, Parsed, mapping_text, option, parsed, read_texts
+from espalier.search.schema import MAX_ITEMS, CodeName, Parsed, mapping_text, option, optional, parsed, read_texts
 
 DEFAULT_MAX_TOKENS = 2048
 """Default limit on the generated tokens of one path."""
@@ -119,19 +119,16 @@ def unknown_bias(bias: Sequence[tuple[int, float]], vocabulary: int) -> str:
 class PenaltyFields:
     """Penalties and biases of whatever samples from the generator, as vLLM has them; see `engine.work.Penalties`."""
 
-    repetition_penalty: float | None = option(
-        None,
+    repetition_penalty: float | None = optional(
         "Divides the logits of tokens that stand in the prompt or the path, and multiplies negative ones; 1 for "
         "none. Default: generation_config.json's, else 1.",
         Interval(gt=0, le=100),
     )
-    presence_penalty: float | None = option(
-        None,
-        "Taken off the logits of tokens that stand in the path behind the prompt; default: 0.",
-        Interval(ge=-2, le=2),
+    presence_penalty: float | None = optional(
+        "Taken off the logits of tokens that stand in the path behind the prompt; default: 0.", Interval(ge=-2, le=2)
     )
-    frequency_penalty: float | None = option(
-        None, "Taken off for each time that they stand there; default: 0.", Interval(ge=-2, le=2)
+    frequency_penalty: float | None = optional(
+        "Taken off for each time that they stand there; default: 0.", Interval(ge=-2, le=2)
     )
     logit_bias: Parsed[Bias] = parsed(
         read_bias,
@@ -160,8 +157,7 @@ class CommonFields(PenaltyFields, AboutProblem):
     """
 
     problem: str
-    algorithm: AlgorithmName | CodeName | None = option(
-        None,
+    algorithm: AlgorithmName | CodeName | None = optional(
         "Which search; search/algorithms/README.md says what each does, and how to write one. Default: beam; "
         "best-of-n where the verifier scores whole answers; without a verifier majority, greedy for a single path.",
         short="-a",
@@ -178,28 +174,23 @@ class CommonFields(PenaltyFields, AboutProblem):
         Interval(ge=1, le=64),
         short="-M",
     )
-    vote: Vote | None = option(
-        None, "How to select the answer; default: majority for majority, adaptive and single paths, else weighted."
+    vote: Vote | None = optional(
+        "How to select the answer; default: majority for majority, adaptive and single paths, else weighted."
     )
     aggregation: Aggregation = option(Aggregation.LAST, "How to combine the scores of a path's steps.")
-    temperature: float | None = option(
-        None,
+    temperature: float | None = optional(
         "Sampling temperature, 0 for greedy; default: generation_config.json's for the mode of --thinking, "
         "ignoring do_sample, else 0.8.",
         Interval(ge=0, le=10),
     )
-    top_k: int | None = option(
-        None,
+    top_k: int | None = optional(
         "Sample from the k most likely tokens, 0 for all; default: generation_config.json's, else 0.",
         Interval(ge=0, le=2**31 - 1),
     )
-    top_p: float | None = option(
-        None,
-        "Nucleus sampling: probability mass to keep; default: generation_config.json's, else 1.",
-        Interval(gt=0, le=1),
+    top_p: float | None = optional(
+        "Nucleus sampling: probability mass to keep; default: generation_config.json's, else 1.", Interval(gt=0, le=1)
     )
-    min_p: float | None = option(
-        None,
+    min_p: float | None = optional(
         "Minimum probability relative to the most likely token; default: generation_config.json's, else 0.",
         Interval(ge=0, le=1),
     )
@@ -226,8 +217,7 @@ class CommonFields(PenaltyFields, AboutProblem):
         "within the thought's budget.",
         Interval(ge=0, le=64),
     )
-    probe_every: int | None = option(
-        None,
+    probe_every: int | None = optional(
         "Read each path's answer so far after every so many of its tokens, at the end of a step, on a fork that is "
         "dropped. A search that is cut short then answers by its probes. Default: never.",
         Interval(ge=1, le=MAX_PATH_TOKENS),
@@ -240,36 +230,30 @@ class CommonFields(PenaltyFields, AboutProblem):
         "never.",
         has_commas=True,
     )
-    max_steps: int | None = option(
-        None,
+    max_steps: int | None = optional(
         "Maximum depth, in steps; default: 40, or no limit for searches that sample whole paths.",
         Interval(ge=1, le=MAX_PATH_TOKENS),
     )
-    max_step_tokens: int | None = option(
-        None,
+    max_step_tokens: int | None = optional(
         "Maximum tokens of one step; a step that is full ends, and its path goes on. Default: 256, or no limit for "
         "searches that sample whole paths.",
         Interval(ge=1, le=MAX_PATH_TOKENS),
     )
-    max_tokens: int | None = option(
-        None,
+    max_tokens: int | None = optional(
         f"Maximum tokens of one path, thought and answer; default: {DEFAULT_MAX_TOKENS}, 16384 for generators that "
         "think, or what the context leaves.",
         Interval(ge=1, le=MAX_PATH_TOKENS),
     )
     seed: int = option(0, "Seed of all sampling.", Interval(ge=0, le=2**63 - 1))
-    generator_budget: int | None = option(
-        None,
+    generator_budget: int | None = optional(
         "Maximum tokens sampled in the whole search, and of its probes; default: no limit.",
         Interval(ge=1, le=16 * 2**20),
     )
-    verifier_budget: int | None = option(
-        None,
+    verifier_budget: int | None = optional(
         "Maximum verifier tokens in the whole search, including the problem; default: no limit.",
         Interval(ge=1, le=16 * 2**20),
     )
-    time_limit: float | None = option(
-        None,
+    time_limit: float | None = optional(
         "Seconds from submission after which the search returns its best answer so far; default: no limit.",
         Interval(gt=0, le=24 * 3600),
     )

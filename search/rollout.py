@@ -11,7 +11,7 @@ from espalier.engine.errors import Violation
 from espalier.search.common_fields import PenaltyFields
 from espalier.search.conversation import AboutProblem, ChatMessage
 from espalier.search.result import StopReason, Usage
-from espalier.search.schema import option, text_violations
+from espalier.search.schema import option, optional, text_violations
 
 MAX_GOLDS = 16
 _MAX_GOLD_BYTES = 4096
@@ -41,8 +41,8 @@ class RolloutSettings(PenaltyFields):
     continuations: int = option(
         8, "monte-carlo and binary-search: continuations sampled from a step.", Interval(ge=1, le=256)
     )
-    temperature: float | None = option(
-        None, "Sampling temperature; default: generation_config.json's, else 0.8.", Interval(gt=0, le=10)
+    temperature: float | None = optional(
+        "Sampling temperature; default: generation_config.json's, else 0.8.", Interval(gt=0, le=10)
     )
     max_steps: int = option(40, "Maximum steps of a solution.", Interval(ge=1, le=128))
     max_step_tokens: int = option(256, "Maximum tokens of a step.", Interval(ge=1, le=2048))

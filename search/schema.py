@@ -106,6 +106,11 @@ def option(default: T, help: str, bounds: Interval | None = None, **of_flag: Any
     return dataclass_field(default=default, metadata={"declared": (Option(help, **of_flag), bounds)})
 
 
+def optional(help: str, bounds: Interval | None = None, **of_flag: Any) -> None:
+    """See `option`: a field that is None by default."""
+    return option(None, help, bounds, **of_flag)
+
+
 def parsed(read: Callable[[str], T], default: str = "", help: str = "", empty: Any = None, **of_flag: Any) -> Parsed[T]:
     """A field whose text is read once; with a flag if it has a `help`.
 

@@ -17,7 +17,7 @@ from espalier.engine.errors import EspalierError, nearest_of_each
 from espalier.experiments.runs.benchmark_files import BenchmarkError
 from espalier.experiments.runs.benchmarks import FIELDS, Problem, load_benchmark
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.schema import declared, option
+from espalier.search.schema import declared, option, optional
 
 if TYPE_CHECKING:
     from espalier.search.client import RetryPolicy, SearchClient
@@ -70,8 +70,7 @@ class Selection:
         "demo; a .jsonl, .json, .csv, .tsv or .parquet file; a folder of such files or of save_to_disk; or a Hugging "
         "Face id. Behind a folder or id, :SPLIT or :CONFIGURATION/SPLIT, as in openai/gsm8k:main/test.",
     )
-    field_map: str | None = option(
-        None,
+    field_map: str | None = optional(
         "Names of the file's fields if not recognized, like problem=Question,answer=Answer; also id, level and "
         "subject. A dot leads into a field, as in answer=reward_model.ground_truth.",
     )
@@ -80,10 +79,10 @@ class Selection:
         "How answers are graded: math-verify, exact, choice (a letter), numeric or numeric:TOLERANCE, expression "
         "(the gold answer is a Python expression of `answer`), or MODULE:FUNCTION of yours.",
     )
-    limit: int | None = option(None, "Only the first of those chosen; in eval-prm, of each subset.", Interval(ge=1))
-    sample_ids: str | None = option(None, "Only these problems: ids, like a,b.")
-    levels: str | None = option(None, "Only problems of these levels, like 1,2.")
-    subjects: str | None = option(None, "Only problems of these subjects, like Algebra,Geometry.")
+    limit: int | None = optional("Only the first of those chosen; in eval-prm, of each subset.", Interval(ge=1))
+    sample_ids: str | None = optional("Only these problems: ids, like a,b.")
+    levels: str | None = optional("Only problems of these levels, like 1,2.")
+    subjects: str | None = optional("Only problems of these subjects, like Algebra,Geometry.")
     shuffle: bool = option(False, "Take them in random order; with --limit, a random part.")
     shuffle_seed: int = option(0, "Seed of --shuffle.")
 
@@ -144,17 +143,16 @@ class ConnectionOptions:
     help_panel: ClassVar = "Connection"
     env_prefix: ClassVar = "ESPALIER_"
 
-    token_file: Path | None = option(
-        None,
+    token_file: Path | None = optional(
         f"File with the token that `espalier token` printed; default: the token in {TOKEN_VARIABLE}. There is no "
         "option for the token itself, as others on the machine could read it.",
     )
     insecure_token: bool = option(False, "Send the token to another machine even without TLS.")
     tls: bool = option(False, "Connect with TLS, and trust the system's authorities; the options below do so too.")
-    tls_ca: Path | None = option(None, "Certificates of the authorities to trust instead of the system's, PEM.")
-    tls_server_name: str | None = option(None, "Name in the server's certificate, where it is not the endpoint's host.")
-    client_certificate: Path | None = option(None, "Certificate to show to the server, PEM; a login too.")
-    client_key: Path | None = option(None, "Private key of --client-certificate, PEM.")
+    tls_ca: Path | None = optional("Certificates of the authorities to trust instead of the system's, PEM.")
+    tls_server_name: str | None = optional("Name in the server's certificate, where it is not the endpoint's host.")
+    client_certificate: Path | None = optional("Certificate to show to the server, PEM; a login too.")
+    client_key: Path | None = optional("Private key of --client-certificate, PEM.")
 
     def connect(self, endpoint: str, retry: "RetryPolicy | None" = None) -> "SearchClient":
         """Return a client of the server at `endpoint`, with the usual retries or others.

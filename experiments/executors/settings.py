@@ -8,7 +8,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.schema import option, violations
+from espalier.search.schema import option, optional, violations
 
 
 class ExecutorName(StrEnum):
@@ -31,8 +31,8 @@ class ExecutorSettings:
         "local: in this process. processes: on workers of this machine, each with both models on a GPU or on cores "
         "of its own. ray: on such workers of a Ray cluster.",
     )
-    ray_address: str | None = option(
-        None, "Ray cluster to use: auto for the one of this machine, or HOST:PORT. Default: start one here."
+    ray_address: str | None = optional(
+        "Ray cluster to use: auto for the one of this machine, or HOST:PORT. Default: start one here."
     )
     workers: int = option(
         1,
@@ -40,8 +40,7 @@ class ExecutorSettings:
         "shared out.",
         Interval(ge=1, le=4096),
     )
-    gpus_per_worker: float | None = option(
-        None,
+    gpus_per_worker: float | None = optional(
         "GPUs of each Ray worker, such as 1 or 0.5. Default: 1 if the cluster has GPUs, unless --device is cpu.",
         Interval(ge=0, le=64),
     )

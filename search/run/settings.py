@@ -14,7 +14,7 @@ from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.prm.scorers import SELF, names_checkpoint
 from espalier.search.request import AnswerEquivalence
-from espalier.search.schema import option, parse_size, violations
+from espalier.search.schema import option, optional, parse_size, violations
 
 TREE = "tree"
 """Drafts of what was said before, without a model."""
@@ -49,11 +49,10 @@ class RuntimeSettings:
         "none, or '', for none; "
         "auto is demo-verifier with the bundled generators, else none.",
     )
-    verifier_family: str | None = option(
-        None,
+    verifier_family: str | None = optional(
         "Family of the process reward model: a name (see prm/README.md), a family spec (.toml), or the folder that "
         "learn-verifier --trunk made for it. Required for "
-        "*ForCausalLM; default: detected from the checkpoint. With --verifier self: yes-no, the default, or judge.",
+        "*ForCausalLM; default: detected from the checkpoint. With --verifier self: yes-no, the default, or judge."
     )
     verifier_reference: str = option("", "eurus-prm: the reference model that the verifier was trained from.")
     verify_incremental: bool = option(
@@ -81,14 +80,13 @@ class RuntimeSettings:
         Quantization.AUTO, "Quantization of the verifier's weights, as --generator-quantization."
     )
     offline: bool = option(False, "Load Hugging Face ids from the cache only, like HF_HUB_OFFLINE=1.")
-    cache_dir: Path | None = option(None, "Download folder; default: HF_HUB_CACHE, else ~/.cache/huggingface/hub.")
+    cache_dir: Path | None = optional("Download folder; default: HF_HUB_CACHE, else ~/.cache/huggingface/hub.")
     load_cache: str = option(
         AUTO,
         "Folder that keeps weights once they are int8, on a CPU by native code, so that the next load takes a "
         "fraction of the time; auto is espalier/weights in XDG_CACHE_HOME or ~/.cache, none keeps nothing.",
     )
-    kv_memory: int | None = option(
-        None,
+    kv_memory: int | None = optional(
         "Size of the KV pool shared by both models, like 512M or 4G; default: 4G or a quarter of memory on a "
         "CPU, what --gpu-memory-utilization leaves on a GPU. Pages are used only as blocks are written.",
         parse=parse_size,
@@ -104,18 +102,16 @@ class RuntimeSettings:
         "at once; the last ones are preempted and recomputed when memory runs out. With 1 there is no preemption.",
         Interval(ge=0, le=1),
     )
-    expected_tokens: int | None = option(
-        None,
+    expected_tokens: int | None = optional(
         "Tokens of a usual path: a search reserves memory for paths of so many instead of its limit --max-tokens, "
         "so that more run at once. Longer paths may preempt others, or be recomputed. Default: the limit.",
         Interval(ge=1),
     )
     block_size: int = option(16, "Tokens per KV block.", Interval(ge=1, le=1024))
     max_batch_tokens: int = option(2048, "Maximum tokens computed in one engine step.", Interval(ge=1))
-    launch_ahead: bool | None = option(
-        None,
+    launch_ahead: bool | None = optional(
         "Launch the next batch before processing the results of the last one, to keep a GPU busy; by default on a "
-        "GPU. Answers do not change; no gain on a CPU.",
+        "GPU. Answers do not change; no gain on a CPU."
     )
     batch_invariant: bool = option(
         False,
@@ -132,18 +128,17 @@ class RuntimeSettings:
         8, "Maximum draft of a path; as much as pays is drafted, or nothing.", Interval(ge=1, le=32)
     )
     draft_quantization: Quantization = option(Quantization.NONE, "Quantization of the draft model's weights.")
-    system_prompt: str | None = option(
-        None, "The generator's system prompt; default: the checkpoint's, else one that asks for steps."
+    system_prompt: str | None = optional(
+        "The generator's system prompt; default: the checkpoint's, else one that asks for steps."
     )
-    thought_marks: str | None = option(
-        None,
+    thought_marks: str | None = optional(
         "Marks between which the generator thinks, with a blank between them, like '<think> </think>', or none; "
-        "' ... ' between them where they have blanks themselves. Default: found in its chat template and tokens.",
+        "' ... ' between them where they have blanks themselves. Default: found in its chat template and tokens."
     )
-    advice: Path | None = option(
-        None, "File of `espalier advise` for these models, from which --algorithm auto chooses its search."
+    advice: Path | None = optional(
+        "File of `espalier advise` for these models, from which --algorithm auto chooses its search."
     )
-    threads: int | None = option(None, "CPU threads; default: all cores.", Interval(ge=1))
+    threads: int | None = optional("CPU threads; default: all cores.", Interval(ge=1))
     answer_equivalence: AnswerEquivalence = option(
         AnswerEquivalence.MATH_VERIFY,
         "How the vote compares answers; math-verify also finds that \\sqrt{8} equals 2\\sqrt{2}.",

@@ -12,7 +12,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import EspalierError
 from espalier.search.request import MAX_PRIORITY
-from espalier.search.schema import option, parse_size, violations
+from espalier.search.schema import option, optional, parse_size, violations
 from espalier.search.service.access.watched_files import TlsFiles
 
 MAX_SEARCHES = 4096
@@ -51,24 +51,21 @@ class ServerSettings:
 
     host: str = option("127.0.0.1", "Address to listen on; any but loopback needs --insecure-bind.")
     port: int = option(50051, "TCP port of gRPC; 0 takes a free one.")
-    http_port: int | None = option(None, "TCP port of HTTP, on the same address; 0 takes a free one; default: no HTTP.")
-    model_name: str | None = option(
-        None, "Name of the served models over HTTP; default: a short name of the generator."
-    )
-    cors_origin: str | None = option(
-        None, "Origin of other web pages that may call over HTTP, like https://chat.example.org."
+    http_port: int | None = optional("TCP port of HTTP, on the same address; 0 takes a free one; default: no HTTP.")
+    model_name: str | None = optional("Name of the served models over HTTP; default: a short name of the generator.")
+    cors_origin: str | None = optional(
+        "Origin of other web pages that may call over HTTP, like https://chat.example.org."
     )
     insecure_bind: bool = option(False, "Allow an address that other machines can reach without TLS or without login.")
-    callers: Path | None = option(
-        None, "File of callers and their tokens, see `espalier token`; calls without a token of it are refused."
+    callers: Path | None = optional(
+        "File of callers and their tokens, see `espalier token`; calls without a token of it are refused."
     )
-    tls_certificate: Path | None = option(None, "The server's certificate chain, PEM; read again when it changes.")
-    tls_key: Path | None = option(None, "Private key of --tls-certificate, PEM.")
-    tls_client_ca: Path | None = option(
-        None, "Certificates of who signs clients' certificates, PEM: clients must show one, and it is their login."
+    tls_certificate: Path | None = optional("The server's certificate chain, PEM; read again when it changes.")
+    tls_key: Path | None = optional("Private key of --tls-certificate, PEM.")
+    tls_client_ca: Path | None = optional(
+        "Certificates of who signs clients' certificates, PEM: clients must show one, and it is their login."
     )
-    max_searches: int | None = option(
-        None,
+    max_searches: int | None = optional(
         "Maximum searches running at once; fewer run where the KV pool holds fewer. As many more may be suspended "
         "for searches of a higher priority; they hold no KV. Default: 16 a core on a CPU, but 32 to 256; 128 on a "
         "GPU.",
@@ -89,8 +86,7 @@ class ServerSettings:
         "Let calls of one caller share cached prompts. Callers are told apart by their host, so whoever shares a "
         "host can tell by time and usage what was asked before.",
     )
-    reload_folder: Path | None = option(
-        None,
+    reload_folder: Path | None = optional(
         "Folder with checkpoints from which callers may have the generator's weights reloaded; default: nobody may.",
     )
     queue_seconds: float = option(60.0, "Maximum seconds a call may wait.", Interval(ge=0))
@@ -98,13 +94,12 @@ class ServerSettings:
         300.0, "Maximum seconds a search may run; it then ends with the best answer so far.", Interval(gt=0)
     )
     drain_seconds: float = option(30.0, "Seconds a stopping server waits for running searches.", Interval(ge=0))
-    max_connections: int | None = option(
-        None,
+    max_connections: int | None = optional(
         "Maximum connections, shared evenly by gRPC and HTTP; default: what leaves a quarter of the process's file "
         "limit.",
         Interval(ge=1),
     )
-    metrics_port: int | None = option(None, "TCP port of HTTP for metrics alone, without login; 0 takes a free one.")
+    metrics_port: int | None = optional("TCP port of HTTP for metrics alone, without login; 0 takes a free one.")
     metrics_host: str = option(
         "127.0.0.1", "Address of --metrics-port to listen on; any but loopback needs --insecure-bind."
     )

@@ -36,7 +36,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.search.request import MAX_PRIORITY
-from espalier.search.schema import from_values, option, violations
+from espalier.search.schema import from_values, option, optional, violations
 from espalier.search.service.access.watched_files import WatchedFiles
 from espalier.search.service.errors import QuotaError, UnauthenticatedError
 
@@ -77,12 +77,10 @@ class CallerEntry:
 
     help_panel: ClassVar = "Limits"
 
-    token_sha256: str | None = option(None, "SHA-256 of the caller's token, in hexadecimal.")
-    max_searches: int | None = option(None, "Calls in progress at once.", Interval(ge=1))
-    tokens_per_minute: int | None = option(None, "Tokens sampled and scored a minute.", Interval(ge=1))
-    max_priority: int | None = option(
-        None, "Highest priority it may ask for.", Interval(ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    )
+    token_sha256: str | None = optional("SHA-256 of the caller's token, in hexadecimal.")
+    max_searches: int | None = optional("Calls in progress at once.", Interval(ge=1))
+    tokens_per_minute: int | None = optional("Tokens sampled and scored a minute.", Interval(ge=1))
+    max_priority: int | None = optional("Highest priority it may ask for.", Interval(ge=-MAX_PRIORITY, le=MAX_PRIORITY))
     may_reload: bool = option(False, "It may have weights reloaded from the server's --reload-folder.")
 
 
