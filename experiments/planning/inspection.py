@@ -145,7 +145,7 @@ def inspect_checkpoint(
         warned = "" if marks else unknown_thoughts(tokenizer), generator.no_template(tokenizer)
         of_role = {
             "note": f"also a verifier if --verifier-family names one of {', '.join(others)}" if others else "",
-            "prompt": generator.render_prompt(tokenizer, system, PROBLEM),
+            "prompt": generator.render_turns(tokenizer, system, PROBLEM).text,
             "special_source": begin if tokenizer.chat_template is None else "the chat template",
             "sampling": generation_config.sampling_defaults(configured),
             "warnings": (*outline.warnings, *filter(None, warned)),

@@ -72,6 +72,7 @@ class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
         self._found: dict[Node, result.Candidate] = {}
         self._reason = result.StopReason.FINISHED
         self._error = ""
+        self._outcome = VoteResult(None)
 
     @property
     def vote(self) -> Vote:
@@ -249,25 +250,25 @@ class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
 
     def end(self, outcome: VoteResult) -> None:
         """Create the result from the vote's outcome."""
-        assert self.candidates is not None
-        best = outcome.best
-        probed = None if best else probed_answer(self._tree.nodes)
-        self.end_with(
-            result.SearchResult(
-                answer=best.answer if best else probed.answer if probed else "",
-                score=best.score if best else None,
-                best=best,
-                candidates=self.candidates,
-                nodes=tuple(node.record() for node in self._tree.nodes),
-                digests=self.digests,
-                grader=outcome.grader,
-                rounds=tuple(self._rounds) if self.options.keep_rounds else (),
-                warnings=(*self.resolved.warnings, *(text for each in self._tree.policies for text in each.warnings)),
-                sampled=tuple(result.Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
-                probed=probed,
-                **self._outcome(self._reason, self._error),
-            )
-        )
+        self._outcome = outcome
+        super()._end(self._reason, self._error)
+
+    def _own_fields(self) -> dict[str, Any]:
+        best, nodes = self._outcome.best, self._tree.nodes
+        probed = None if best else probed_answer(nodes)
+        return {
+            "answer": best.answer if best else probed.answer if probed else "",
+            "score": best.score if best else None,
+            "best": best,
+            "candidates": self.candidates,
+            "nodes": tuple(node.record() for node in nodes),
+            "digests": self.digests,
+            "grader": self._outcome.grader,
+            "rounds": tuple(self._rounds) if self.options.keep_rounds else (),
+            "warnings": (*self.resolved.warnings, *(text for each in self._tree.policies for text in each.warnings)),
+            "sampled": tuple(result.Sampled(node.draws, node.own_tokens, node.verifier_tokens) for node in nodes),
+            "probed": probed,
+        }
 
     def _candidate(self, node: Node) -> result.Candidate:
         """The candidate of a complete path; only its multiplicity can have changed since its answer was extracted."""
@@ -278,9 +279,8 @@ class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
         """The score of a complete path in the vote."""
         if not self.vote.reads_confidence:
             return aggregate(node.step_scores(), self.request.aggregation)
-        from espalier.search.growth.confidence import (
-            path_confidence,
-        )  # a policy's module, like those of `make_policies`
+        # A policy's module, like those of `make_policies`.
+        from espalier.search.growth.confidence import path_confidence
 
         return path_confidence([value for step in node.lineage() for value in step.log_probabilities], self.vote)
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -313,13 +314,7 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         self._held.discard(sequence)
         self._engine.release(sequence)
 
-    def _end(self, reason: StopReason, error: str = "") -> None:
+    def _own_fields(self) -> dict[str, Any]:
         warnings = dict.fromkeys(warning for prompt in self.resolved.prompts for warning in prompt.warnings)
-        self.end_with(
-            CompletionResult(
-                prompts=tuple(self._prompts),
-                choices=tuple(choice.result() for choice in self._choices),
-                warnings=tuple(warnings),
-                **self._outcome(reason, error),
-            )
-        )
+        choices = tuple(choice.result() for choice in self._choices)
+        return {"prompts": tuple(self._prompts), "choices": choices, "warnings": tuple(warnings)}

@@ -99,7 +99,7 @@ class Generator:
     def prompt(
         self, problem: str, history: Sequence[ChatMessage] = (), mode: ThinkingMode = ThinkingMode.AUTO
     ) -> RenderedPrompt:
-        """Return the prompt; see `render_prompt`. What callers write is text, whatever tokens look like it.
+        """Return the prompt; see `render_turns`. What callers write is text, whatever tokens look like it.
 
         Raises:
             InvalidRequestError: the chat template rejects the conversation, or the generator cannot think.
@@ -264,23 +264,12 @@ _APART = re.compile(r"\breasoning_content\b|\.thinking\b|\[['\"]thinking['\"]\]"
 """Templates that read the thought of a message apart."""
 
 
-def render_prompt(
+def render_turns(
     tokenizer: TextTokenizer,
     system_prompt: str,
     problem: str,
     history: Sequence[ChatMessage] = (),
     switches: Mapping[str, bool] = MappingProxyType({"enable_thinking": False}),
-) -> str:
-    """Return the text of `render_turns`."""
-    return render_turns(tokenizer, system_prompt, problem, history, switches).text
-
-
-def render_turns(
-    tokenizer: TextTokenizer,
-    system_prompt: str,
-    problem: str,
-    history: Sequence[ChatMessage],
-    switches: Mapping[str, bool],
 ) -> RenderedChat:
     """Render the prompt: through the chat template, or as plain text and a blank line without one.
 
@@ -331,9 +320,8 @@ def no_template(tokenizer: TextTokenizer) -> str:
 
 def has_thinking_switch(tokenizer: TextTokenizer, system_prompt: str) -> bool:
     """Return whether the chat template can switch thinking off."""
-    on, off = (
-        render_prompt(tokenizer, system_prompt, "2", (), SWITCHES[mode]) for mode in (ThinkingMode.ON, ThinkingMode.OFF)
-    )
+    modes = ThinkingMode.ON, ThinkingMode.OFF
+    on, off = (render_turns(tokenizer, system_prompt, "2", (), SWITCHES[mode]).text for mode in modes)
     return on != off
 
 

@@ -264,9 +264,8 @@ class _Loading:
         elif scorers.names_function(name):
             scorer = load_own(name)
         elif name == scorers.PROBE:
-            from espalier.search.growth.probes import (
-                ProbeScorer,
-            )  # a policy's module, which other searches need not load
+            # A policy's module, which other searches need not load.
+            from espalier.search.growth.probes import ProbeScorer
 
             scorer = ProbeScorer()
         elif name in tokens.SCORERS:

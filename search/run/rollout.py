@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import KVSequence
@@ -315,15 +316,9 @@ class RunningRollout(Running[ResolvedRollout, RolloutResult]):
             self._tree.release()
         self._end(reason)
 
-    def _end(self, reason: StopReason, error: str = "") -> None:
-        self.end_with(
-            RolloutResult(
-                prompt_token_ids=self.resolved.prompt,
-                steps=self._tree.steps() if self._tree else (),
-                digests=self.digests,
-                **self._outcome(reason, error),
-            )
-        )
+    def _own_fields(self) -> dict[str, Any]:
+        steps = self._tree.steps() if self._tree else ()
+        return {"prompt_token_ids": self.resolved.prompt, "steps": steps, "digests": self.digests}
 
 
 def _checker(golds: Sequence[str]) -> Callable[[str], bool]:

@@ -1,6 +1,5 @@
 """The contract of what an orchestrator runs, from submission to result, and the meter of what it costs."""
 
-import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -19,13 +18,11 @@ from espalier.prm.scorer import Scorer
 from espalier.search.fairness import Account
 from espalier.search.request import SubmitOptions
 from espalier.search.result import Finished, StopReason, Usage
-from espalier.search.run.executor import AnyResult, Resolved, reason_of
+from espalier.search.run.executor import KINDS, AnyResult, Resolved, reason_of
 from espalier.search.run.resolve import Resolver
 from espalier.search.scores import SessionTurn
 from espalier.search.tree import Node
 from espalier.search.voting.equivalence import MathVerify
-
-log = logging.getLogger("espalier.search")
 
 GENERATOR_BEFORE = "generator_before"
 """Role, among digests, of the weights that a search had begun with when others took their place."""
@@ -268,19 +265,18 @@ class Running(ABC, Generic[R, T]):
     def fail(self, error: Exception) -> None:
         """Fail, in any state, because of `error`; what was found so far is kept."""
         self._engine.abandon(self.search_id)
-        try:
-            self._end(StopReason.FAILED, reason_of(error, self.search_id))
-        except Exception:
-            log.exception("the last event of failed search %s could not be delivered", self.search_id)
+        self._end(StopReason.FAILED, reason_of(error, self.search_id))
 
-    @abstractmethod
     def _end(self, reason: StopReason, error: str = "") -> None:
         """Make the result of what was found so far, and report it."""
+        request = self.resolved.request
+        of_request = {"search_id": self.search_id, "configuration": request, **self._own_fields()}
+        result: Any = KINDS[type(request)].result
+        self.end_with(result(**of_request, stop_reason=reason, usage=self.meter.close(), error=error))
 
-    def _outcome(self, reason: StopReason, error: str = "") -> dict[str, Any]:
-        """The fields of a result that those of every kind have."""
-        of_request = {"search_id": self.search_id, "configuration": self.resolved.request}
-        return {**of_request, "stop_reason": reason, "usage": self.meter.close(), "error": error}
+    @abstractmethod
+    def _own_fields(self) -> dict[str, Any]:
+        """The fields that results of its kind alone have, of what was found so far."""
 
     def end_with(self, result: T) -> None:
         """End with a result, and report it."""

@@ -262,19 +262,8 @@ class RunningScoreSession(Running[ResolvedScores, scores.ScoreResult]):
         self._session.close()
         self._session = ScoreSession()
 
-    def _end(self, reason: StopReason, error: str = "") -> None:
-        self.end_with(
-            scores.ScoreResult(
-                solutions=self._solutions(),
-                scorer=self._scorer.identity,
-                digests=self.digests,
-                **self._outcome(reason, error),
-            )
-        )
-
-    def _solutions(self) -> tuple[scores.SolutionScores, ...]:
-        """The scores of the solutions of a request that has any."""
-        return ()
+    def _own_fields(self) -> dict[str, Any]:
+        return {"scorer": self._scorer.identity, "digests": self.digests}
 
 
 class RunningScores(RunningScoreSession):
@@ -348,9 +337,9 @@ class RunningScores(RunningScoreSession):
             self._reasons = {node.node_id: OVER_BUDGET for node in self._nodes.values()}
         super().stop(reason)
 
-    def _solutions(self) -> tuple[scores.SolutionScores, ...]:
+    def _own_fields(self) -> dict[str, Any]:
         self._report()
-        return tuple(map(self._solution, self._ends))
+        return {"solutions": tuple(map(self._solution, self._ends)), **super()._own_fields()}
 
     def _solution(self, end: Node) -> scores.SolutionScores:
         steps = end.lineage()

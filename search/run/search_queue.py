@@ -42,10 +42,6 @@ class SearchQueue:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def __iter__(self) -> Iterator[AnyRunning]:
-        """The waiting searches, those of each account in order."""
-        return itertools.chain.from_iterable(self._waiting.values())
-
     def add(self, search: AnyRunning) -> None:
         """Let a search wait, a new one or one that gives way and is removed from the running ones next."""
         search.since = self._clock()

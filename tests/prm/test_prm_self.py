@@ -22,7 +22,7 @@ from espalier.prm.scorer import ScoredSearch, ScoreStatus, StepNode
 from espalier.prm.scorers.own_path import OwnPathSession, OwnPathVerifier, tokens_in_common, tokens_of_questions
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.result import SearchResult, StopReason
-from espalier.search.run.generator import render_prompt
+from espalier.search.run.generator import render_turns
 from espalier.search.run.load import load_orchestrator, load_verifier_alone
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.settings import RuntimeSettings
@@ -103,7 +103,7 @@ def test_the_question_follows_the_path_as_the_generator_has_it(
     settings = replace(settings, system_prompt=system_prompt)
     orchestrator = load_orchestrator(settings)
     result = searched(orchestrator)
-    prompt = render_prompt(orchestrator.engine.model("generator").tokenizer, system_prompt, PROBLEM)
+    prompt = render_turns(orchestrator.engine.model("generator").tokenizer, system_prompt, PROBLEM).text
     ids = tuple(AutoTokenizer.from_pretrained(settings.generator).encode(prompt, add_special_tokens=False))
     yes, no = (AutoTokenizer.from_pretrained(settings.generator).convert_tokens_to_ids(a) for a in ("Yes", "No"))
     scored = {node: path for node, path in paths.items() if node.score is not None}

@@ -15,7 +15,7 @@ from espalier.engine.models.chat.turns import turn_ends
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.search.run.generator import render_prompt
+from espalier.search.run.generator import render_turns
 
 IM_END, TEXT_END, MARK = 2, 0, 3
 """`<|im_end|>`, `<|endoftext|>` and `<extra_0>`, a special token whose name says nothing of an end."""
@@ -139,7 +139,7 @@ def test_plain_text_begins_as_the_checkpoint_says(
     if adds:
         edit_json(bare / "tokenizer.json", {"post_processor": BEGIN})
     tokenizer = TextTokenizer(Checkpoint(bare))
-    assert render_prompt(tokenizer, "", "1+1?") == f"{begin}1+1?\n\n"
+    assert render_turns(tokenizer, "", "1+1?").text == f"{begin}1+1?\n\n"
     assert source in tokenizer.begin_source
     assert tokenizer.encode("1+1?")[:1] != [MARK]  # `encode` itself adds nothing
 
@@ -147,9 +147,9 @@ def test_plain_text_begins_as_the_checkpoint_says(
 def test_with_a_template_the_template_decides(bare: Path):
     begin = {"bos_token": "<extra_0>", "add_bos_token": True}
     edit_json(bare / "tokenizer_config.json", {"chat_template": "{{ messages[0].content }}", **begin})
-    assert render_prompt(TextTokenizer(Checkpoint(bare)), "", "1+1?") == "1+1?"
+    assert render_turns(TextTokenizer(Checkpoint(bare)), "", "1+1?").text == "1+1?"
     edit_json(bare / "tokenizer_config.json", {"chat_template": "{{ bos_token }}{{ messages[0].content }}"})
-    assert render_prompt(TextTokenizer(Checkpoint(bare)), "", "1+1?") == "<extra_0>1+1?"
+    assert render_turns(TextTokenizer(Checkpoint(bare)), "", "1+1?").text == "<extra_0>1+1?"
 
 
 # GGUF files
@@ -183,4 +183,4 @@ def test_a_gguf_file_without_a_template_begins_as_llama_cpp_takes_it(
     if says is not None:
         gguf_parts.set("tokenizer.ggml.add_bos_token", says, T.BOOL)
     write(gguf_parts, file := tmp_path / "model.gguf")
-    assert render_prompt(TextTokenizer(Checkpoint(file)), "", "1") == ("<extra_0>1\n\n" if begins else "1\n\n")
+    assert render_turns(TextTokenizer(Checkpoint(file)), "", "1").text == ("<extra_0>1\n\n" if begins else "1\n\n")

@@ -15,7 +15,7 @@ from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.verifier import Verifier
 from espalier.search.conversation import ChatMessage, ChatRole
-from espalier.search.run.generator import Generator, render_prompt
+from espalier.search.run.generator import Generator, render_turns
 from espalier.search.run.orchestrator import Orchestrator
 
 REFUSES_SYSTEM = """\
@@ -41,17 +41,19 @@ def with_template(copy_of: Callable[[str], Path]) -> Callable[[str | None], Text
 
 
 def test_a_template_that_takes_no_system_message_gets_it_before_the_problem(with_template):
-    assert render_prompt(with_template(REFUSES_SYSTEM), "Use steps.", "1+1?") == "[INST] Use steps.\n\n1+1? [/INST]"
-    assert render_prompt(with_template(REFUSES_SYSTEM), "", "1+1?") == "[INST] 1+1? [/INST]"
+    assert render_turns(with_template(REFUSES_SYSTEM), "Use steps.", "1+1?").text == "[INST] Use steps.\n\n1+1? [/INST]"
+    assert render_turns(with_template(REFUSES_SYSTEM), "", "1+1?").text == "[INST] 1+1? [/INST]"
 
 
 def test_a_model_that_could_think_aloud_is_told_not_to(with_template):
-    assert render_prompt(with_template(THINKS), "Use steps.", "1+1?") == "<system>Use steps.<user>1+1?<think></think>"
+    assert (
+        render_turns(with_template(THINKS), "Use steps.", "1+1?").text == "<system>Use steps.<user>1+1?<think></think>"
+    )
 
 
 def test_without_a_template_the_prompt_is_plain_text_and_a_blank_line(with_template):
-    assert render_prompt(with_template(None), "Use steps.", "1+1?") == "<|endoftext|>Use steps.\n\n1+1?\n\n"
-    assert render_prompt(with_template(None), "", "1+1?") == "<|endoftext|>1+1?\n\n"
+    assert render_turns(with_template(None), "Use steps.", "1+1?").text == "<|endoftext|>Use steps.\n\n1+1?\n\n"
+    assert render_turns(with_template(None), "", "1+1?").text == "<|endoftext|>1+1?\n\n"
 
 
 CONVERSATION = (
@@ -69,20 +71,20 @@ ALTERNATES = """\
 def test_earlier_turns_come_before_the_problem_and_a_system_message_replaces_the_system_prompt(with_template):
     tokenizer = with_template(THINKS.partition("\n")[0])
     turns = "<user>6*7?<assistant>42.<user>Twice?"
-    assert render_prompt(tokenizer, "Use steps.", "Twice?", CONVERSATION) == f"<system>Use steps.{turns}"
-    assert render_prompt(tokenizer, "Use steps.", "Twice?", (SYSTEM, *CONVERSATION)) == f"<system>Be brief.{turns}"
-    assert render_prompt(tokenizer, "Use steps.", "Twice?", (ChatMessage(ChatRole.SYSTEM, ""),)) == "<user>Twice?"
+    assert render_turns(tokenizer, "Use steps.", "Twice?", CONVERSATION).text == f"<system>Use steps.{turns}"
+    assert render_turns(tokenizer, "Use steps.", "Twice?", (SYSTEM, *CONVERSATION)).text == f"<system>Be brief.{turns}"
+    assert render_turns(tokenizer, "Use steps.", "Twice?", (ChatMessage(ChatRole.SYSTEM, ""),)).text == "<user>Twice?"
 
 
 def test_without_a_system_message_in_the_template_it_goes_before_the_first_thing_the_user_says(with_template):
     greeting = ChatMessage(ChatRole.ASSISTANT, "Hello.")
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + THINKS.partition("\n")[0]
-    rendered = render_prompt(with_template(refuses), "Use steps.", "Twice?", (greeting, *CONVERSATION))
+    rendered = render_turns(with_template(refuses), "Use steps.", "Twice?", (greeting, *CONVERSATION)).text
     assert rendered == "<assistant>Hello.<user>Use steps.\n\n6*7?<assistant>42.<user>Twice?"
 
 
 def test_without_a_template_a_conversation_is_plain_text(with_template):
-    rendered = render_prompt(with_template(None), "Use steps.", "Twice?", (SYSTEM, *CONVERSATION))
+    rendered = render_turns(with_template(None), "Use steps.", "Twice?", (SYSTEM, *CONVERSATION)).text
     assert rendered == "<|endoftext|>Be brief.\n\nUser: 6*7?\n\nAssistant: 42.\n\nUser: Twice?\n\n"
 
 
@@ -117,7 +119,7 @@ def test_the_verifier_reads_a_conversation_as_plain_text_and_a_second_turn_finds
 
 def test_a_template_that_refuses_the_problem_too_is_an_error(with_template):
     with pytest.raises(CheckpointError, match="never"):
-        render_prompt(with_template("{{ raise_exception('never') }}"), "Use steps.", "1+1?")
+        render_turns(with_template("{{ raise_exception('never') }}"), "Use steps.", "1+1?")
 
 
 @pytest.mark.parametrize(

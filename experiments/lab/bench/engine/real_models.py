@@ -27,7 +27,7 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report, Show, nothing_shown
-from espalier.search.run.generator import render_prompt
+from espalier.search.run.generator import render_turns
 
 TEXTS = (
     "The steam engine was improved step by step: Newcomen pumped water, Watt condensed the steam apart.",
@@ -204,7 +204,7 @@ def _done(engine: Engine, work: Score | Generate) -> Done:
 
 def prompt_ids(tokenizer: TextTokenizer) -> list[int]:
     """The problem as a search would ask it."""
-    return tokenizer.encode(render_prompt(tokenizer, STEP_SYSTEM_PROMPT, PROBLEM))
+    return tokenizer.encode(render_turns(tokenizer, STEP_SYSTEM_PROMPT, PROBLEM).text)
 
 
 def _impls(folder: Path) -> list[ModelImpl]:
