@@ -35,7 +35,7 @@ from espalier.search.run.resolve import Resolver
 from espalier.search.run.running import UsageMeter
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.grpc_api.convert import from_wire, to_wire
-from espalier.search.service.http_api.endpoints import event_json
+from espalier.search.service.http_api.app import event_json
 from espalier.search.service.http_api.openai.bodies import read_chat
 from espalier.search.service.http_api.openai.completion import Completion
 from espalier.search.service.http_api.openai.responses import ResponseObject, read_response

@@ -7,13 +7,14 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from hashlib import sha256
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BaseModel
+from pydantic import BaseModel, StrictStr
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -25,20 +26,29 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier import __version__
+from espalier.engine.roles import GENERATOR
 from espalier.search.request import SearchRequest
-from espalier.search.schema import declared
+from espalier.search.result import Event, Finished
+from espalier.search.schema import declared, from_values
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import REQUEST_ID, Call, recorded, request_id_of
-from espalier.search.service.http_api.answers import HttpError, answer_of, json_response
-from espalier.search.service.http_api.body import Body, ClientGoneError
-from espalier.search.service.http_api.endpoints import OwnEndpoints
+from espalier.search.service.grpc_api.convert import EVENT_NAMES
+from espalier.search.service.http_api.answers import (
+    HttpError,
+    ServerSentEvent,
+    answer,
+    answer_of,
+    json_response,
+    to_json,
+)
+from espalier.search.service.http_api.body import Body, ClientGoneError, Endpoints, SearchBody, reads, validated
 from espalier.search.service.http_api.listener import CERTIFICATE_NAME
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints, ScoreEndpoints
 from espalier.search.service.kserve.endpoints import InferenceEndpoints
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.observability.metrics import Metrics
-from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
-from espalier.search.service.session import Session
+from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, fits_examples, page_files
+from espalier.search.service.session import SearchCall, Session
 from espalier.search.service.settings import ServerSettings, is_loopback
 
 KSERVE = "/v2"
@@ -103,25 +113,19 @@ def make_app(session: Session, names: ModelNames, callers: Callers, metrics: Met
     document = openapi_document(routes)
     page = page_files(asks_token=session.settings.callers is not None)
     files = [_page_route(path, file) for path, file in page.items()]
-    return _guarded(routes, callers, session.settings, metrics, session.call_ended, files, {*_HEALTH, *page})
+    calls = Middleware(CallMiddleware, callers, session.settings, routes, {*_HEALTH, *page}, session.call_ended)
+    return _guarded([*routes, *files], calls, session.settings, metrics)
 
 
 def make_metrics_app(settings: ServerSettings, metrics: Metrics) -> ASGIApp:
     """Return the application of the metrics port: without logins, and calls are not written down."""
-    return _guarded([_metrics_route(metrics)], Callers(None), settings, metrics, lambda call: None)
+    routes = [_metrics_route(metrics)]
+    calls = Middleware(CallMiddleware, Callers(None), settings, routes, (), lambda call: None)
+    return _guarded(routes, calls, settings, metrics)
 
 
-def _guarded(
-    routes: Sequence[Route],
-    callers: Callers,
-    settings: ServerSettings,
-    metrics: Metrics,
-    on_call_end: Callable[[Call], None],
-    unnamed: Sequence[Route] = (),
-    open_paths: Container[str] = (),
-) -> ASGIApp:
+def _guarded(routes: Sequence[Route], calls: Middleware, settings: ServerSettings, metrics: Metrics) -> ASGIApp:
     """An application behind `CallMiddleware`, but for gauges, which gateways ask many times a second."""
-    calls = Middleware(CallMiddleware, callers, settings, routes, open_paths, on_call_end)
     cross_origin = Middleware(
         CORSMiddleware,
         allow_origins=[settings.cors_origin or ""],
@@ -130,7 +134,7 @@ def _guarded(
         expose_headers=[REQUEST_ID, "retry-after"],
     )
     app = Starlette(
-        routes=[*routes, *unnamed],
+        routes=routes,
         middleware=[cross_origin, calls] if settings.cors_origin else [calls],
         exception_handlers={HTTPException: _refuse},
     )
@@ -181,6 +185,75 @@ async def _refuse(request: Request, error: Exception) -> Response:
     text = texts.get(error.status_code, error.detail)
     code = "not_found" if error.status_code == 404 else None
     raise HttpError(error.status_code, text, code=code, headers=error.headers)
+
+
+# ---- Espalier's own endpoints: searches with all their events, other weights, what is served
+
+
+class ReloadBody(BaseModel, extra="forbid"):
+    """The body of `/v1/reload`."""
+
+    path: StrictStr
+
+
+class OwnEndpoints(Endpoints):
+    """`/healthz`, `/v1/searches`, `/v1/server` and `/v1/reload`."""
+
+    async def alive(self, request: Request) -> Response:
+        """Tell that the process lives."""
+        return json_response({"alive": True})
+
+    async def create_search(self, request: Request) -> Response | ASGIApp:
+        """Run one search; the events come as they happen, or with `"stream": false` the result at the end."""
+        call = request.state.call
+        asked = await self._read_json(request, _read_search)
+
+        async def whole(end: Finished) -> bytes | None:
+            return await self._session.write(call, end, _result_json, len)
+
+        async def parts(event: Event) -> list[ServerSentEvent]:
+            data = await self._session.write(call, event, event_json, len)
+            return [] if data is None else [(data, EVENT_NAMES[type(event)])]
+
+        return await answer(call, self._session.search(asked, call), None if asked.progress else whole, parts)
+
+    async def server_info(self, request: Request) -> Response:
+        """Tell what is served, which searches run, and what is held now."""
+        info, names = await self._session.info(), self._names
+        offered = {"searches": names.searches, "default_search": names.default_search, "notice": names.notice}
+        examples = fits_examples(info.model_names.get(GENERATOR, ""))
+        return json_response({**asdict(info), **offered, "examples": examples})
+
+    @reads(ReloadBody)
+    async def reload(self, request: Request) -> Response:
+        """Have the generator go on with the weights of a checkpoint below the folder of --reload-folder."""
+        body = await self._read_json(request, partial(validated, ReloadBody))
+        return json_response(asdict(await self._session.reload(request.state.call, body.path)))
+
+
+def event_json(event: Event, omitted: dict[str, int]) -> bytes:
+    """Return an event as JSON, with the numbers of what it lacks."""
+    if isinstance(event, Finished):
+        return b'{"search_id":%s,"result":%s}' % (to_json(event.search_id), _result_json(event, omitted))
+    return to_json(asdict(event) | omitted)
+
+
+def _result_json(event: Event, omitted: dict[str, int]) -> bytes:
+    assert isinstance(event, Finished)
+    values = event.result.to_dict()
+    del values["rounds"]  # of use to the process that searched alone
+    return to_json(values | omitted)
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamedBody(SearchBody):
+    stream: bool | None = None
+
+
+def _read_search(values: dict[str, Any]) -> SearchCall:
+    body = from_values(_StreamedBody, values)
+    stream = body.stream is not False
+    return SearchCall(body.request, body.priority or 0, progress=stream, report_nodes=stream)
 
 
 # ---- every call

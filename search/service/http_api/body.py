@@ -1,23 +1,30 @@
-"""Bodies of requests, read in bounded memory and time, and JSON."""
+"""Bodies of requests, read in bounded memory and time, JSON, and the base of the endpoints that read them."""
 
 import asyncio
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive
 
 from espalier.engine.errors import InvalidRequestError, Violation, nearest, rule_of
 from espalier.search.request import SearchRequest
 from espalier.search.schema import few
-from espalier.search.service.http_api.answers import HttpError
+from espalier.search.service.http_api.answers import HttpError, json_response
+from espalier.search.service.model_names import ModelNames
+from espalier.search.service.session import Session
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 _SECONDS = 30.0
 """Time in which a body must have arrived."""
@@ -186,3 +193,55 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
+
+
+# ---- endpoints
+
+
+def reads(body: type[BaseModel]) -> Callable[[T], T]:
+    """Say of an endpoint that it reads such a body, for `/openapi.json`."""
+
+    def mark(endpoint: Any) -> Any:
+        endpoint.body = body
+        return endpoint
+
+    return mark
+
+
+class Endpoints:
+    """Endpoints of one kind."""
+
+    def __init__(self, session: Session, names: ModelNames) -> None:
+        """Create them; `session` does what is asked for, and `names` are the models'."""
+        self._session = session
+        self._names = names
+
+    async def _read_json(self, request: Request, read: Callable[[dict[str, Any]], T]) -> T:
+        """Return what `read` makes of the JSON object that is a request's body; see `Session.read`.
+
+        Raises:
+            HttpError: it is none, or is not said to be one.
+            Exception: what `read` raises.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise HttpError(415, f"send `content-type: application/json`, not {kind[:80]!r}")
+        return await self._read_body(request, lambda raw: read(parse_object(raw)))
+
+    async def _read_body(self, request: Request, read: Callable[[bytes], T]) -> T:
+        """Return what `read` makes of a request's body, whatever it is said to be; see `Session.read`.
+
+        Raises:
+            HttpError: it is compressed.
+            Exception: what `read` raises.
+        """
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise HttpError(415, "compressed bodies are not read")
+        raw: bytes = request.state.body
+        return await self._session.read(request.state.call, len(raw), partial(read, raw))
+
+    async def ready(self, request: Request) -> Response:
+        """Tell whether searches are accepted."""
+        if self._session.ready:
+            return json_response({"ready": True})
+        return json_response({"ready": False}, 503, {"retry-after": "5"})

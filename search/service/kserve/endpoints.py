@@ -12,8 +12,7 @@ from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.schema import unknown_names
 from espalier.search.service.http_api.answers import HttpError, ServerSentEvent, answer, json_response, to_json
-from espalier.search.service.http_api.body import parse_object, validated
-from espalier.search.service.http_api.endpoints import Endpoints, reads
+from espalier.search.service.http_api.body import Endpoints, parse_object, reads, validated
 from espalier.search.service.kserve import inference
 from espalier.search.service.kserve.inference import BYTES, OUTPUTS, TEXT_INPUT, InferRequest, InputTensor
 from espalier.search.service.session import SearchCall
@@ -148,7 +147,7 @@ def _read_infer(asked: InferRequest, raw: bytes, request: Request) -> None:
             what = f"must be the input's bytes behind the JSON, of which {len(tail)} are left, and there is no `data`"
             raise InvalidRequestError([*found, Violation(f"{each.name[:80]}.parameters.binary_data_size", what)])
         else:
-            elements, tail = _binary(each, tail[:size], found), tail[size:]
+            elements, tail = inference.binary_elements(tail[:size], each.name[:80], found), tail[size:]
         asked.inputs.append(InputTensor(each.name, each.datatype, each.shape, elements, sorted(own)))
     if tail:
         found.append(Violation("inputs", f"leave {len(tail)} bytes behind the JSON unread; give binary_data_size"))
@@ -164,14 +163,6 @@ def _read_infer(asked: InferRequest, raw: bytes, request: Request) -> None:
 
 def _unknown(body: BaseModel, what: str = "is unknown", place: str = "") -> list[Violation]:
     return unknown_names(list(body.model_extra or ()), type(body).model_fields, what, place)
-
-
-def _binary(tensor: _Input, raw: bytes, found: list[Violation]) -> list[bytes]:
-    try:
-        return inference.binary_elements(raw)
-    except ValueError:
-        found.append(Violation(tensor.name[:80], "the lengths in its binary data do not fit its bytes"))
-        return [b"-"]
 
 
 def _flat(data: Any) -> list[Any]:

@@ -261,16 +261,13 @@ def binary(element: str | float | None) -> bytes:
     return _FLOAT.pack(math.nan if element is None else element)
 
 
-def binary_elements(raw: bytes) -> list[bytes]:
-    """The elements of a BYTES tensor, of which one alone is of use: the first, and all that is behind it as one.
-
-    Raises:
-        ValueError: the lengths do not fit the bytes.
-    """
+def binary_elements(raw: bytes, place: str, found: list[Violation]) -> list[bytes]:
+    """The elements of a BYTES tensor, of which one alone is of use: the first, and all that is behind it as one."""
     if not raw:
         return []
     start = _LENGTH.size
     end = start + int.from_bytes(raw[:start], "little")
     if end > len(raw):
-        raise ValueError
+        found.append(Violation(place, "the lengths in its binary data do not fit its bytes"))
+        return [b"-"]
     return [raw[start:end], raw[end:]] if end < len(raw) else [raw[start:end]]

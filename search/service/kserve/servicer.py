@@ -134,10 +134,7 @@ def _inputs(request: pb.ModelInferRequest, found: list[Violation]) -> list[Input
     for index, each in enumerate(request.inputs):
         elements = list(each.contents.bytes_contents)
         if raw:
-            try:
-                elements = inference.binary_elements(raw[index])
-            except ValueError:
-                found.append(Violation(f"raw_input_contents[{index}]", "its lengths do not fit its bytes"))
+            elements = inference.binary_elements(raw[index], f"raw_input_contents[{index}]", found)
         tensors.append(InputTensor(each.name, each.datatype, list(each.shape), elements, sorted(each.parameters)))
     return tensors
 

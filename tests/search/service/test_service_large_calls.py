@@ -135,7 +135,7 @@ def test_a_large_result_is_written_beside_the_event_loop(endpoint: str, large: b
         nodes = (solve if endpoint == "grpc" else stream)(server, request).nodes
         assert len(nodes) == len(scripted_orchestrator.NODES)
     else:
-        threads = spy("http_api.endpoints._result_json")
+        threads = spy("http_api.app._result_json")
         body = {"problem": "solve", "stream": endpoint == "searches-stream"}
         assert post(server, "/v1/searches", body).text.count('"parent_id"') >= len(scripted_orchestrator.NODES)
     assert threads

@@ -24,8 +24,7 @@ from espalier.search.run.executor import AnyEvent
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.answers import ServerSentEvent, answer, json_response, to_json
-from espalier.search.service.http_api.body import validated
-from espalier.search.service.http_api.endpoints import Endpoints, reads
+from espalier.search.service.http_api.body import Endpoints, reads, validated
 from espalier.search.service.http_api.openai import bodies
 from espalier.search.service.http_api.openai.completion import Completion
 from espalier.search.service.http_api.openai.responses import ResponseObject, ResponsesBody, read_response

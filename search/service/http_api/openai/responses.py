@@ -106,10 +106,6 @@ def _thought(content: Any) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-class _Reasoning(BaseModel, extra="allow"):
-    effort: InstanceOf[str] | None = None
-
-
 class _Text(BaseModel, extra="allow"):
     format: dict[str, Any] | None = None
 
@@ -125,7 +121,7 @@ class ResponsesBody(BaseModel, extra="allow"):
     top_p: Any = None
     stream: StrictBool | None = None
     stream_options: dict[str, Any] | None = None
-    reasoning: _Reasoning | None = None
+    reasoning: dict[str, Any] | None = None
     text: _Text | None = None
     metadata: dict[str, Any] | None = None
     espalier: dict[str, Any] | None = None
@@ -168,7 +164,7 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
         "instructions": its.instructions,
         "max_output_tokens": its.max_output_tokens,
         "metadata": its.metadata or {},
-        "reasoning": {"effort": its.reasoning and its.reasoning.effort, "summary": None},
+        "reasoning": {"effort": (its.reasoning or {}).get("effort"), "summary": None},
         "temperature": body.get("temperature"),
         "top_p": body.get("top_p"),
     }

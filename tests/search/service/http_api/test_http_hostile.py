@@ -377,7 +377,7 @@ def test_a_client_that_reads_nothing_is_disconnected(serve, monkeypatch):
 def test_a_client_that_reads_slowly_gets_all_of_it(serve, monkeypatch):
     monkeypatch.setattr("espalier.search.service.http_api.listener._WRITE_SECONDS", 1.0)
     whole = b"x" * 12_000_000
-    monkeypatch.setattr("espalier.search.service.http_api.endpoints.json_response", lambda *_: Response(whole))
+    monkeypatch.setattr("espalier.search.service.http_api.app.json_response", lambda *_: Response(whole))
     with RawConnection(serve().url, receive_buffer=2048) as connection:
         connection.send(HEALTH)
         received = drain_slowly(connection, 2.5)

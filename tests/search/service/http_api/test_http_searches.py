@@ -13,7 +13,7 @@ from server_thread import PATIENCE, wait_until
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import StepDone, StopReason
 from espalier.search.server_info import ServerInfo
-from espalier.search.service.http_api.endpoints import event_json
+from espalier.search.service.http_api.app import event_json
 from espalier.search.service.queues import fitted
 
 Sent = tuple[str, dict[str, Any]]
