@@ -377,8 +377,7 @@ class AsyncSearchClient:
             InvalidRequestError: there is no such checkpoint, or it differs from the generator in more than its weights.
             ServiceError: the call failed for any other reason.
         """
-        message = pb.ReloadRequest(path=path)
-        return await _only(self._responses(self._stub.Reload, message, convert.from_wire, timeout))
+        return await _only(self._responses(self._stub.Reload, pb.ReloadRequest(path=path), convert.from_wire, timeout))
 
     async def health(self, timeout: float | None = HEALTH_TIMEOUT) -> bool:
         """Return whether the server accepts searches: it does not while it loads or drains. Asks once.

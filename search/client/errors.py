@@ -157,8 +157,7 @@ class RetryPolicy:
         asked = error.retry_seconds
         if error.code not in self.codes and (error.code not in self.codes_with_delay or asked is None):
             return None
-        backoff = min(self.largest_delay, self.first_delay * 2.0 ** min(attempt - 1, 64))
-        return max(backoff, asked or 0.0)
+        return max(min(self.largest_delay, self.first_delay * 2.0 ** min(attempt - 1, 64)), asked or 0.0)
 
 
 DEFAULT_RETRIES = RetryPolicy()

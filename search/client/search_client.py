@@ -98,8 +98,7 @@ class SearchClient:
     @wraps(AsyncSearchClient.score_session)
     def score_session(self, *args: Any, **kwargs: Any) -> "ScoreSession":
         """Open a session, to which steps come one after another; see `AsyncSearchClient.score_session`."""
-        usable = self._usable
-        return ScoreSession(self._asynchronous.score_session(*args, **kwargs), usable)
+        return ScoreSession(self._asynchronous.score_session(*args, **kwargs), self._usable)
 
     server_info = _blocking(AsyncSearchClient.server_info)
     reload = _blocking(AsyncSearchClient.reload)

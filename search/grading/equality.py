@@ -324,8 +324,8 @@ def _same_members(one: Members, other: Members, exact: bool) -> bool:
         pairs = zip(*(by_name(side.members) if side is bare else side.members for side in (one, other)), strict=True)
         return unbracketed and not exact and all(same(*pair) for pair in pairs)
     if one.ordered:
-        alike = one[:2] == other[:2] or (one.is_point and other.is_point)
-        return alike and all(map(same, one.members, other.members))
+        same_kind = one[:2] == other[:2] or (one.is_point and other.is_point)
+        return same_kind and all(map(same, one.members, other.members))
     return len(one.members) <= _MAX_MEMBERS and _all_paired(one.members, other.members, same)
 
 
@@ -406,8 +406,7 @@ def members_of(value: str) -> Members | None:
     r"""The members of a list, split at commas; None if `value` is no list. Each `\pm` in a set gives two members."""
     opening = next((mark for mark in _DELIMITERS if value.startswith(mark)), "")
     closing = next((mark for mark in _DELIMITERS.get(opening, "") if value.endswith(mark)), "")
-    inside = value[len(opening) : len(value) - len(closing)] if closing else ""
-    members = _split(inside) if closing else None
+    members = _split(value[len(opening) : len(value) - len(closing)]) if closing else None
     if members is None or (len(members) < 2 and opening != "\\{"):
         opening = closing = ""
         members = _split(value)

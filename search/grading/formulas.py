@@ -53,8 +53,7 @@ def differ(one: Any, other: Any) -> bool:
             return False
         if first.beyond and second.beyond:
             return bool(abs(first.value) > 1) != bool(abs(second.value) > 1)
-        largest = max(abs(first.value), abs(second.value))
-        return bool(abs(first.value - second.value) > _SURE * largest)
+        return bool(abs(first.value - second.value) > _SURE * max(abs(first.value), abs(second.value)))
 
 
 def may_cost(constant: Any) -> bool:

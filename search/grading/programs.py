@@ -43,8 +43,7 @@ def fenced_at(text: str, start: int) -> str | None:
 
 def as_program(text: str) -> str:
     """A text as programs are compared: without blanks at the ends of lines, and blank lines around it."""
-    lines = [line.rstrip() for line in text.splitlines()]
-    return "\n".join(lines).strip("\n")
+    return "\n".join([line.rstrip() for line in text.splitlines()]).strip("\n")
 
 
 def is_program(text: str) -> bool:

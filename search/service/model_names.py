@@ -131,10 +131,9 @@ class ModelNames:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "espalier"}
 
     def _unknown(self, model: str) -> str:
-        algorithms = ", ".join(self.searches)
         return (
             f"there is no model {model[:200]!r}; there is {self._name}, and {self._name}@SEARCH, where SEARCH is "
             f"ALGORITHM, ALGORITHM-nN or ALGORITHM-nN-mM, such as beam-n4-m4, majority-16 or best-of-16, and ALGORITHM "
-            f"is one of {algorithms}, or {PLAIN} for no search"
+            f"is one of {', '.join(self.searches)}, or {PLAIN} for no search"
             + nearest(model, [self._name, *(f"{self._name}@{name}" for name in (*AlgorithmName, PLAIN, *_EXAMPLES))])
         )

@@ -193,8 +193,7 @@ class CallQueue:
     def _shares(self, priority: int, *others: Account) -> Shares:
         """Shares of the slots not held at priorities above `priority`, of all that hold slots or wait, and `others`."""
         above = sum(count for held, count in self._held.items() if held > priority)
-        accounts = (*self._holdings, *(waiter.account for waiter in self._waiters), *others)
-        return Shares(self.slots - above, accounts)
+        return Shares(self.slots - above, (*self._holdings, *(waiter.account for waiter in self._waiters), *others))
 
     def _may_start(self, waiter: _Waiter, shares: Shares) -> bool:
         total, more = self._held.total(), 2 * self.slots
@@ -268,8 +267,7 @@ class ThreadedWork:
         last = self._turns.last()
         self._turns.withdraw(last)
         if not last.done():
-            others = self._turns.waiting
-            text = f"{others} calls wait to be read and checked, and yours ask for most; try again later"
+            text = f"{self._turns.waiting} calls wait to be read and checked, and yours ask for most; try again later"
             last.set_exception(BusyError(text))
 
 

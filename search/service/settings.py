@@ -192,8 +192,7 @@ def default_searches(on_gpu: bool, cores: int, workers: int = 1) -> int:
         cores: that the searches may use.
         workers: processes with both models; on a GPU each has one of its own, on a CPU they share the cores.
     """
-    wanted = 128 * workers if on_gpu else min(256, max(32, 16 * cores))
-    return min(wanted, MAX_SEARCHES)
+    return min(MAX_SEARCHES, 128 * workers if on_gpu else min(256, max(32, 16 * cores)))
 
 
 def file_limit() -> int:

@@ -198,8 +198,7 @@ def _host(context: Any) -> str:
 
 def _certificate(context: Any) -> str | None:
     """Common name of the client's certificate, which the handshake has verified."""
-    names = context.auth_context().get("x509_common_name", ())
-    return next((name.decode(errors="replace") for name in names), None)
+    return next((name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())), None)
 
 
 # ---- the methods

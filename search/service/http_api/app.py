@@ -7,7 +7,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
@@ -41,7 +41,7 @@ from espalier.search.service.http_api.answers import (
     json_response,
     to_json,
 )
-from espalier.search.service.http_api.body import Body, ClientGoneError, Endpoints, SearchBody, reads, validated
+from espalier.search.service.http_api.body import Body, ClientGoneError, Endpoints, reads, validated
 from espalier.search.service.http_api.listener import CERTIFICATE_NAME
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints, ScoreEndpoints
 from espalier.search.service.kserve.endpoints import InferenceEndpoints
@@ -246,14 +246,18 @@ def _result_json(event: Event, omitted: dict[str, int]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _StreamedBody(SearchBody):
+class _SearchBody(SearchRequest):
+    """Fields of a search in a body, the priority of its call, and whether its events come; null for the default."""
+
+    priority: int | None = None
     stream: bool | None = None
 
 
 def _read_search(values: dict[str, Any]) -> SearchCall:
-    body = from_values(_StreamedBody, values)
+    body = from_values(_SearchBody, values)
     stream = body.stream is not False
-    return SearchCall(body.request, body.priority or 0, progress=stream, report_nodes=stream)
+    request = SearchRequest(**{field.name: getattr(body, field.name) for field in fields(SearchRequest)})
+    return SearchCall(request, body.priority or 0, progress=stream, report_nodes=stream)
 
 
 # ---- every call

@@ -5,7 +5,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -17,7 +16,6 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from espalier.engine.errors import InvalidRequestError, Violation, nearest, rule_of
-from espalier.search.request import SearchRequest
 from espalier.search.schema import few
 from espalier.search.service.http_api.answers import HttpError, json_response
 from espalier.search.service.model_names import ModelNames
@@ -40,18 +38,6 @@ _RULES = {
     "Extra inputs are not permitted": "is unknown",
 }
 """Pydantic's words, and those for a caller."""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchBody(SearchRequest):
-    """Fields of a search in a body: those of its request, and the priority of the call; null for the default."""
-
-    priority: int | None = None
-
-    @property
-    def request(self) -> SearchRequest:
-        """The search alone."""
-        return SearchRequest(**{field.name: getattr(self, field.name) for field in fields(SearchRequest)})
 
 
 class ClientGoneError(Exception):

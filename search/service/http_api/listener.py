@@ -82,8 +82,7 @@ class HttpListener:
         except OSError as error:
             why = f"{error.strerror}; is another server using it? choose another with {self._flag}"
             raise BindError(f"cannot listen on {wanted}: {why}") from None
-        scheme = "https" if settings.tls else "http"
-        return f"{scheme}://{settings.address(self._socket.getsockname()[1])}"
+        return f"{'https' if settings.tls else 'http'}://{settings.address(self._socket.getsockname()[1])}"
 
     def start(self) -> None:
         """Serve on the port that `bind` took."""
@@ -222,8 +221,7 @@ def _stop(timer: asyncio.TimerHandle | None) -> None:
 def _common_name(transport: asyncio.Transport) -> str | None:
     """Common name of the client's certificate, which the handshake has verified."""
     certificate = transport.get_extra_info("peercert") or {}
-    names = (value for part in certificate.get("subject", ()) for key, value in part if key == "commonName")
-    return next(names, None)
+    return next((value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"), None)
 
 
 def _set_options(of_client: socket.socket) -> None:

@@ -191,9 +191,8 @@ def _infer_response(asked: InferRequest, result: SearchResult) -> Response:
 
 
 def _head(asked: InferRequest, result: SearchResult) -> dict[str, Any]:
-    named = {"id": asked.id} if asked.id else {}
     return {
-        **named,
+        **({"id": asked.id} if asked.id else {}),
         "model_name": asked.model,
         "model_version": inference.VERSION,
         "parameters": inference.told(result),

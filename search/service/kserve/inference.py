@@ -133,8 +133,7 @@ class InferRequest:
         its.set("problem", problem, TEXT_INPUT)
         request = its.make(SearchRequest)
         self.wanted = tuple(_outputs(self.outputs, its)) or tuple(OUTPUTS)
-        priority = max_priority + 1 - sooner if sooner else 0
-        return SearchCall(request, priority, violations=its.found, places=its.places)
+        return SearchCall(request, max_priority + 1 - sooner if sooner else 0, violations=its.found, places=its.places)
 
     def tensors(self, result: SearchResult, text: str | None = None) -> Elements:
         """The outputs of a search, whose text is `text` if it is not the whole."""
@@ -154,7 +153,6 @@ class InferRequest:
 def told(result: SearchResult) -> dict[str, Value]:
     """Parameters of a response: how a search ended, and what it took."""
     usage = result.usage
-    warned = {"warnings": "\n".join(result.warnings)} if result.warnings else {}
     return {
         "search_id": result.search_id,
         "stop_reason": str(result.stop_reason),
@@ -162,7 +160,7 @@ def told(result: SearchResult) -> dict[str, Value]:
         "seed": result.configuration.seed,
         "generated_tokens": usage.generated_tokens,
         "verifier_tokens": usage.verifier_tokens,
-        **warned,
+        **({"warnings": "\n".join(result.warnings)} if result.warnings else {}),
     }
 
 

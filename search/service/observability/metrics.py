@@ -199,8 +199,7 @@ class HeldMetrics(Collector):
         models = self._engine.models
         digests = {role: models[role][:_DIGEST_DIGITS] for role in (GENERATOR, VERIFIER) if role in models}
         names = {f"{role}_name": name for role, name in self._engine.model_names.items()}
-        labels = {"version": __version__, **digests, **names}
-        yield core.InfoMetricFamily("espalier_build", "What is served.", labels)
+        yield core.InfoMetricFamily("espalier_build", "What is served.", {"version": __version__, **digests, **names})
         states = {str(state): state is now for state in EngineState}
         yield core.StateSetMetricFamily("espalier_engine_state", "How far the engine thread is.", states)
         yield _gauge("admitted_calls", "Calls that hold a slot.", admitted)

@@ -17,7 +17,7 @@ from espalier.search.conversation import ChatMessage, ChatRole, split_conversati
 from espalier.search.request import SearchRequest
 from espalier.search.run.executor import AnyRequest
 from espalier.search.schema import few, from_values, mapping_text, unknown_names
-from espalier.search.service.http_api.body import SearchBody, validated
+from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import spellings
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import SearchCall, in_places
@@ -411,18 +411,17 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> SampledCall:
         else:  # also null, which here means no limit or the algorithm's default
             its.set(name, value, f"espalier.{name[:80]}")
     set_conversation(chat.messages, its)
-    search = its.make(SearchBody)
-    request, choices = search.request, chat.n or 1
+    priority = its.take_priority()
+    request, choices = its.make(SearchRequest), chat.n or 1
     if choices > request.candidates:
         its.refuse("n", f"must be at most {request.candidates}, the candidates of this search")
     nodes = bool(chat.stream and chat.options.continuous_usage_stats)
-    return its.call(request, search.priority or 0, chat, thinking.shown, report_nodes=nodes, choices=choices, stop=stop)
+    return its.call(request, priority, chat, thinking.shown, report_nodes=nodes, choices=choices, stop=stop)
 
 
 def _known(body: dict[str, Any]) -> set[str]:
     """Parameters that are read here: tools among them where none is to be called."""
-    uncalled = {tools for tools, choice in _TOOLS.items() if body.get(choice) == "none"}
-    return _OF_CHATS | uncalled
+    return _OF_CHATS | {tools for tools, choice in _TOOLS.items() if body.get(choice) == "none"}
 
 
 def _read_plain(chat: ChatBody, body: dict[str, Any]) -> SampledCall:
@@ -499,8 +498,7 @@ def chat_prompt(chat: Conversation, thinking: spellings.AskedThinking, found: li
     own = {"messages", "add_generation_prompt", "tools", "documents"} & variables.keys()
     found += (Violation(f"chat_template_kwargs.{name}", "is set by the server") for name in sorted(own))
     variables |= _tools_shown(chat, found)
-    messages = tuple(_as_sent(message.read) for message in chat.messages)
-    return ChatPrompt(messages, continued, variables)
+    return ChatPrompt(tuple(_as_sent(message.read) for message in chat.messages), continued, variables)
 
 
 def _as_sent(message: ChatMessage) -> dict[str, Any]:

@@ -63,8 +63,7 @@ class OpenAiEndpoints(Endpoints):
 
     async def retrieve_model(self, request: Request) -> Response:
         """Describe one of them."""
-        model = self._names.model(request.path_params["model"])
-        return json_response({**model, "digest": self._digest})
+        return json_response({**self._names.model(request.path_params["model"]), "digest": self._digest})
 
     @property
     def _digest(self) -> str:
@@ -228,8 +227,7 @@ class ScoreEndpoints(Endpoints):
 def _set_solutions(scored: ScoreBody, its: bodies.BodyFields) -> None:
     """Set the problem and the solutions of a request."""
     if scored.messages is not None:
-        read = validated(bodies.Conversation, dict(its.body))
-        *asked, last = read.messages
+        *asked, last = validated(bodies.Conversation, dict(its.body)).messages
         its.set("problem", "", "messages")
         if asked:
             bodies.set_conversation(asked, its)

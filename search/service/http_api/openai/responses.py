@@ -259,8 +259,7 @@ class ResponseObject:
 
     @property
     def _place(self) -> dict[str, Any]:
-        item = self._item(self._begun, "")
-        return {"item_id": item["id"], "output_index": len(self._items), "content_index": 0}
+        return {"item_id": self._item(self._begun, "")["id"], "output_index": len(self._items), "content_index": 0}
 
     def _text_event(self, what: str, **fields: Any) -> dict[str, Any]:
         if self._begun == "message":
