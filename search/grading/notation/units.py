@@ -1,6 +1,7 @@
 """Units of measure and money, as written in answers, and what they are of each other."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
@@ -65,8 +66,7 @@ def unit_of(words: str) -> str:
     if not powers:
         return ""
     for part in below:
-        for name, power in _powers(part).items():
-            powers[name] = powers.get(name, 0) - power
+        powers.subtract(_powers(part))
     over = " ".join(_raised(name, power) for name, power in sorted(powers.items()) if power > 0)
     under = " ".join(_raised(name, -power) for name, power in sorted(powers.items()) if power < 0)
     return f"{over or 1}/{under}" if under else over
@@ -81,13 +81,13 @@ def units_agree(*units: str) -> bool:
 @cache
 def measure(unit: str) -> Measure:
     """The dimension and size of a unit of `unit_of`; a unit that no other defines is a base unit."""
-    size, powers = Fraction(1), dict[str, int]()
+    size, powers = Fraction(1), Counter[str]()
     for name, power in _parts(unit):
         number, _, base = languages.MEASURES.get(name, f"1 {name}").partition(" ")
         inner = measure(base) if base != name else Measure(frozenset({(name, 1)}), Fraction(1))
         size *= (Fraction(number) * inner.size) ** power
         for of, times in inner.dimension:
-            powers[of] = powers.get(of, 0) + times * power
+            powers[of] += times * power
     return Measure(frozenset((name, power) for name, power in powers.items() if power), size)
 
 
@@ -97,9 +97,9 @@ def ratio(one: str, other: str) -> Fraction | None:
     return first.size / second.size if first.dimension == second.dimension else None
 
 
-def _powers(words: str) -> dict[str, int]:
+def _powers(words: str) -> Counter[str]:
     """The power of each unit at the start of some words, behind adjectives; empty for none."""
-    powers, power, last = dict[str, int](), 1, ""
+    powers, power, last = Counter[str](), 1, ""
     tokens = words.replace("*", " ").split()
     for place, token in enumerate(tokens):
         found = _WORD.fullmatch(token.rstrip(".,;:"))
@@ -112,11 +112,10 @@ def _powers(words: str) -> dict[str, int]:
             continue
         named = _named(found[1], int(found[2] or power))
         if named == {"°": 1} and place + 1 < len(tokens) and tokens[place + 1][:1].upper() in ("C", "F"):
-            return {"°" + tokens[place + 1][0].upper(): 1}
+            return Counter(["°" + tokens[place + 1][0].upper()])
         if not named and powers:
             break
-        for name, exponent in named.items():
-            powers[name] = powers.get(name, 0) + exponent
+        powers.update(named)
         last, power = next(iter(named), ""), 1 if named else power
     return powers
 
