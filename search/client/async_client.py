@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
@@ -158,7 +158,7 @@ class AsyncSearchClient:
         message = _solve_message(request, fields, include_nodes, priority)
         return await _only(self._responses(self._stub.SolveProblem, message, _result_of, timeout, request_id))
 
-    async def solve_stream(
+    def solve_stream(
         self,
         request: SearchRequest | str,
         timeout: float | None = TIMEOUT,
@@ -171,13 +171,11 @@ class AsyncSearchClient:
         """Run one search and yield its events as they arrive: `Started` first, `Finished` last.
 
         Closing the iterator cancels the search. It is tried again only as long as it has yielded nothing. Takes the
-        arguments of `solve`, and raises its errors during iteration.
+        arguments of `solve`, and raises its errors, those of the server during iteration.
         """
         message = pb.SolveProblemStreamRequest(request=_solve_message(request, fields, include_nodes, priority))
         method = self._stub.SolveProblemStream
-        async with aclosing(self._responses(method, message, convert.event_from_wire, timeout, request_id)) as events:
-            async for event in events:
-                yield event
+        return self._responses(method, message, convert.event_from_wire, timeout, request_id)
 
     @overload
     async def solve_many(
