@@ -210,25 +210,19 @@ def advise(
     found: dict[bool, list[Forecast]] = {True: [], False: []}
     skipped: dict[str, str] = {}
     for request in map(fill, distinct(requests, fill)):
-        name = str(request.algorithm)
-        if request in run:
-            found[needs_verifier(request)].append(forecaster.of_run(request, run[request]))
-            continue
-        if not forecaster.can(request):
-            skipped[name] = "the verifier scores whole answers only"
-            continue
         try:
-            found[needs_verifier(request)].append(forecaster.forecast(request))
+            search = forecaster.of_run(request, run[request]) if request in run else forecaster.forecast(request)
+            found[needs_verifier(request)].append(search)
         except UnpredictableSearchError as error:
-            skipped[name] = str(error)
+            skipped[str(request.algorithm)] = str(error)
     base = fill(replace(requests[0], algorithm=AlgorithmName.MAJORITY, beam_width=1, vote=None))
     single = forecaster.forecast(base)
     searches = [*found[True], *found[False]] or [single]
     findings = _findings(forecaster, requests[0], fill)
     advice = recommend(searches, single, found[False], findings, target, budget, cut)
-    ordered = sorted(searches, key=lambda search: search.seconds)
-    problems, paths = len(forecaster.trees), forecaster.paths
-    return Report(problems, paths, findings, forecaster.costs, tuple(ordered), advice, skipped, cut)
+    searches.sort(key=lambda search: search.seconds)
+    sampled = len(forecaster.trees), forecaster.paths
+    return Report(*sampled, findings, forecaster.costs, tuple(searches), advice, skipped, cut)
 
 
 def _findings(
@@ -238,6 +232,6 @@ def _findings(
     if all(step.score is None for tree in forecaster.trees for step in tree.steps):
         return Findings(passes)
     how = request.aggregation
-    width, _ = forecaster.useful_width(fill(replace(request, algorithm=AlgorithmName.BEST_OF_N, vote=None)))
+    width = forecaster.useful_width(fill(replace(request, algorithm=AlgorithmName.BEST_OF_N, vote=None)))
     siblings, pairs = forecaster.sibling_rank(how)
     return Findings(passes, forecaster.path_rank(how), siblings, pairs, width)

@@ -2,11 +2,13 @@
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -111,21 +113,12 @@ class Forecast:
         }  # fmt: skip
 
 
-class _Outcomes(NamedTuple):
-    """Outcomes of each problem's repetitions, `[P, R]`, and mean tokens of the steps of each problem, `[P]`.
+def _outcomes(of_problems: Iterable[Sequence[tuple[float, float, float]]]) -> np.ndarray:
+    """Outcomes of each problem's repetitions, `[3, P, R]`: whether they solve it, and the tokens of their steps.
 
-    Of the latter, those that siblings begin with alike count once in `own_tokens`.
+    Of the latter, those that siblings begin with alike count once in the last of the three.
     """
-
-    right: np.ndarray
-    tokens: np.ndarray
-    own_tokens: np.ndarray
-
-    @classmethod
-    def of(cls, outcomes: Sequence[Sequence[tuple[float, float, float]]]) -> "_Outcomes":
-        """Take right, tokens and own tokens of each problem's repetitions."""
-        right, tokens, own_tokens = np.ascontiguousarray(np.moveaxis(np.array(outcomes, float), -1, 0))
-        return cls(right, tokens.mean(1), own_tokens.mean(1))
+    return np.ascontiguousarray(np.moveaxis(np.array(list(of_problems), float), -1, 0))
 
 
 class Forecaster:
@@ -145,11 +138,6 @@ class Forecaster:
         self._error = 0.0  # of the model's accuracy of step-by-step searches, where one was run
         self._more_tokens = 1.0  # than the model has, likewise
 
-    def can(self, request: SearchRequest) -> bool:
-        """Return true if the search reads no scores that the paths were recorded without."""
-        inner = (step for tree in self.trees for step in tree.steps if step.end is None)
-        return answers_suffice(request) or any(step.score is not None for step in inner)
-
     def step_by_step(self, requests: Sequence[SearchRequest]) -> SearchRequest | None:
         """The search to run and to give to `correct`: a step-by-step one of about as many candidates as recorded paths.
 
@@ -161,13 +149,10 @@ class Forecaster:
             return candidates if candidates <= self.paths else -candidates
 
         for request in sorted(requests, key=size, reverse=True):
-            if algorithm_of(request).whole_paths or not self.can(request):
-                continue
-            try:
-                self._modelled(request)
-            except UnpredictableSearchError:
-                continue
-            return request
+            if not algorithm_of(request).whole_paths:
+                with suppress(UnpredictableSearchError):
+                    self.forecast(request)
+                    return request
         return None
 
     def correct(self, request: SearchRequest, samples: Mapping[str, Sample]) -> None:
@@ -187,8 +172,11 @@ class Forecaster:
         """Forecast a search with every default filled in.
 
         Raises:
-            UnpredictableSearchError: it asks for what samples do not tell.
+            UnpredictableSearchError: it asks for what samples do not tell, or for scores that they lack.
         """
+        inner = (step for tree in self.trees for step in tree.steps if step.end is None)
+        if not answers_suffice(request) and all(step.score is None for step in inner):
+            raise UnpredictableSearchError("the verifier scores whole answers only")
         independent = has_independent_paths(request)
         if independent and request.beam_width <= self.paths:
             return self._with_costs(request, Basis.RECORDED, self._recorded(request))
@@ -198,26 +186,20 @@ class Forecaster:
         shift = 0.0
         if independent:  # how far the model is off where more is known
             known = replace(request, beam_width=self.paths)
-            shift = float(self._recorded(known).right.mean() - self._modelled(known).right.mean())
+            shift = float(self._recorded(known)[0].mean() - self._modelled(known)[0].mean())
         return self._with_costs(request, Basis.PREDICTED, found, shift)
 
     def _with_costs(
-        self, request: SearchRequest, basis: Basis, found: _Outcomes, shift: float = 0.0, more_tokens: float = 1.0
+        self, request: SearchRequest, basis: Basis, found: np.ndarray, shift: float = 0.0, more_tokens: float = 1.0
     ) -> Forecast:
         """A search that was not run, with what its tokens cost; `shift` moves its accuracy."""
-        costs, prompt, steps = self.costs, self._prompt_tokens, float(found.tokens.mean())
-        generator = more_tokens * (prompt + costs.sampled * float(found.own_tokens.mean()))
-        verifier = costs.read_of_prompt * prompt + costs.read * steps if needs_verifier(request) else 0.0
-        return self._made(request, basis, found.right, generator, verifier * more_tokens, shift)
+        costs, prompt, (right, steps, own) = self.costs, self._prompt_tokens, found
+        generator = more_tokens * (prompt + costs.sampled * float(own.mean()))
+        verifier = costs.read_of_prompt * prompt + costs.read * float(steps.mean()) if needs_verifier(request) else 0.0
+        return self._made(request, basis, right, (generator, verifier * more_tokens), shift)
 
     def _made(
-        self,
-        request: SearchRequest,
-        basis: Basis,
-        right: np.ndarray,
-        generator_tokens: float,
-        verifier_tokens: float,
-        shift: float = 0.0,
+        self, request: SearchRequest, basis: Basis, right: np.ndarray, tokens: tuple[float, float], shift: float = 0.0
     ) -> Forecast:
         low, high = _interval(right, self._seed)
         of_problems = right.mean(1)
@@ -226,33 +208,30 @@ class Forecaster:
             low = accuracy - math.hypot(accuracy - low, _MODEL_ERROR)
             high = accuracy + math.hypot(high - accuracy, _MODEL_ERROR)
         accuracy, low, high = (float(np.clip(each + shift, 0, 1)) for each in (accuracy, low, high))
-        tokens = generator_tokens, verifier_tokens
-        seconds = generator_tokens * self.costs.generator_seconds + verifier_tokens * self.costs.verifier_seconds
+        seconds = tokens[0] * self.costs.generator_seconds + tokens[1] * self.costs.verifier_seconds
         settings, candidates = settings_of(request), algorithm_of(request).candidates(request)
         return Forecast(settings, candidates, basis, accuracy, low, high, *tokens, seconds, of_problems + shift)
 
     def of_run(self, request: SearchRequest, samples: Mapping[str, Sample]) -> Forecast:
         """A search that was run on the recorded problems, by their ids; a problem without a sample is not solved."""
         right = np.array([[float(s.correct) if (s := samples.get(t.problem_id)) else 0.0] for t in self.trees])
-        tokens = (
-            float(np.mean([sample.usage[name] for sample in samples.values()]))
-            for name in ("generator_tokens", "verifier_tokens")
-        )
-        return self._made(request, Basis.RUN, right, *tokens)
+        usages = [(each.usage["generator_tokens"], each.usage["verifier_tokens"]) for each in samples.values()]
+        generator, verifier = np.mean(usages, axis=0).tolist()
+        return self._made(request, Basis.RUN, right, (generator, verifier))
 
-    def _search_models(self, request: SearchRequest) -> _Outcomes:
-        return _Outcomes.of([[model.search(i, request) for model in self._models] for i in range(len(self.trees))])
+    def _search_models(self, request: SearchRequest) -> np.ndarray:
+        return _outcomes([model.search(i, request) for model in self._models] for i in range(len(self.trees)))
 
-    def _vote_over_paths(self, request: SearchRequest) -> _Outcomes:
+    def _vote_over_paths(self, request: SearchRequest) -> np.ndarray:
         how = request.aggregation if needs_verifier(request) else None
 
         def outcome(paths: Sequence[RecordedStep]) -> tuple[float, float, float]:
-            steps = list(dict.fromkeys(step for end in paths for step in end.lineage()))  # the distinct ones
-            own_tokens = self._own_tokens.of_all(steps)
-            return _solved(paths, vote_of(request), how), sum(step.tokens for step in steps), own_tokens
+            steps = dict.fromkeys(step for end in paths for step in end.lineage())  # the distinct ones
+            tokens, own_tokens = sum(step.tokens for step in steps), self._own_tokens.of_all(steps)
+            return _solved(paths, vote_of(request), how), tokens, own_tokens
 
-        draws = [_draws_of(tree, request.beam_width, f"{self._seed} {i}") for i, tree in enumerate(self.trees)]
-        return _Outcomes.of([list(map(outcome, row)) for row in draws])
+        draws = (_draws_of(tree, request.beam_width, f"{self._seed} {i}") for i, tree in enumerate(self.trees))
+        return _outcomes(list(map(outcome, row)) for row in draws)
 
     def pass_at(self) -> dict[int, float]:
         """The probability that any of k paths is right, for k of 1, 2, 4 and so on, and of all."""
@@ -272,27 +251,25 @@ class Forecaster:
 
     def sibling_rank(self, how: Aggregation) -> tuple[float | None, int]:
         """The same of siblings of which one's paths end right more often; and the number of pairs."""
-        ahead = [
-            (one > other) + 0.5 * (one == other) for tree in self.trees for one, other in _sibling_pairs(tree, how)
-        ]
+        pairs = (pair for tree in self.trees for pair in _sibling_pairs(tree, how))
+        ahead = [(one > other) + 0.5 * (one == other) for one, other in pairs]
         return (float(np.mean(ahead)) if ahead else None), len(ahead)
 
-    def useful_width(self, request: SearchRequest) -> tuple[int, list[float]]:
-        """The most paths of which the best-scored one is right more often than of half as many, and the shares.
+    def useful_width(self, request: SearchRequest) -> int:
+        """The most paths of which the best-scored one is right more often than of half as many.
 
         A score that errs gains less from each doubling, and loses where the best of many is one that it overrates. A
         doubling counts if it gains more than its standard error over the problems.
         """
         widths = [2**i for i in range(self.paths.bit_length())]
         asked = (replace(request, beam_width=width, vote=Vote.NAIVE) for width in widths)
-        curve = [self._recorded(each).right.mean(1) for each in asked]
-        useful = 1
-        for width, before, now in zip(widths[1:], curve, curve[1:], strict=False):
+        for width, (before, now) in zip(
+            widths, pairwise(self._recorded(each)[0].mean(1) for each in asked), strict=False
+        ):
             gain = now - before
-            if gain.mean() <= gain.std() / max(1, len(gain)) ** 0.5:
-                break
-            useful = width
-        return useful, [float(each.mean()) for each in curve]
+            if gain.mean() <= gain.std() / len(gain) ** 0.5:
+                return width
+        return widths[-1]
 
 
 def difference(one: Forecast, other: Forecast, seed: int = 0) -> tuple[float, float, float]:

@@ -116,7 +116,13 @@ class SearchModel:
         self._inner: list[dict[tuple[int, bool, bool], list[RecordedStep]]] = [defaultdict(list) for _ in trees]
         self._transitions: list[dict[int, tuple[int, int]]] = [{} for _ in trees]
         for step, problem in self._problem_of.items():
-            self._index(step, self._inner[problem], self._transitions[problem])
+            depth, is_right = step.depth, self.right[step]
+            for state in {self.right[child] for child in step.children}:
+                self._inner[problem][depth, is_right, state].append(step)
+            if is_right and step.children:
+                good, all_of = self._transitions[problem].get(depth, (0, 0))
+                good += sum(child.count for child in step.children if self.right[child])
+                self._transitions[problem][depth] = good, all_of + sum(child.count for child in step.children)
         ranked = sorted(range(len(trees)), key=lambda i: (trees[i].right / max(1, trees[i].paths), i))
         self._near: list[list[int]] = [[] for _ in trees]
         for place, i in enumerate(ranked):
@@ -125,24 +131,9 @@ class SearchModel:
         self._weights = _mixture([each for its in self._transitions for each in its.values()])
         self._stays = [dict[int, float]() for _ in trees]
         self._answers = [Counter[str]() for _ in trees]
-        for tree, answers in zip(trees, self._answers, strict=True):
-            for step in tree.ends():
-                answers[step.answer] += step.count
+        for step in (step for tree in trees for step in tree.ends()):
+            self._answers[self._problem_of[step]][step.answer] += step.count
         self.repeated = {right: self._share_repeated(right) for right in (False, True)}
-
-    def _index(
-        self,
-        step: RecordedStep,
-        inner: dict[tuple[int, bool, bool], list[RecordedStep]],
-        transitions: dict[int, tuple[int, int]],
-    ) -> None:
-        right, depth = self.right, step.depth
-        for state in {right[child] for child in step.children}:
-            inner[depth, right[step], state].append(step)
-        if right[step] and step.children:
-            good, all_of = transitions.get(depth, (0, 0))
-            good += sum(child.count for child in step.children if right[child])
-            transitions[depth] = good, all_of + sum(child.count for child in step.children)
 
     def _share_repeated(self, right: bool) -> float:
         groups = [[c.count for c in step.children if self.right[c] is right] for step in self._problem_of]

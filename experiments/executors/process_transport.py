@@ -162,9 +162,8 @@ class ProcessTransport:
     def close(self) -> None:
         """End all workers."""
         self._closing.set()
-        for process in self._processes:
-            if process:
-                process.hang_up()
+        for process in filter(None, self._processes):
+            process.hang_up()
         for keeper in self._keepers:
             keeper.join()
 
@@ -174,8 +173,7 @@ class ProcessTransport:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         pause = _FIRST_PAUSE
         while not self._closing.is_set():
-            lasted = self._run_one(number, place)
-            pause = _FIRST_PAUSE if lasted else pause
+            pause = _FIRST_PAUSE if self._run_one(number, place) else pause
             self._closing.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -188,17 +186,16 @@ class ProcessTransport:
             return False
         if self._closing.is_set():  # `close` may have looked for it too early
             process.hang_up()
-        loaded, why = float("inf"), None
+        loaded, lost = float("inf"), None
         while report := process.receive():
             if isinstance(report, Lost):
-                why = report.error  # it ends now
+                lost = report  # it ends now
                 continue
-            if isinstance(report, Loaded):
-                loaded = time.monotonic()
+            loaded = time.monotonic() if isinstance(report, Loaded) else loaded
             self._reports.put((number, report, process))
         ended = process.end()
         self._processes[number] = None
-        self._reports.put((number, Lost(why or FatalError(f"worker {number} {ended}")), None))
+        self._reports.put((number, lost or Lost(FatalError(f"worker {number} {ended}")), None))
         return time.monotonic() - loaded > _LASTED_SECONDS
 
 

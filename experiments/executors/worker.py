@@ -249,9 +249,8 @@ class Worker:
 
     def _report(self, orchestrator: Orchestrator) -> None:
         """Report what has happened, that no search is left, or what a busy worker holds now and then."""
-        now, busy = time.monotonic(), orchestrator.busy
-        fell_idle, self._was_busy = self._was_busy and not busy, busy
-        if self._events or fell_idle or (busy and now >= self._report_due):
+        now, was_busy, self._was_busy = time.monotonic(), self._was_busy, orchestrator.busy
+        if self._events or (now >= self._report_due if self._was_busy else was_busy):
             events, self._events = tuple(self._events), []
             self._send(Stepped(orchestrator.occupancy(), events))
             self._report_due = now + _REPORT_SECONDS

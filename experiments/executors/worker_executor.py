@@ -94,12 +94,11 @@ class WorkerExecutor:
         self.equivalence = make_equivalence(runtime.answer_equivalence, runtime.grader_memory)
         try:
             described = self._wait_for_all()
-            self._description = described[0]
-            self.kv_memory_bytes, self.defaults = self._description.kv_memory_bytes, self._description.defaults
-            self.hardware = [each.hardware for each in described]
-            for number, other in enumerate(described):
-                if what := self._differs(number, other):
-                    raise FatalError(what)
+            self._description = first = described[0]
+            self.kv_memory_bytes, self.defaults = first.kv_memory_bytes, first.defaults
+            self.hardware = [described[worker.number].hardware for worker in self._workers]
+            if what := next(filter(None, (self._differs(*each) for each in described.items())), ""):
+                raise FatalError(what)
         except BaseException:
             self.close()
             raise
@@ -276,37 +275,35 @@ class WorkerExecutor:
 
     # ---- the workers
 
-    def _wait_for_all(self) -> list[Loaded]:
+    def _wait_for_all(self) -> dict[int, Loaded]:
         """Wait for every worker; raises what one of them reports while others still load."""
         described: dict[int, Loaded] = {}
         while len(described) < len(self._workers):
             for number, report in self._transport.poll(_WAIT_SECONDS):
                 if isinstance(report, Lost):
                     raise report.error
-                if isinstance(report, Loaded):
-                    described[number] = report
-                    self._workers[number].up, self._workers[number].held = True, report.held
-        return [described[worker.number] for worker in self._workers]
+                assert isinstance(report, Loaded), "a worker without searches reports nothing else"
+                described[number] = report
+                self._workers[number].up, self._workers[number].held = True, report.held
+        return described
 
     def _differs(self, number: int, other: Loaded) -> str:
         """Return how a worker differs from worker 0, which makes it useless; empty if it does not."""
-        ours = self._description
-        mine = {"version": ours.version, **ours.models}
-        theirs = {"version": other.version, **other.models}
-        differing = [f"{name} {own} and {theirs.get(name)}" for name, own in mine.items() if own != theirs.get(name)]
-        if not differing:
-            return ""
-        return f"workers 0 and {number} differ, so that results would depend on the worker: {'; '.join(differing)}"
+        mine, theirs = ({"version": each.version, **each.models} for each in (self._description, other))
+        differing = "; ".join(
+            f"{name} {own} and {theirs.get(name)}" for name, own in mine.items() if own != theirs.get(name)
+        )
+        what = f"workers 0 and {number} differ, so that results would depend on the worker: {differing}"
+        return what if differing else ""
 
     def _require_workers(self) -> None:
         if any(worker.up for worker in self._workers):
             self._none_since = None
             return
-        now = time.monotonic()
         if self._none_since is None:
-            self._none_since = now
+            self._none_since = time.monotonic()
             log.warning("all workers are lost; waiting for one to come back")
-        if now - self._none_since > _LOST_SECONDS:
+        if time.monotonic() - self._none_since > _LOST_SECONDS:
             raise FatalError(f"all workers are lost, and none has come back within {_LOST_SECONDS:g} seconds")
 
     def _restart_silent(self) -> None:
@@ -346,13 +343,13 @@ class WorkerExecutor:
         log.warning("worker %d was lost, with %d searches: %s", worker.number, len(worker.running), first_line(error))
         for search in worker.lose():
             if search.suspect and not search.cancelled:  # it ran alone
-                deaths, why = len(search.died_on) + 1, first_line(error)
-                text = f"{deaths} workers died while they ran this search, the last one with no other: {why}"
+                died = f"{len(search.died_on) + 1} workers died while they ran this search"
+                text = f"{died}, the last one with no other: {first_line(error)}"
                 self._end_without(search, StopReason.FAILED, text)
-                continue
-            search.died_on.append(worker.number)
-            search.repeated.clear()
-            self._enqueue(search)
+            else:
+                search.died_on.append(worker.number)
+                search.repeated.clear()
+                self._enqueue(search)
 
     # ---- searches
 

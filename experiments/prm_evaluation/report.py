@@ -28,6 +28,7 @@ DEFAULT_THRESHOLD = 0.5
 _OF_FIRST_WRONG = {"erroneous": "accuracy, erroneous", "correct": "accuracy, correct", "f1": "F1"}
 _OF_STEPS = {"f1_right": "F1, right steps", "f1_wrong": "F1, wrong steps", "prm_score": "PRMScore"}
 _MAX_NAMED = 5
+_GROUPED_BY = "subset", "generator", "classification"
 
 Pairs = Sequence[tuple[Solution, Scored]]
 
@@ -92,11 +93,7 @@ def summarize(
         "threshold": threshold,
         "threshold_source": source,
         "overall": _metrics(pairs, form, threshold),
-        "by": {
-            by: groups
-            for by in ("subset", "generator", "classification")
-            if (groups := _by(pairs, by, form, threshold))
-        },
+        "by": {name: its for name in _GROUPED_BY if (its := _by(pairs, name, form, threshold))},
         "auc": auc([s for s, right in steps if right], [s for s, right in steps if not right]),
         "auc_within_problems": auc_within(_groups(pairs)),
         "calibration": bins,
@@ -142,12 +139,10 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
     console.print(f"threshold {summary['threshold']:.4f}: {summary['threshold_source']}", markup=False)
     columns = _OF_STEPS if summary["format"] == Format.PRMBENCH else _OF_FIRST_WRONG
     table = Table("", "samples", *columns.values(), title="in %, with 95% intervals")
-    for by, groups in summary["by"].items():
+    for by, groups in [*summary["by"].items(), ("all", {"": summary["overall"]})]:
         for name, row in groups.items():
             table.add_row(f"{by} {name}", str(row["samples"]), *(_percent(row[column]) for column in columns))
         table.add_section()
-    overall = summary["overall"]
-    table.add_row("all", str(overall["samples"]), *(_percent(overall[column]) for column in columns))
     console.print(table)
     within = _number(summary["auc_within_problems"])
     console.print(f"AUC of steps: {_number(summary['auc'])} pooled, {within} within a problem")

@@ -234,39 +234,34 @@ def _mark_in(text: str, label: str) -> str:
 def _prm800k(fields: _Fields, subset: str, name: str) -> Solution:
     problem = fields.inner("question", fields.record.get("question")).text("problem")
     label = fields.inner("label", fields.record.get("label"))
-    steps, right = list[str](), list[bool]()
+    solution: list[tuple[str, bool]] = []
     for number, step in enumerate(label.listed("steps", "steps"), start=1):
-        found = _chosen(label.inner(f"steps[{number}]", step))
-        if found is None:
-            break
-        (text, its), goes_on = found
-        steps.append(text)
-        right.append(its)
+        completion, goes_on = _chosen(label.inner(f"steps[{number}]", step))
+        solution += completion
         if not goes_on:
             break
-    if not steps:
+    if not solution:
         raise label.error("steps", "must have a completion in the first step")
-    return _labelled(fields, subset, name, problem, tuple(steps), right)
+    steps, right = zip(*solution, strict=True)
+    return _labelled(fields, subset, name, problem, steps, right)
 
 
-def _chosen(step: _Fields) -> tuple[tuple[str, bool], bool] | None:
+def _chosen(step: _Fields) -> tuple[list[tuple[str, bool]], bool]:
     """The completion of a step that a solution goes on with or ends with, whether it is right, and whether it goes on.
 
-    None for a step without any.
+    There is none in a step without any.
     """
     human, chosen = step.record.get("human_completion"), step.record.get("chosen_completion")
     given = step.record.get("completions")
     completions = [] if given in (None, []) else step.listed("completions", "completions")
     if chosen is not None:
         at = step.integer("chosen_completion", chosen, 0, len(completions) - 1)
-        return _rated(step.inner(f"completions[{at}]", completions[at])), True
+        return [_rated(step.inner(f"completions[{at}]", completions[at]))], True
     if human is not None:
         text = {"text": human} if isinstance(human, str) else human
-        return (step.inner("human_completion", text).text("text"), True), True
-    if not completions:
-        return None
+        return [(step.inner("human_completion", text).text("text"), True)], True
     rated = [_rated(step.inner(f"completions[{at}]", each)) for at, each in enumerate(completions)]
-    return next((each for each in rated if not each[1]), rated[0]), False
+    return [each for each in rated if not each[1]][:1] or rated[:1], False
 
 
 def _rated(completion: _Fields) -> tuple[str, bool]:

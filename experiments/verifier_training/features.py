@@ -143,10 +143,9 @@ class TreeReader(ABC):
                 found = self._part(file, some, start)
                 with replacing(file) as partial, partial.open("wb") as stream:
                     np.savez(stream, **{name: getattr(found, name) for name in _ARRAYS})
-            read = Readings(**np.load(file), layers=self._layers)
-            read.parents[read.parents >= 0] += rows
-            parts.append(read)
-            rows += len(read.values)
+            parts.append(Readings(**np.load(file), layers=self._layers))
+            parts[-1].parents[parts[-1].parents >= 0] += rows
+            rows += len(parts[-1].values)
             for _ in some:
                 on_problem()
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
@@ -174,8 +173,7 @@ class TreeReader(ABC):
     def _part(self, file: Path, trees: Sequence[TreeRecord], first: int) -> Readings:
         """Readings of the trees of one file, of which the first is number `first`."""
         found = [(at, *of_step) for at, tree in enumerate(trees) for of_step in self._steps(tree)]
-        hidden = self._model.config.hidden_size
-        return readings_of(found, trees, first, self._layers, hidden)
+        return readings_of(found, trees, first, self._layers, self._model.config.hidden_size)
 
     def _computed(
         self,
@@ -190,25 +188,22 @@ class TreeReader(ABC):
             children: indices of the steps behind each step; None for first steps.
             work: what is computed of the prompt or a step, given its sequence.
         """
-        engine = self._engine
+        engine, first = self._engine, work(root, None)
         places: dict[KVSequence, int | None] = {root: None}
-        first = work(root, None)
         engine.submit(first)
         try:
             while engine.busy:
                 for done in engine.step():
                     assert isinstance(done, Scored)
-                    sequence = done.work.sequence
-                    index = places.pop(sequence)
+                    index = places.pop(sequence := done.work.sequence)
                     yield index, done.values
                     for child in children.get(index, ()):
                         (fork,) = engine.fork(sequence, 1)
                         places[fork] = child
                         engine.submit(work(fork, child))
                     engine.release(sequence)
-        except GeneratorExit:
+        finally:
             engine.abandon(first.owner)
-            raise
 
 
 class OwnReader(TreeReader):
@@ -246,6 +241,11 @@ def is_read(step: StepRecord) -> bool:
     return step.end != "length" and bool(step.text.strip())
 
 
+def read_before(tree: TreeRecord, index: int) -> int | None:
+    """The index of the last step before another one that is read; None if there is none."""
+    return next((i for i in reversed(tree.lineage(index)[:-1]) if is_read(tree.steps[i])), None)
+
+
 def readings_of(
     found: Sequence[tuple[int, int, np.ndarray, tuple[float, float]]],
     trees: Sequence[TreeRecord],
@@ -262,22 +262,18 @@ def readings_of(
         layers: see `Readings`.
         hidden: width of the states of one layer.
     """
-    row_of: dict[tuple[int, int], int] = {}
-    columns: dict[str, list[Any]] = {name: [] for name in _ARRAYS}
+    row_of: dict[tuple[int, int | None], int] = {}
+    rows: list[tuple[Any, ...]] = []
     for at, index, states, read in found:
-        tree = trees[at]
-        step = tree.steps[index]
-        above = next((row_of[at, i] for i in reversed(tree.lineage(index)[:-1]) if (at, i) in row_of), -1)
-        row_of[at, index] = len(row_of)
-        right = -1 if step.end is None else int(bool(step.right))
+        step = trees[at].steps[index]
+        row_of[at, index] = len(rows)
+        above, right = row_of.get((at, read_before(trees[at], index)), -1), -1 if step.end is None else bool(step.right)
         sampled = sum(step.log_probabilities), len(step.token_ids)
-        row = states, step.value, step.samples, first + at, above, right, read, sampled, index
-        for column, value in zip(columns.values(), row, strict=True):
-            column.append(value)
+        rows.append((states, step.value, step.samples, first + at, above, right, read, sampled, index))
     widths = {"states": (len(layers) * hidden,), "read": (2,), "sampled": (2,)}
     arrays = {
-        name: np.array(column, _ARRAYS[name]).reshape(len(column), *widths.get(name, ()))
-        for name, column in columns.items()
+        name: np.array([row[place] for row in rows], dtype).reshape(len(rows), *widths.get(name, ()))
+        for place, (name, dtype) in enumerate(_ARRAYS.items())
     }
     return Readings(**arrays, layers=layers)
 
@@ -355,9 +351,8 @@ class TrunkReader(TreeReader):
 
 def children_of(tree: TreeRecord) -> dict[int | None, list[int]]:
     """Indices of the steps that are read, by that of the one before; None for first steps."""
-    children: dict[int | None, list[int]] = {}
+    children: dict[int | None, list[int]] = defaultdict(list)
     for index, step in enumerate(tree.steps):
         if is_read(step):
-            above = next((i for i in reversed(tree.lineage(index)[:-1]) if is_read(tree.steps[i])), None)
-            children.setdefault(above, []).append(index)
+            children[read_before(tree, index)].append(index)
     return children

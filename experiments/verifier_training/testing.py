@@ -73,7 +73,7 @@ def _steps(nodes: Sequence[dict[str, Any]]) -> list[RolloutStep]:
         texts.append((texts[above + 1] if above is not None else "") + node["text"])
         tokens, end = node["tokens"], node["termination"] or None
         spread = [node["log_probability"] / max(1, tokens)] * tokens
-        answer = extract_answer(texts[-1]) if end not in (None, "length") else None
+        answer = None if end in (None, "length") else extract_answer(texts[-1])
         steps.append(RolloutStep(above, node["text"], [0] * tokens, spread, node["multiplicity"], end, answer))
     return steps
 
@@ -151,9 +151,8 @@ def _votes(solved: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:
     """The accuracies of votes of `count` paths, and their differences to the majority."""
     row: dict[str, Any] = {"paths": count, MAJORITY: solved[MAJORITY].mean(), "any": solved["any"].mean()}
     for kind, its in solved.items():
-        if kind in (MAJORITY, "any"):
-            continue
-        ahead = (its - solved[MAJORITY]).tolist()
-        row[kind] = {"accuracy": its.mean(), "ahead": float(np.mean(ahead))}
-        row[kind]["interval"] = paired_bootstrap_interval(ahead)
+        if kind not in row:
+            ahead = (its - solved[MAJORITY]).tolist()
+            row[kind] = {"accuracy": its.mean(), "ahead": float(np.mean(ahead))}
+            row[kind]["interval"] = paired_bootstrap_interval(ahead)
     return row

@@ -129,11 +129,10 @@ def write_math_shepherd(path: Path, trees: Iterable[TreeRecord]) -> None:
 
     def record(problem: str, steps: list[str], right: list[bool]) -> dict[str, Any]:
         texts = [f"Step {k}: {_HEADING.sub('', step, count=1)} " for k, step in enumerate(steps, start=1)]
-        signs = ["+" if each else "-" for each in right]
-        text, label = (
-            "\n".join(map("".join, zip(texts, marks, strict=True))) for marks in ([_MARK] * len(texts), signs)
-        )
-        return {"input": f"{problem} {text}", "label": f"{problem} {label}"}
+        marks = {"input": [_MARK] * len(texts), "label": ["+" if each else "-" for each in right]}
+        return {
+            key: f"{problem} " + "\n".join(map("".join, zip(texts, its, strict=True))) for key, its in marks.items()
+        }
 
     _write(path, (record(*solution) for solution in _solutions(trees)))
 
@@ -143,10 +142,9 @@ def _solutions(trees: Iterable[TreeRecord]) -> Iterator[tuple[str, list[str], li
     for tree in trees:
         for index, last in enumerate(tree.steps):
             if last.end:
-                path = [tree.steps[at] for at in tree.lineage(index)]
-                said = [(step.text.strip(), step.value > 0) for step in path if step.text.strip()]
-                if said:
-                    yield tree.problem, [text for text, _ in said], [right for _, right in said]
+                path = [tree.steps[at] for at in tree.lineage(index) if tree.steps[at].text.strip()]
+                if path:
+                    yield tree.problem, [step.text.strip() for step in path], [step.value > 0 for step in path]
 
 
 def _write(path: Path, records: Iterable[dict[str, Any]]) -> None:
