@@ -37,10 +37,21 @@ class Tile:
     options: dict[str, int]
 
 
-NARROW = Tile(16, {"num_warps": 4, "num_stages": 3})
-WIDE = Tile(64, {"num_warps": 8, "num_stages": 3})
-_WIDE_TILES = {768: WIDE, 1024: Tile(32, WIDE.options), 2048: Tile(16, WIDE.options)}
-"""By the most bytes of a key and a value head, filled up, that leave each thread enough registers."""
+def _tile(rows: int, warps: int, stages: int) -> Tile:
+    return Tile(rows, {"num_warps": warps, "num_stages": stages})
+
+
+NARROW, WIDE = _tile(16, 4, 3), _tile(64, 8, 3)
+_TILES = {
+    512: (NARROW, WIDE),
+    768: (_tile(16, 4, 2), _tile(64, 8, 2)),
+    1024: (_tile(16, 4, 2), _tile(32, 8, 2)),
+    2048: (_tile(16, 8, 2), _tile(16, 8, 2)),
+}
+"""Narrow and wide tiles by the most bytes of a key and a value head, filled up, that leave threads enough registers.
+
+Three stages hold the keys and values of two tiles, the one that is multiplied and the next one; two hold one's.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +96,13 @@ def attend(
         `[T, heads, value_dim]` in the query's dtype.
     """
     scale, window, softcap, sinks = terms
-    wide = wide_tile(query.shape[2], layer_kv.values.shape[-1], query.element_size())
-    narrow = NARROW if wide.rows > NARROW.rows else wide
+    tiles = tiles_of(query.shape[2], layer_kv.values.shape[-1], query.element_size())
     _, slots, block_size, kv_heads, head_dim = layer_kv.keys.shape
     (tokens, heads, _), value_dim = query.shape, layer_kv.values.shape[-1]
     output = query.new_empty((tokens, heads, value_dim))
     partial = query.new_empty((plan.partials, heads, value_dim), dtype=torch.float32)
     weights = query.new_empty((plan.partials, heads), dtype=torch.float32)
-    for kind, (items, tile) in enumerate(((plan.narrow, narrow), (plan.wide, wide))):
+    for kind, (items, tile) in enumerate(zip((plan.narrow, plan.wide), tiles, strict=True)):
         if len(items):
             attend_items[min(len(items), plan.programs), kv_heads](
                 query,
@@ -139,21 +149,22 @@ def padded(dim: int) -> int:
     return max(16, triton.next_power_of_2(dim))
 
 
-def rows_of_tiles(groups: int, wide: Tile = WIDE, *, fixed: bool = False) -> tuple[int, int]:
+def rows_of_tiles(groups: int, tiles: tuple[Tile, Tile] = (NARROW, WIDE), *, fixed: bool = False) -> tuple[int, int]:
     """Rows of a narrow and of a wide work item, for so many query heads to a kv head; `fixed` tiles are all wide.
 
     Raises:
         UnsupportedShapeError: when not even one row fits.
     """
+    narrow, wide = tiles
     if groups > wide.rows:
         raise UnsupportedShapeError(
             f"{groups} query heads share each key and value head, and attention on a GPU takes {wide.rows} at most"
         )
-    return 0 if fixed else NARROW.rows // groups, wide.rows // groups
+    return 0 if fixed else narrow.rows // groups, wide.rows // groups
 
 
-def wide_tile(key_dim: int, value_dim: int, itemsize: int, shared_memory: int | None = None) -> Tile:
-    """The tile of wide items, for heads of so many elements of `itemsize` bytes.
+def tiles_of(key_dim: int, value_dim: int, itemsize: int, shared_memory: int | None = None) -> tuple[Tile, Tile]:
+    """The tiles of narrow and of wide items, for heads of so many elements of `itemsize` bytes.
 
     Args:
         key_dim: elements of a head of keys.
@@ -165,11 +176,11 @@ def wide_tile(key_dim: int, value_dim: int, itemsize: int, shared_memory: int | 
         UnsupportedShapeError: registers or shared memory do not suffice.
     """
     size = (padded(key_dim) + padded(value_dim)) * itemsize
-    tile = next((tile for most, tile in _WIDE_TILES.items() if size <= most), None)
-    if tile is not None:
-        needed = TILE * size + tile.rows * (padded(key_dim) + TILE) * itemsize
+    if tiles := next((tiles for most, tiles in _TILES.items() if size <= most), None):
+        held = tiles[1].options["num_stages"] - 1  # tiles of keys and values
+        needed = held * TILE * size + tiles[1].rows * (padded(key_dim) + TILE) * itemsize
         if shared_memory is None or needed <= shared_memory:
-            return tile
+            return tiles
     raise UnsupportedShapeError(
         f"keys of {key_dim} and values of {value_dim} elements a head, {itemsize} bytes each, are more than attention "
         f"on this GPU has room for"
@@ -251,10 +262,13 @@ def attend_items(
         largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
         total = tl.zeros([TILE_ROWS], tl.float32)
         mixed = tl.zeros([TILE_ROWS, padded_value], tl.float32)
+        n = start + tl.arange(0, _TILE)
+        following = tl.load(table_at + n // BLOCK_SIZE, mask=n < end, other=0)
         for begin in range(start, end, _TILE):
             n = begin + tl.arange(0, _TILE)
-            inside = n < end
-            block = tl.load(table_at + n // BLOCK_SIZE, mask=inside, other=0)
+            inside, block = n < end, following
+            # A tile ahead, so that keys and values need not wait for the table.
+            following = tl.load(table_at + (n + _TILE) // BLOCK_SIZE, mask=n + _TILE < end, other=0)
             slab_at = (block // SLOTS).to(tl.int64) * slab_stride
             token = (block % SLOTS * KV_HEADS + kv_head) * BLOCK_SIZE + n % BLOCK_SIZE  # of the slab, this head's
             held = inside & (block >= 0)  # others are behind all windows

@@ -6,7 +6,7 @@ import torch
 
 from espalier.kernels.attention import Call, Terms
 from espalier.kernels.layout import LayerKV, StateBatch, StepBatch
-from espalier.kernels.triton.attention import attend, rows_of_tiles, wide_tile
+from espalier.kernels.triton.attention import attend, rows_of_tiles, tiles_of
 from espalier.kernels.triton.cache import write_heads
 from espalier.kernels.triton.plan import Costs, Planner
 from espalier.kernels.triton.steps import DeviceStep, StepTokens, places_of, programs_of
@@ -27,8 +27,8 @@ class CallPlanner:
             UnsupportedShapeError: the kernel has no room for a call's heads.
         """
         for call in calls:
-            wide = wide_tile(call.key_dim, call.value_dim, dtype.itemsize, costs.shared_memory)
-            rows_of_tiles(call.heads // call.kv_heads, wide)
+            tiles = tiles_of(call.key_dim, call.value_dim, dtype.itemsize, costs.shared_memory)
+            rows_of_tiles(call.heads // call.kv_heads, tiles)
         self._calls = calls
         self._costs = costs
         self._chunk = chunk
@@ -44,9 +44,9 @@ class CallPlanner:
             its = batch.of(group)
             if (planner := self._planners.get(kind)) is None:
                 _, _, block_size, kv_heads, key_dim = layer_kv.keys.shape
-                wide = wide_tile(key_dim, layer_kv.values.shape[-1], layer_kv.keys.element_size())
-                tiles = rows_of_tiles(heads // kv_heads, wide, fixed=self._chunk is not None)
-                planner = Planner(block_size, kv_heads, tiles, self._costs, [window], self._chunk)
+                tiles = tiles_of(key_dim, layer_kv.values.shape[-1], layer_kv.keys.element_size())
+                rows = rows_of_tiles(heads // kv_heads, tiles, fixed=self._chunk is not None)
+                planner = Planner(block_size, kv_heads, rows, self._costs, [window], self._chunk)
                 self._planners[kind] = planner
             tables.append(its.block_tables.numpy())
             plans += planner.plan(batch.query_starts.numpy(), batch.context_lengths.numpy(), tables[-1:])

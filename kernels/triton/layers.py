@@ -11,7 +11,7 @@ from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, LayerWeights,
 from espalier.kernels.layout import LayerKV, StepBatch
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import rotary_table
-from espalier.kernels.triton.attention import attend, rows_of_tiles, wide_tile
+from espalier.kernels.triton.attention import attend, rows_of_tiles, tiles_of
 from espalier.kernels.triton.cache import norm_rotate_write
 from espalier.kernels.triton.plan import Costs, Planner
 from espalier.kernels.triton.pointwise import add_norm, gated
@@ -46,8 +46,8 @@ class TritonLayers(TorchLayers):
                 kv head than a tile of attention has rows.
         """
         self.outer = outer
-        wide = wide_tile(spec.head_dim, spec.head_dim, outer.embedding.element_size(), costs.shared_memory)
-        self._tiles = rows_of_tiles(spec.num_heads // spec.num_kv_heads, wide, fixed=chunk is not None)
+        tiles = tiles_of(spec.head_dim, spec.head_dim, outer.embedding.element_size(), costs.shared_memory)
+        self._tiles = rows_of_tiles(spec.num_heads // spec.num_kv_heads, tiles, fixed=chunk is not None)
         self._layers = [load(index) for index in range(count)]
         self._products = [
             (

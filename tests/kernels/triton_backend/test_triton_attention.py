@@ -15,7 +15,7 @@ from paged_batch import (
 
 from espalier.kernels.attention import Terms
 from espalier.kernels.layers import UnsupportedShapeError
-from espalier.kernels.triton.attention import DevicePlan, attend, rows_of_tiles, wide_tile
+from espalier.kernels.triton.attention import DevicePlan, attend, rows_of_tiles, tiles_of
 from espalier.kernels.triton.cache import TokenMajorLayout
 from espalier.kernels.triton.plan import AttentionPlan, Costs, Cut, Planner, plan_attention
 
@@ -41,8 +41,8 @@ def plan_of(
     layout, heads = problem.layout, problem.query.shape[1]
     batch = problem.batch
     arrays = (tensor.numpy() for tensor in (batch.query_starts, batch.context_lengths, batch.block_tables))
-    wide = wide_tile(layout.head_dim, layout.head_dim, problem.query.element_size())
-    tiles = rows_of_tiles(heads // layout.num_kv_heads, wide, fixed=fixed_tiles)
+    tiles = tiles_of(layout.head_dim, layout.head_dim, problem.query.element_size())
+    tiles = rows_of_tiles(heads // layout.num_kv_heads, tiles, fixed=fixed_tiles)
     return plan_attention(*arrays, layout.block_size, layout.num_kv_heads, *tiles, costs, window=window, chunk=chunk)
 
 
