@@ -50,8 +50,10 @@ class ServerSettings:
     env_prefix: ClassVar = "ESPALIER_"
 
     host: str = option("127.0.0.1", "Address to listen on; any but loopback needs --insecure-bind.")
-    port: int = option(50051, "TCP port of gRPC; 0 takes a free one.")
-    http_port: int | None = optional("TCP port of HTTP, on the same address; 0 takes a free one; default: no HTTP.")
+    port: int = option(50051, "TCP port of gRPC; 0 takes a free one.", _PORT)
+    http_port: int | None = optional(
+        "TCP port of HTTP, on the same address; 0 takes a free one; default: no HTTP.", _PORT
+    )
     model_name: str | None = optional("Name of the served models over HTTP; default: a short name of the generator.")
     cors_origin: str | None = optional(
         "Origin of other web pages that may call over HTTP, like https://chat.example.org."
@@ -99,7 +101,7 @@ class ServerSettings:
         "limit.",
         Interval(ge=1),
     )
-    metrics_port: int | None = optional("TCP port of HTTP for metrics alone, without login; 0 takes a free one.")
+    metrics_port: int | None = optional("TCP port of HTTP for metrics alone, without login; 0 takes a free one.", _PORT)
     metrics_host: str = option(
         "127.0.0.1", "Address of --metrics-port to listen on; any but loopback needs --insecure-bind."
     )
