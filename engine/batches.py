@@ -226,11 +226,24 @@ class Batches:
         return dropped
 
     def _launch(self) -> None:
-        """Launch a batch of the role whose turn it is; of the other one if the first cannot go on yet."""
-        loads, fair = self._share_out()
-        if self._launch_of(loads, fair):
-            return
-        if any(scheduler.planner.throttled for scheduler in self.schedulers.values()):
+        """Launch a batch of the role whose turn it is; of the other one if the first cannot go on yet.
+
+        Owners over their share are left out and accounts are charged, where that is worthwhile.
+        """
+        self._throttle(frozenset())
+        loads, fair = self._loads(), self.sharing.contended
+        if fair:
+            schedulers = self.schedulers.values()
+            working = {owner for scheduler in schedulers for owner in scheduler.owners() - scheduler.planner.paused}
+            if over_share := self.sharing.over_share(working):
+                self._throttle(over_share)
+                fewer = self._loads()
+                fair = any(load.busy for load in fewer.values()) and self.sharing.is_worthwhile(loads, fewer)
+                if fair:
+                    loads = fewer
+                else:
+                    self._throttle(frozenset())
+        if not self._launch_of(loads, fair) and any(each.planner.throttled for each in self.schedulers.values()):
             self._throttle(frozenset())
             self._launch_of(self._loads(), fair=False)
 
@@ -280,23 +293,6 @@ class Batches:
         if fair:
             self.sharing.charge(role, plan)
         return True
-
-    def _share_out(self) -> tuple[dict[str, RoleLoad], bool]:
-        """Throttle owners over their share; returns the work left by role, and whether the step is charged for."""
-        self._throttle(frozenset())
-        loads = self._loads()
-        if not self.sharing.contended:
-            return loads, False
-        schedulers = self.schedulers.values()
-        working = {owner for scheduler in schedulers for owner in scheduler.owners() - scheduler.planner.paused}
-        if not (over_share := self.sharing.over_share(working)):
-            return loads, True
-        self._throttle(over_share)
-        fewer = self._loads()
-        if any(load.busy for load in fewer.values()) and self.sharing.is_worthwhile(loads, fewer):
-            return fewer, True
-        self._throttle(frozenset())
-        return loads, False
 
     def _throttle(self, owners: frozenset[Hashable]) -> None:
         for scheduler in self.schedulers.values():

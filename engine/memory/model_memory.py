@@ -159,13 +159,6 @@ def _partial(model: DecoderConfig) -> int:
     return 4 * model.num_heads * (model.head_dim + 1)
 
 
-def pool_names(role: str, config: DecoderConfig) -> list[str]:
-    """Names of a model's block pools, one for each KV group, its role if there is one; then that of its states."""
-    groups = kv_groups(config.kv_layers)
-    names = [role] if len(groups) == 1 else [f"{role}/{group}" for group in range(len(groups))]
-    return [*names, f"{role}/states"] if config.state_shapes else names
-
-
 def make_kv_pool(models: Iterable[Model], num_bytes: int, block_size: int, slab_bytes: int | None) -> KVPool:
     """Allocate the pool for models on one device; a slab has at least one block of each of them.
 
@@ -202,9 +195,11 @@ def make_table(
         enable_prefix_cache: whether prefixes are found again.
         further: tokens that its windows reach back further, for sequences that go back by as many.
     """
-    layouts = _layouts(model, block_size, kv_pool.slab_bytes)
+    layouts, counters = _layouts(model, block_size, kv_pool.slab_bytes), RoleCounters()
     windows = [shape.window and shape.window + further for shape in kv_groups(model.config.kv_layers)]
-    names, counters = pool_names(role, model.config), RoleCounters()
+    # One pool for each KV group, and then that of the states.
+    names = [role] if len(windows) == 1 else [f"{role}/{group}" for group in range(len(windows))]
+    names.append(f"{role}/states")
     pools = [
         BlockPool(role, layout, kv_pool, enable_prefix_cache, window, name, counters)
         for layout, window, name in zip(layouts, [*windows, None], names, strict=False)

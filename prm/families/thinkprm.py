@@ -123,8 +123,7 @@ class RationaleSession(VerifierSession["ThinkPrm"]):
         text = self._engine.open(VERIFIER, list(ids), search.salt, search.owner)
         samplings = family.samplings(search.seed, path)
         self._opened.add(text)
-        chains = len(samplings)
-        rationales = _Rationales(node, path, text, chains, len(ids))
+        rationales = _Rationales(node, path, text, len(samplings), len(ids))
         work = Generate(search.owner, text, samplings, family.settings.tokens, delimiter="", tag=rationales)
         self._engine.submit(work)
         return 0
@@ -149,13 +148,12 @@ class RationaleSession(VerifierSession["ThinkPrm"]):
         rationales: _Rationales = done.work.tag
         kept = self._family.kept(rationales.path, done.token_ids)
         self._engine.release(done.sequence)
-        sequence = self._engine.fork(rationales.text, 1)[0]
+        (sequence,) = self._forks(rationales.text, 1)
         rationales.unwritten -= len(done.indices)
         if not rationales.unwritten:
             self._release_opened(rationales.text)
         ids = (*kept, *self._family.lead_ids)
         rationales.extra_tokens += done.own_tokens + len(ids)
-        self._opened.add(sequence)
         tag = rationales, len(done.indices)
         self._engine.submit(Score(self._search.owner, sequence, ids, (len(ids) - 1,), tag=tag))
 

@@ -18,12 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from scripted_drafts import FixedLength
 from zoo_models import write_checkpoint
 
+from espalier.engine import batches
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
-from espalier.engine.scheduling import turns
 from espalier.engine.scheduling.running_samples import RunningRequest
 from espalier.engine.speculation.speculation import Speculation
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
@@ -466,7 +466,7 @@ def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
     tmp_path: Path,
 ):
     for name, strictest in (("_MAX_LAG", 1), ("_WORTHWHILE", 0)):
-        monkeypatch.setattr(turns, name, strictest)
+        monkeypatch.setattr(batches, name, strictest)
     if recurrent := issubclass(machine, RecurrentMachine):
         checkpoint = Checkpoint(write_checkpoint(tmp_path, machine.generator))
         model = load_generator(checkpoint, torch.float32, "cpu")
