@@ -175,14 +175,9 @@ def _attend_plainly(
     return weights.to(value.dtype) @ value
 
 
-class Attend(Protocol):
-    """Attention of a step's tokens in one layer; see `GatheredAttention.__call__`."""
-
-    def __call__(self, query: torch.Tensor, layer_kv: LayerKV, terms: Terms) -> torch.Tensor:
-        """`[T, heads, head_dim]` to `[T, heads, value_dim]`."""
-        ...
-
-
+Attend = Callable[[torch.Tensor, LayerKV, Terms], torch.Tensor]
+"""Attention of a step's tokens in one layer, `[T, heads, head_dim]` to `[T, heads, value_dim]`; see
+`GatheredAttention.__call__`."""
 PrepareAttention = Callable[[LayerKV, AttentionBatch, int], Attend]
 """Prepares one step's attention for all layers: keys and values of any of them, the step's tokens, query heads."""
 

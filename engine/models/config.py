@@ -220,7 +220,7 @@ def read_config(
     head_dim, kv_heads = read_head_dim(fields), fields.count("num_key_value_heads", heads)
     if heads % kv_heads:
         raise CheckpointError(
-            f"{fields.place} has num_attention_heads {heads}, which cannot share num_key_value_heads {kv_heads}"
+            f"num_attention_heads {heads} in {fields.place} cannot share num_key_value_heads {kv_heads}"
         )
     rotaries = rotaries or (read_rotary(fields),)
     longest = fields.count("max_position_embeddings", _MAX_POSITIONS)
@@ -247,8 +247,7 @@ def read_head_dim(fields: Fields) -> int:
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     if fields.raw.get("head_dim") is None and hidden % heads:
         raise CheckpointError(
-            f"hidden_size {hidden} in {fields.place} cannot be divided among {heads} heads (num_attention_heads), and "
-            "there is no head_dim"
+            f"hidden_size {hidden} in {fields.place} cannot be divided among {heads} heads: no head_dim"
         )
     head_dim = fields.count("head_dim", hidden // heads)
     if head_dim % 2:
@@ -263,9 +262,7 @@ def read_layer_kinds(fields: Fields, default: Sequence[str]) -> list[str]:
     if len(kinds) != len(default):
         raise CheckpointError(f"layer_types in {fields.place} has {len(kinds)} items for {len(default)} layers")
     if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
-        raise CheckpointError(
-            f"layer_types in {fields.place} has {shown(unknown[0])}; {FULL} and {SLIDING} are supported"
-        )
+        raise CheckpointError(f"layer_types in {fields.place} has {shown(unknown[0])}, not {FULL} or {SLIDING}")
     return kinds
 
 
@@ -338,14 +335,12 @@ def _rope_object(fields: Fields) -> Mapping[str, Any]:
     for name, value in given.items():
         require(fields.place, name, value, *AN_OBJECT)
         if nested := next((key for key, inner in value.items() if isinstance(inner, dict)), None):
-            raise CheckpointError(
-                f"{name} in {fields.place} has parameters of its own for {nested}; one set is supported"
-            )
+            raise CheckpointError(f"{name} in {fields.place} has parameters of its own for {nested}, which is not read")
         older = value.get("type")
         given[name] = ({} if older is None else {"rope_type": older}) | {k: v for k, v in value.items() if k != "type"}
     old, new = given.get("rope_scaling", {}), given.get("rope_parameters", {})
     if differing := [key for key in old.keys() & new.keys() if old[key] != new[key]]:
         raise CheckpointError(
-            f"{fields.place} gives {differing[0]} in rope_scaling and another one in rope_parameters; leave one out"
+            f"{fields.place}: {differing[0]} differs in rope_scaling and rope_parameters; leave one out"
         )
     return {**new, **old}

@@ -94,11 +94,9 @@ def choose_backend_for(checkpoint: Checkpoint, dtype: torch.dtype, device: torch
         raise CheckpointError(f"--batch-invariant: {error}") from error
     quantised = checkpoint.quantization is not Quantization.NONE
     if checkpoint.batch_invariant and quantised and not backend.quantized_packer():
-        raise CheckpointError(
-            f"--batch-invariant: products of {checkpoint.quantization} weights on {device} are torchao's, whose rows "
-            "depend on their batch; leave out --batch-invariant, or --generator-quantization and "
-            "--verifier-quantization"
-        )
+        kind = f"{checkpoint.quantization} weights on {device}"
+        flags = "--generator-quantization and --verifier-quantization"
+        raise CheckpointError(f"--batch-invariant: products of {kind} depend on their batch; leave it out, or {flags}")
     backend.use_device(torch.device(device))
     return backend
 

@@ -214,10 +214,7 @@ def parse_decoder_config(raw: Mapping[str, Any], place: str = "config.json") -> 
         CheckpointError: for an unknown model type, a missing key, or a value that means nothing.
     """
     if (family := family_of(model_type := raw.get("model_type", ""))) is None:
-        raise CheckpointError(
-            f"{place}: model type {shown(model_type)} is not supported; {', '.join(FAMILIES)} are: generators of the "
-            f"classes {', '.join(GENERATOR_CLASSES)}, and reward models over them"
-        )
+        raise CheckpointError(f"{place}: model type {shown(model_type)} is not supported; {', '.join(FAMILIES)} are")
     fields = Fields(raw, place)
     try:
         return family.read(fields if family.model_type == model_type else fields.inner("text_config"))

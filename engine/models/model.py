@@ -14,7 +14,6 @@ from espalier.engine.models.chat.turns import embedded_ends
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import DecoderConfig, NativeConfig
 from espalier.engine.models.decoder import Decoder, choose_backend_for, keep, load_decoder, read_kept
-from espalier.engine.models.families import GENERATOR_CLASSES
 from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.quantization import make_quantizer
 from espalier.engine.models.tokenizer import TextTokenizer
@@ -209,8 +208,8 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
     if not checkpoint.has_language_head:
         name = checkpoint.architecture or "model without architecture"
         raise CheckpointError(
-            f"{checkpoint.folder} is a {name}, not a generator; give one of {', '.join(GENERATOR_CLASSES)}, or "
-            "another that transformers runs to --generator, and a reward model to --verifier"
+            f"{checkpoint.folder} is a {name}, not a generator; give a *ForCausalLM model to --generator, and a reward "
+            "model to --verifier"
         )
     tokenizer = TextTokenizer(checkpoint)  # so that its faults are found before gigabytes are read
     head, config = None, checkpoint.decoder_config

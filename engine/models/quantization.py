@@ -51,9 +51,8 @@ def make_quantizer(
         try:
             import torchao.quantization  # noqa: F401
         except ImportError as error:
-            raise CheckpointError(
-                f"{quantization} weights need torchao: pip install 'espalier-search[quantization]'"
-            ) from error
+            install = "pip install 'espalier-search[quantization]'"
+            raise CheckpointError(f"{quantization} weights need torchao: {install}") from error
     if packer:
         return partial(_pack_int4, packer)
     if quantization is Quantization.INT8:
@@ -63,9 +62,8 @@ def make_quantizer(
     kind = torch.device(device).type
     if kind != "cuda" or dtype != torch.bfloat16:
         name = str(dtype).removeprefix("torch.")
-        raise CheckpointError(
-            f"int4 weights need --dtype bfloat16 on a GPU or float32 on a CPU; this is {name} on {kind}"
-        )
+        needed = "--dtype bfloat16 on a GPU or float32 on a CPU"
+        raise CheckpointError(f"int4 weights need {needed}; this is {name} on {kind}")
     from torchao.quantization import Int4WeightOnlyConfig
     from torchao.quantization.quantize_.workflows import Int4PackingFormat
 

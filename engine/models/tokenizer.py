@@ -254,16 +254,14 @@ class TextTokenizer:
         for entry in written.get("added_tokens") or ():
             token, given_id = entry["content"], entry["id"]
             if given_id > MAX_TOKEN_ID:
-                raise CheckpointError(
-                    f"added_tokens in {place}: {shown(token)} has the id {given_id}; {MAX_TOKEN_ID} is the largest"
-                )
+                given = f"{shown(token)} has the id {given_id}"
+                raise CheckpointError(f"added_tokens in {place}: {given}; {MAX_TOKEN_ID} is the largest")
             if (found := self._tokenizer.token_to_id(token)) != given_id:
                 checkpoint.warn(f"added_tokens in {place}: {shown(token)} is read as {found}, not as the id {given_id}")
         if self.vocab_size > MAX_TOKEN_ID + 1:
             token = max(self.vocabulary, key=self.vocabulary.__getitem__)
-            raise CheckpointError(
-                f"vocab in {place}: {shown(token)} has the id {self.vocab_size - 1}; {MAX_TOKEN_ID} is the largest"
-            )
+            given = f"{shown(token)} has the id {self.vocab_size - 1}"
+            raise CheckpointError(f"vocab in {place}: {given}; {MAX_TOKEN_ID} is the largest")
         if twice := len(self.vocabulary) - len(set(self.vocabulary.values())):
             checkpoint.warn(f"vocab in {place} gives {twice} tokens the id of another")
 
@@ -294,10 +292,8 @@ class TextTokenizer:
                 old = pattern.get("String") if isinstance(pattern, dict) else None
                 growth *= max(1.0, len(str(new)) / max(1, len(str(old or ""))))
             if growth > MAX_GROWTH:
-                raise CheckpointError(
-                    f"{part} in tokenizer.json of {self._folder} may make a text {growth:.3g} times longer; at most "
-                    f"{MAX_GROWTH} times is read"
-                )
+                place, longer = f"{part} in tokenizer.json of {self._folder}", f"{growth:.3g} times longer"
+                raise CheckpointError(f"{place} may make a text {longer}; at most {MAX_GROWTH} times is read")
 
     @contextmanager
     def _library(self, what: str) -> Iterator[None]:

@@ -103,10 +103,8 @@ class BinFile:
         except pickle.UnpicklingError as error:
             if not (named := re.search(r"GLOBAL ([\w.]+)", str(error))):
                 raise _damaged(path, "it is no table of tensors") from error
-            raise CheckpointError(
-                f"{path} asks for {named[1]}, and loading it could run code; only tensors are ever read. Take a "
-                "checkpoint in safetensors, or convert this one where it is trusted"
-            ) from error
+            refused = f"{path} asks for {named[1]}, and loading it could run code"
+            raise CheckpointError(f"{refused}; only tensors are read: take a checkpoint in safetensors") from error
         except Exception as error:  # bytes that are no pickle at all raise whatever they happen to mean
             raise _damaged(path, error) from error
         self._held = _require_tensors(path, held)

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.chat.arrangement import system_prompt_of
-from espalier.engine.models.chat.turns import TurnEnd, turn_ends
+from espalier.engine.models.chat.turns import TurnEnd, system_prompt_of, turn_ends
 from espalier.engine.models.checkpoint import Outline
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.decoder import chosen_quantization

@@ -46,33 +46,31 @@ class _Helpers:
     def __init__(self) -> None:
         self.wanted = usable_cores() - 1
         self._pid = os.getpid()
-        self._queues: list[queue.SimpleQueue[_Call | None]] = []
-        self._threads: list[threading.Thread] = []
+        self._workers: list[tuple[threading.Thread, queue.SimpleQueue[_Call | None]]] = []
         self._lock = threading.Lock()
 
     def call(self, *call: *_Call) -> None:
         """Have `wanted` helpers make a call as soon as they are free."""
         with self._lock:
             if self._pid != os.getpid():  # forked: the threads stayed behind
-                self._pid, self._queues, self._threads = os.getpid(), [], []
-            while len(self._queues) < self.wanted:
+                self._pid, self._workers = os.getpid(), []
+            while len(self._workers) < self.wanted:
                 calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
                 thread = threading.Thread(target=_help, args=(calls,), name="espalier-worker", daemon=True)
                 thread.start()
-                self._queues.append(calls)
-                self._threads.append(thread)
-        for calls in self._queues[: self.wanted]:
+                self._workers.append((thread, calls))
+        for _, calls in self._workers[: self.wanted]:
             calls.put(call)
 
     def stop(self) -> None:
         """End the threads; a thread that outlived the interpreter would abort the process."""
         with self._lock:
             if self._pid == os.getpid():
-                for calls in self._queues:
+                for _, calls in self._workers:
                     calls.put(None)
-                for thread in self._threads:
+                for thread, _ in self._workers:
                     thread.join(timeout=1)
-            self._queues, self._threads = [], []
+            self._workers = []
 
 
 def _help(calls: "queue.SimpleQueue[_Call | None]") -> None:

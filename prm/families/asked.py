@@ -41,7 +41,7 @@ from annotated_types import Ge, Le, Len
 from pydantic import ConfigDict, StringConstraints
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.chat.arrangement import render_with_system
+from espalier.engine.models.chat.template import render_with_system
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
@@ -233,10 +233,12 @@ class AskedFamily(ProbedFamily, Generic[Settings]):
         switches = {"enable_thinking": False, "thinking": False}
         problem = {"role": "user", "content": "2"}
         try:
-            prompt = render_with_system(self.model.tokenizer, system_prompt, [problem], **switches)
+            prompt = render_with_system(self.model.tokenizer.render_chat, system_prompt, [problem], **switches)
             for question in self.settings.questions:
                 turns = {"role": "assistant", "content": _SOLUTION}, {"role": "user", "content": question}
-                chat = render_with_system(self.model.tokenizer, system_prompt, [problem, *turns], **switches)
+                chat = render_with_system(
+                    self.model.tokenizer.render_chat, system_prompt, [problem, *turns], **switches
+                )
                 if chat != f"{prompt}{_SOLUTION}{self._around('2', question)[1]}":
                     return False
         except CheckpointError:

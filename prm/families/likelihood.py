@@ -24,7 +24,8 @@ from typing import Self
 import numpy as np
 import torch
 
-from espalier.engine.models.chat.arrangement import render_with_system, system_prompt_of
+from espalier.engine.models.chat.template import render_with_system
+from espalier.engine.models.chat.turns import system_prompt_of
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath
@@ -85,7 +86,7 @@ class SolutionReader(TokenReader):
         tokenizer = self.model.tokenizer
         if tokenizer.chat_template is not None:
             turn = {"role": "user", "content": problem}
-            text = render_with_system(tokenizer, self._system_prompt, [turn], enable_thinking=False)
+            text = render_with_system(tokenizer.render_chat, self._system_prompt, [turn], enable_thinking=False)
         else:
             system = f"{self._system_prompt}\n\n" if self._system_prompt else ""
             text = f"{tokenizer.begin}{system}{problem}\n\n"

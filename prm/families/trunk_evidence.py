@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.chat.arrangement import system_prompt_of
+from espalier.engine.models.chat.turns import system_prompt_of
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Head, Model, load_generator

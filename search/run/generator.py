@@ -25,7 +25,7 @@ from espalier.engine.errors import (
     Violation,
     name_tokens,
 )
-from espalier.engine.models.chat.arrangement import DROPPED, FOLDED, RenderedChat, folded, leading, render_conversation
+from espalier.engine.models.chat.template import DROPPED, FOLDED, RenderedChat, folded, leading, render_conversation
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import SPECIAL_TOKENS, TextTokenizer
 from espalier.engine.roles import GENERATOR
@@ -237,7 +237,9 @@ class Generator:
                 raise InvalidRequestError([Violation("prompts", "must end with the user's message: no chat template")])
             return plain_text(self.model.tokenizer, messages, continued)
         try:
-            chat = render_conversation(self.model.tokenizer, messages, not prompt.continue_last, **prompt.variables)
+            chat = render_conversation(
+                self.model.tokenizer.render_chat, messages, not prompt.continue_last, **prompt.variables
+            )
         except CheckpointError as error:
             why = f"are rejected by the generator's chat template: {error.__cause__ or error}"
             raise InvalidRequestError([Violation("prompts", why)]) from error
@@ -293,7 +295,7 @@ def render_turns(
         messages.pop(0)
     if tokenizer.chat_template is None:
         return plain_text(tokenizer, messages)
-    rendered = render_conversation(tokenizer, messages, **switches)
+    rendered = render_conversation(tokenizer.render_chat, messages, **switches)
     if any(message.role == ChatRole.SYSTEM for message in history):  # the caller's own
         return rendered
     return replace(rendered, warnings=tuple(each for each in rendered.warnings if each not in (FOLDED, DROPPED)))

@@ -13,7 +13,7 @@ from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.errors import CheckpointError, nearest
 from espalier.engine.memory import model_memory
 from espalier.engine.memory.model_memory import free_memory, model_bytes, require_host_memory
-from espalier.engine.models.chat.arrangement import system_prompt_of
+from espalier.engine.models.chat.turns import system_prompt_of
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.decoder import chosen_quantization
 from espalier.engine.models.hub import HubSettings, locate_with_adapter

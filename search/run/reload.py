@@ -8,7 +8,7 @@ import torch
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
-from espalier.engine.models.chat.arrangement import system_prompt_of
+from espalier.engine.models.chat.turns import system_prompt_of
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.checkpoint.adapter import is_adapter
 from espalier.engine.models.model import Model, load_generator

@@ -1,4 +1,4 @@
-"""End tokens of a turn and first tokens of a prompt, by everything that a checkpoint says, each with its source.
+"""End tokens of a turn and first tokens of a prompt, by everything that a checkpoint says; and its system prompt.
 
 A token ends what a model generates if one of these says so. None overrules another: makers forget one place or two, and
 a token that ends a text in one place means nothing else in another.
@@ -28,9 +28,15 @@ from itertools import chain
 from espalier.engine.errors import CheckpointError, TemplateLimitError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.options import GGUF
-from espalier.engine.models.text_files import require
+from espalier.engine.models.text_files import A_TEXT, require
 from espalier.engine.models.tokenizer import END_NAMES, TextTokenizer
 
+STEP_SYSTEM_PROMPT = (
+    "Solve the following math problem step by step. For a short problem, use few steps. Start each step with "
+    '"## Step k: " and a short title, and leave one blank line between steps. End with one line that says '
+    r'"Therefore, the final answer is: $\boxed{answer}$."'
+)
+"""Default system prompt for instruction-tuned models: asks for steps separated by blank lines."""
 _ID = "eos_token_id"
 _END_FIELDS = ("eos_token", "eot_token", "eom_token")
 _ANSWER = "It is 5"
@@ -50,6 +56,17 @@ class TurnEnd:
     token_id: int
     token: str
     sources: tuple[str, ...]
+
+
+def system_prompt_of(checkpoint: Checkpoint) -> str:
+    """The system prompt that a checkpoint asks for, or `STEP_SYSTEM_PROMPT`.
+
+    Raises:
+        CheckpointError: `system_prompt` in its config.json is no text.
+    """
+    found = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
+    place = checkpoint.files.place("config.json")
+    return require(place, "system_prompt", found, *A_TEXT)
 
 
 def turn_ends(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> tuple[TurnEnd, ...]:
@@ -75,18 +92,13 @@ def embedded_ends(checkpoint: Checkpoint, tokenizer: TextTokenizer, vocab_size: 
     """
     ends = turn_ends(checkpoint, tokenizer)
     if not ends:
-        checkpoint.warn(
-            f"{checkpoint.folder} names no token that ends a turn (eos_token_id): texts end at their limits"
-        )
+        checkpoint.warn(f"{checkpoint.folder} names no token that ends a turn ({_ID}): texts end at their limits")
     beyond = [end for end in ends if end.token_id >= vocab_size]
     given = [end for end in ends if any(source.endswith(_ID) for source in end.sources)] or ends
     listed = ", ".join(str(end.token_id) for end in beyond)
     why = f"beyond the embedding of {vocab_size} tokens"
     if given and all(end in beyond for end in given):
-        raise CheckpointError(
-            f"{checkpoint.folder}: its end token {listed} is {why}, so no text would ever end; is {_ID} that of these "
-            "weights?"
-        )
+        raise CheckpointError(f"{checkpoint.folder}: its end token {listed} is {why}; is {_ID} that of these weights?")
     for end in given:
         if end in beyond:
             checkpoint.warn(f"{end.sources[0]} of {checkpoint.folder} gives {end.token_id}, which is {why}")

@@ -293,9 +293,7 @@ class Checkpoint:
         if shape not in (None, info.shape):
             raise CheckpointError(f"{self.folder}: {name} has shape {info.shape}, config.json means {shape}")
         if not info.numbers:
-            raise CheckpointError(
-                f"{info.file}: {name} holds values of type {info.kind}, which are no weights; is it stored quantised?"
-            )
+            raise CheckpointError(f"{info.file}: {name} is of type {info.kind}, no weights; is it stored quantised?")
         return info
 
     def _require_finite(self, name: str, stored: torch.Tensor, out: torch.Tensor) -> None:

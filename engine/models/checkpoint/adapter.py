@@ -42,6 +42,7 @@ _NOT_READ = (
 """Options of PEFT that change what is added, or where."""
 _NEW_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq")
 """Ways to begin that change the base's weights, too, so that the adapter does not fit the published ones."""
+_MERGE = "merge it where it was trained, and load the whole model"
 _MAX_ALPHA = 1e30
 _TOKENIZER = "tokenizer.json"
 _HEADS = {"TOKEN_CLS": "ForTokenClassification", "SEQ_CLS": "ForSequenceClassification"}
@@ -156,10 +157,9 @@ class Adapter:
         if (alone and not self._config.get("ensure_weight_tying")) or with_lengths == list(both):
             return False
         if alone and (with_lengths or not embedding.endswith("embed_tokens.weight")):
+            cause = "use_dora" if with_lengths else f"the names {embedding} and {head}"
             raise CheckpointError(
-                f"{self.folder / _CONFIG}: ensure_weight_tying is true, and {embedding} and {head} do not follow each "
-                f"other in PEFT with {'use_dora' if with_lengths else 'these names'}; merge it where it was trained, "
-                "and load the whole model"
+                f"{self.folder / _CONFIG}: ensure_weight_tying is true, which PEFT ignores with {cause}; {_MERGE}"
             )
         for of_names in cast("tuple[dict[str, Any], ...]", (self._parts, self._whole)):
             of_head = of_names.pop(head, None)
@@ -173,10 +173,8 @@ class Adapter:
             raise CheckpointError(f"{self.file} changes {unknown[0]}, which {self._files.folder} does not have")
         for name, info in self.replaced.items():
             if name in self.tensors and (found := self.tensors[name].shape) != info.shape:
-                raise CheckpointError(
-                    f"{self.file}: {name} has shape {info.shape}, and that of {self._files.folder} {found}; was the "
-                    "base resized when it was trained? Merge it there, and load the whole model"
-                )
+                base = f"{self._files.folder} {found}, not resized as in training"
+                raise CheckpointError(f"{self.file}: {name} has shape {info.shape}, and that of {base}; {_MERGE}")
 
     def unknown_tokens(self) -> str | None:
         """A warning if the adapter's folder has a tokenizer with tokens that the base's does not have."""
@@ -225,9 +223,7 @@ class Adapter:
         except RuntimeError as error:
             raise CheckpointError(f"{self.file}: what is added to {name} does not fit it: {error}") from error
         if parts:
-            raise CheckpointError(
-                f"{self.file}: {next(iter(parts))} is stored for {name}, and {_CONFIG} has no use of it"
-            )
+            raise CheckpointError(f"{self.file}: {next(iter(parts))} of {name} is not used by {_CONFIG}")
         if merged.shape != weight.shape:
             raise CheckpointError(f"{self.file}: {tuple(merged.shape)} is added to {name} of {tuple(weight.shape)}")
         if not merged.isfinite().all() and weight.isfinite().all():
@@ -250,14 +246,9 @@ class Adapter:
         if given := [name for name in _NOT_READ if config.get(name)]:
             raise CheckpointError(f"{place}: {given[0]} is {shown(config[given[0]])}, which is not read")
         if config.get("bias", "none") != "none":
-            raise CheckpointError(
-                f"{place}: bias is {shown(config['bias'])}; read are adapters that leave biases alone"
-            )
+            raise CheckpointError(f"{place}: bias is {shown(config['bias'])}; only none is read")
         if str(begun := config.get("init_lora_weights", True)).startswith(_NEW_BASES):
-            raise CheckpointError(
-                f"{place}: init_lora_weights {begun} changed the base's weights, too; merge it where it was trained, "
-                "and load the whole model"
-            )
+            raise CheckpointError(f"{place}: init_lora_weights {begun} changed the base's weights, too; {_MERGE}")
 
 
 def _tokens(tokenizer: Mapping[str, Any]) -> set[str]:

@@ -48,10 +48,7 @@ class CheckpointFiles:
         for path in self.weights:
             tensors = self._file(path).tensors
             for name in stored.keys() & tensors.keys():
-                raise CheckpointError(
-                    f"{name} is in {stored[name].file} and in {tensors[name].file.name}; one belongs to another "
-                    "checkpoint"
-                )
+                raise CheckpointError(f"{name} is in two files, {stored[name].file} and {path.name}; remove one")
             stored.update(tensors)
         self.tensors: Mapping[str, TensorInfo] = stored
         self.packed: PackedWeights | None = None

@@ -269,9 +269,7 @@ class TableModel(MappedModel):
         super().__init__(metadata, shapes)
         self._table = table
         if metadata.get(f"{self._architecture}.ssm.dt_b_c_rms"):
-            raise ValueError(
-                f"general.architecture is {self._architecture} with norms of time steps (Falcon Mamba), unread"
-            )
+            raise ValueError("general.architecture has norms of time steps (Falcon Mamba), which is not read")
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -33,31 +33,12 @@ _WHOLE = {GGMLQuantizationType[name] for name in ("I8", "I16", "I32", "I64")}
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
-_SCALARS = {
-    GGUFValueType.UINT8: "B",
-    GGUFValueType.INT8: "b",
-    GGUFValueType.BOOL: "?",
-    GGUFValueType.UINT16: "H",
-    GGUFValueType.INT16: "h",
-    GGUFValueType.UINT32: "I",
-    GGUFValueType.INT32: "i",
-    GGUFValueType.FLOAT32: "f",
-    GGUFValueType.UINT64: "Q",
-    GGUFValueType.INT64: "q",
-    GGUFValueType.FLOAT64: "d",
-}
-"""Names of the types of numbers in `struct`."""
+_SCALARS = {kind: letter for kind, letter in zip(GGUFValueType, "BbHhIif?--Qqd", strict=True) if letter != "-"}
+"""Letters of the types of numbers in `struct`; those of texts and lists, the eighth and ninth type, have none."""
 _PLAIN = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
 
-_SAMPLING = {
-    "temperature": "temp",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "penalty_repeat",
-    "xtc_probability": "xtc_probability",
-    "mirostat": "mirostat",
-}
+_SAMPLING = {name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "mirostat")}
+_SAMPLING |= {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,10 +150,8 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _byte_level(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
     name = metadata[f"{_PREFIX}pre"]
     if (rule := _RULES.get(str(name))) is None:
-        raise ValueError(
-            f"its tokenizer splits text by the rule {name!r}; {', '.join(_RULES)} are known. Take the same model in "
-            "Hugging Face layout"
-        )
+        known = ", ".join(_RULES)
+        raise ValueError(f"{_PREFIX}pre is the rule {name!r}; {known} are read. Take it in Hugging Face layout")
     words: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}] if rule.digits else []
     if rule.split:
         words.append({"type": "Split", "pattern": {"Regex": rule.split}, "behavior": "Isolated", "invert": False})

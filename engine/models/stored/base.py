@@ -13,23 +13,21 @@ class StoredFormat(ABC):
     """A format of quantised weights, in which several tensors of the files, its parts, make up one weight.
 
     Attributes:
+        name: and sizes, as people say them: GPTQ, 4 bits.
         parts: pattern of the names of parts, with a group `weight`, the weight's name without its suffix, and a group
             `part`.
         suffix: of the weight's name.
         marks: parts of which a quantised weight has one; where none of them is, tensors are stored as they are.
     """
 
+    name: str
     parts: re.Pattern[str]
     suffix: str = ".weight"
     marks: frozenset[str]
 
-    @abstractmethod
-    def __str__(self) -> str:
-        """Name and sizes, as people say them: GPTQ, 4 bits in groups of 128."""
-
     def kind(self, weight: str) -> str:
         """The same of one weight, by its name without the suffix; raises ValueError if none is said."""
-        return str(self)
+        return self.name
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
         """Shape of a weight, `[out, in]` for a linear layer.

@@ -50,6 +50,7 @@ class CompressedTensors(StoredFormat):
         if unknown := [form for form in formats if form is not None and form not in _FORMATS]:
             raise refusal(place, f"compressed-tensors' format {unknown[0]}", f"read are {', '.join(_FORMATS)}")
         self._schemes = [_Scheme(group["weights"], place) for group in groups]
+        self.name = f"compressed-tensors, {', '.join(dict.fromkeys(scheme.name for scheme in self._schemes))}"
         self._alike = all(group["weights"] == groups[0]["weights"] for group in groups)
         self._targets = list[tuple[int, str, _Scheme]]()
         for group, scheme in zip(groups, self._schemes, strict=True):
@@ -58,12 +59,9 @@ class CompressedTensors(StoredFormat):
             self._targets += [(_rank(target), target, scheme) for target in targets]
         self._targets.sort(key=lambda each: each[:2])
 
-    def __str__(self) -> str:
-        return f"compressed-tensors, {', '.join(dict.fromkeys(map(str, self._schemes)))}"
-
     def kind(self, weight: str) -> str:
         """See `StoredFormat`."""
-        return str(self._scheme(weight))
+        return self._scheme(weight).name
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
         """See `StoredFormat`."""
@@ -109,11 +107,10 @@ class _Scheme:
 
     def __init__(self, scheme: Mapping[str, Any], place: str) -> None:
         self.bits: int = scheme.get("num_bits", 0)
-        self.kind: str = scheme.get("type", "int")
-        known = type(self.bits) is int and (self.kind, self.bits) in _KINDS
-        if not known:
-            found = f"{shown(self.kind)} of {shown(self.bits)} bits".replace("'", "")
-            raise refusal(place, found, "read are integers of 2, 4 and 8 bits and floats of 8")
+        kind = scheme.get("type", "int")
+        self.name = f"{shown(kind)} of {shown(self.bits)} bits".replace("'", "")
+        if type(self.bits) is not int or (kind, self.bits) not in _KINDS:
+            raise refusal(place, self.name, "read are integers of 2, 4 and 8 bits and floats of 8")
         size, block = scheme.get("group_size"), scheme.get("block_structure")
         self._group_size = require(place, "group_size in quantization_config", size, GROUP_SIZE, is_group_size)
         if isinstance(block, str):
@@ -121,9 +118,6 @@ class _Scheme:
         rule = "two positive integers"
         self.block = block and require(place, "block_structure in quantization_config", block, rule, is_block)
         self._symmetric = scheme.get("symmetric", True) is not False
-
-    def __str__(self) -> str:
-        return f"{self.kind} of {self.bits} bits"
 
     def expand(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         """See `StoredFormat.expand`."""

@@ -46,6 +46,7 @@ class Float8(StoredFormat):
     A weight is its value times its block's scale, whatever "inv" may say.
     """
 
+    name = "FP8"
     parts = re.compile(r"(?P<weight>.+)\.(?P<part>weight|weight_scale_inv|weight_scale|input_scale|activation_scale)")
     marks = frozenset(("weight_scale_inv", "weight_scale"))
 
@@ -54,9 +55,6 @@ class Float8(StoredFormat):
         size = config.get("weight_block_size") or (128, 128)
         rule, name = "two positive integers", "quantization_config.weight_block_size"
         self.block = require(place, name, size, rule, is_block)
-
-    def __str__(self) -> str:
-        return "FP8"
 
     def expand(self, weight: str, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         """See `StoredFormat`."""
@@ -82,12 +80,10 @@ class Mxfp4(StoredFormat):
     `[experts, in, out]`, the order in which transformers multiplies them.
     """
 
+    name = "MXFP4"
     parts = re.compile(r"(?P<weight>.+)_(?P<part>blocks|scales)")
     suffix = ""
     marks = frozenset(("blocks", "scales"))
-
-    def __str__(self) -> str:
-        return "MXFP4"
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
         """See `StoredFormat`."""
@@ -124,10 +120,7 @@ class BitsAndBytes(StoredFormat):
 
     def __init__(self, config: Mapping[str, Any], place: str) -> None:
         """Read the number of bits; what else there is to know is stored beside each weight."""
-        self._bits = 8 if config.get("load_in_8bit") else 4
-
-    def __str__(self) -> str:
-        return f"bitsandbytes, {self._bits} bits"
+        self.name = f"bitsandbytes, {8 if config.get('load_in_8bit') else 4} bits"
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> tuple[int, ...]:
         """See `StoredFormat`."""

@@ -44,10 +44,8 @@ def groups_of(inputs: int, group_size: int | None, given: torch.Tensor | None, c
     groups = torch.arange(inputs) // size if given is None else given.long()
     least, most = (int(groups.min()), int(groups.max())) if groups.numel() else (0, -1)
     if len(groups) != inputs or least < 0 or most >= count or (given is None and most != count - 1):
-        raise ValueError(
-            f"{len(groups)} inputs of {inputs} are of the groups {least} to {most} (group_size is {group_size}), and "
-            f"{count} groups have scales"
-        )
+        listed = f"{len(groups)} inputs of {inputs} are of the groups {least} to {most}"
+        raise ValueError(f"{listed} (group_size is {group_size}), and {count} groups have scales")
     return groups
 
 
@@ -70,9 +68,7 @@ class _Grouped(StoredFormat):
             raise refusal(place, f"{self.name} with {self.bits} bits", "read are 2, 4 and 8 bits")
         size = config.get("group_size", config.get("q_group_size"))
         self._group_size = require(place, "quantization_config.group_size", size, GROUP_SIZE, is_group_size)
-
-    def __str__(self) -> str:
-        return f"{self.name}, {self.bits} bits"
+        self.name = f"{self.name}, {self.bits} bits"
 
     def _dequantised(
         self, values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, groups: torch.Tensor | None

@@ -76,10 +76,8 @@ class PackedWeights:
             if form.marks & parts.keys():
                 self._add(weight + form.suffix, parts)
         if not self.parts:
-            raise CheckpointError(
-                f"config.json says that weights are quantised ({form}), and none of the checkpoint is; if so, "
-                "remove its quantization_config"
-            )
+            wrong = f"quantization_config says that weights are quantised ({form.name}), and none is"
+            raise CheckpointError(f"config.json: {wrong}; if so, remove it")
 
     def read(self, name: str) -> torch.Tensor:
         """The values of a packed weight, float32."""
@@ -116,8 +114,6 @@ class PackedWeights:
         try:
             yield
         except KeyError as error:
-            raise CheckpointError(
-                f"{file}: {name} is stored as {self._form}, and its part {error} is missing"
-            ) from error
+            raise CheckpointError(f"{file}: {name} ({self._form.name}) lacks its part {error}") from error
         except (RuntimeError, IndexError, ValueError, TypeError) as error:  # shapes, or groups that are not there
-            raise CheckpointError(f"{file}: {name} cannot be read as {self._form}: {error}") from error
+            raise CheckpointError(f"{file}: {name} cannot be read as {self._form.name}: {error}") from error

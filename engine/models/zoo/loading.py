@@ -182,13 +182,11 @@ def _require_complete(model: Any, info: Any, checkpoint: Checkpoint) -> None:
     """Raise CheckpointError unless the checkpoint had every tensor, in its shape."""
     if wrong := sorted(info.mismatched_keys, key=str):
         name, found, expected = wrong[0]
-        raise CheckpointError(
-            f"{checkpoint.folder}: {name} has shape {tuple(found)}, config.json means {tuple(expected)}"
-        )
+        shapes = f"shape {tuple(found)}, config.json means {tuple(expected)}"
+        raise CheckpointError(f"{checkpoint.folder}: {name} has {shapes}")
     if missing := info.missing_keys - set(model.all_tied_weights_keys):
-        raise CheckpointError(
-            f"{checkpoint.folder} has no tensors for {_some(missing)}; is it a checkpoint of this kind?"
-        )
+        missed = _some(missing)
+        raise CheckpointError(f"{checkpoint.folder} has no tensors for {missed}; is it a checkpoint of this kind?")
 
 
 class _Lazy:
@@ -264,10 +262,8 @@ def _finite(weight: torch.Tensor, name: str, checkpoint: Checkpoint) -> torch.Te
         CheckpointError: it holds values that are no numbers.
     """
     if not torch.isfinite(weight.sum(dtype=torch.float32)):
-        raise CheckpointError(
-            f"{checkpoint.folder}: {name} holds values that are not finite in {weight.dtype}; it is damaged, or "
-            "--dtype float32 is needed".replace("torch.", "")
-        )
+        what = f"{name} holds values that are not finite in {str(weight.dtype).removeprefix('torch.')}"
+        raise CheckpointError(f"{checkpoint.folder}: {what}; it is damaged, or --dtype float32 is needed")
     return weight
 
 

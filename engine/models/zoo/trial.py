@@ -178,9 +178,8 @@ class Tracer:
         if len(key) != tokens or len(value) != tokens:
             raise NotRunnableError("its attention reads keys of other tokens than its queries are of")
         if heads % key.shape[1] or key.shape[1] != value.shape[1]:
-            raise NotRunnableError(
-                f"{heads} query heads cannot share {key.shape[1]} key and {value.shape[1]} value heads"
-            )
+            others = f"{key.shape[1]} key and {value.shape[1]} value heads"
+            raise NotRunnableError(f"{heads} query heads cannot share {others}")
         slot = next((i for i, kv in enumerate(self._written) if _same(kv[0], key) and _same(kv[1], value)), None)
         writes = slot is None
         if slot is None:

@@ -19,7 +19,7 @@ from hostile_gguf import HostileGguf, Parts, take_apart, write
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.chat import template
-from espalier.engine.models.chat.arrangement import system_prompt_of
+from espalier.engine.models.chat.turns import system_prompt_of
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.work import Sampling

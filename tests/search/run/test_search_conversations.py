@@ -11,7 +11,7 @@ from tiny_models import edit_json
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, InvalidRequestError
-from espalier.engine.models.chat.arrangement import CALLS_AS_TEXT, DROPPED, FOLDED, RenderedChat, render_conversation
+from espalier.engine.models.chat.template import CALLS_AS_TEXT, DROPPED, FOLDED, RenderedChat, render_conversation
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
@@ -95,7 +95,7 @@ def test_the_system_is_heard_wherever_it_speaks(template, turns, text: str, warn
     assert searched(tokenizer, *turns) == RenderedChat(text, warnings)
     if template:
         messages = [{"role": str(turn.role), "content": turn.content} for turn in said(*turns)]
-        assert render_conversation(tokenizer, messages) == RenderedChat(text, warnings)
+        assert render_conversation(tokenizer.render_chat, messages) == RenderedChat(text, warnings)
 
 
 def test_what_the_template_has_against_the_turns_themselves_comes_back_in_its_words(load: Load):
@@ -136,7 +136,7 @@ SHOWN = '<user>A pen, at what price?<assistant>[price{"thing": "pen"}]<tool>5'
 )
 def test_turns_of_tools_are_what_the_template_takes(template: str, text: str, warnings, load: Load):
     tokenizer = load(template)
-    assert render_conversation(tokenizer, AGENT) == RenderedChat(text, warnings)
+    assert render_conversation(tokenizer.render_chat, AGENT) == RenderedChat(text, warnings)
     history = [
         ChatMessage(ChatRole.PROBLEM, ""),
         ChatMessage(ChatRole.ASSISTANT, "", more=json.dumps({"tool_calls": CALLS})),
@@ -148,7 +148,7 @@ def test_turns_of_tools_are_what_the_template_takes(template: str, text: str, wa
 @pytest.mark.parametrize("template", [NO_TOOLS, PLAIN.replace("in messages", "in messages if m.role != 'tool'")])
 def test_a_template_without_tools_is_an_error_that_says_what_would_do(template: str, load: Load):
     with pytest.raises(CheckpointError, match=r"(no tools|does not show what tools return); write what tools were"):
-        render_conversation(load(template), AGENT)
+        render_conversation(load(template).render_chat, AGENT)
 
 
 def test_a_search_and_a_plain_chat_read_the_same_tokens_and_both_warn(

@@ -16,7 +16,7 @@ from espalier.search.run.load import load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.run.settings import RuntimeSettings
 
-MAX_MODULES = 61
+MAX_MODULES = 60
 """One of them, `kernels.cpu.products.tiles`, on processors without AMX only."""
 OFF = (
     "prm.families.eurus",

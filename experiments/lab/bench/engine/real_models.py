@@ -16,7 +16,7 @@ import torch
 import typer
 
 from espalier.engine.engine import Engine, EngineSettings
-from espalier.engine.models.chat.arrangement import STEP_SYSTEM_PROMPT
+from espalier.engine.models.chat.turns import STEP_SYSTEM_PROMPT
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
 from espalier.engine.models.load_cache import LoadCache
