@@ -219,9 +219,8 @@ def read_config(
     heads, layers = fields.count("num_attention_heads"), fields.count("num_hidden_layers")
     head_dim, kv_heads = read_head_dim(fields), fields.count("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise CheckpointError(
-            f"num_attention_heads {heads} in {fields.place} cannot share num_key_value_heads {kv_heads}"
-        )
+        shared = f"num_key_value_heads {kv_heads}"
+        raise CheckpointError(f"num_attention_heads {heads} in {fields.place} cannot share {shared}")
     rotaries = rotaries or (read_rotary(fields),)
     longest = fields.count("max_position_embeddings", _MAX_POSITIONS)
     found: dict[str, Any] = {
@@ -246,9 +245,8 @@ def read_head_dim(fields: Fields) -> int:
     """Elements of a head: `head_dim`, or else an equal share of `hidden_size`."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     if fields.raw.get("head_dim") is None and hidden % heads:
-        raise CheckpointError(
-            f"hidden_size {hidden} in {fields.place} cannot be divided among {heads} heads: no head_dim"
-        )
+        shares = f"{heads} heads (num_attention_heads)"
+        raise CheckpointError(f"hidden_size {hidden} in {fields.place} cannot be divided among {shares}")
     head_dim = fields.count("head_dim", hidden // heads)
     if head_dim % 2:
         raise CheckpointError(f"{fields.place} means a head_dim of {head_dim}; rotary positions turn pairs")
@@ -340,7 +338,6 @@ def _rope_object(fields: Fields) -> Mapping[str, Any]:
         given[name] = ({} if older is None else {"rope_type": older}) | {k: v for k, v in value.items() if k != "type"}
     old, new = given.get("rope_scaling", {}), given.get("rope_parameters", {})
     if differing := [key for key in old.keys() & new.keys() if old[key] != new[key]]:
-        raise CheckpointError(
-            f"{fields.place}: {differing[0]} differs in rope_scaling and rope_parameters; leave one out"
-        )
+        both = "rope_scaling and rope_parameters"
+        raise CheckpointError(f"{fields.place}: {differing[0]} differs in {both}; leave one out")
     return {**new, **old}

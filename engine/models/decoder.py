@@ -121,7 +121,8 @@ def load_decoder(
     weight_bytes, rooms = 0, dict[torch.Size, torch.Tensor]()
     prefix = checkpoint.decoder_prefix
     if "language_model." in prefix:
-        _ignore_images(checkpoint)
+        names = checkpoint.tensors
+        checkpoint.ignore([each for each in names if "language_model." not in each and not each.startswith("lm_head.")])
 
     def take(name: str, *shape: int) -> torch.Tensor:
         return checkpoint.take(prefix + name, dtype, device, shape)
@@ -190,15 +191,6 @@ def load_decoder(
         tensors = {**kept.tensors, _EMBEDDING: embedding, _NORM: outer.norm}
         keep(checkpoint, "decoder", backend, dtype, Kept(tensors, {**kept.facts, _BYTES: weight_bytes}), used)
     return Decoder(config, backend, layers, weight_bytes)
-
-
-def _ignore_images(checkpoint: Checkpoint) -> None:
-    """Count a checkpoint's tensors for images, all but the language model's, as read."""
-    others = [name for name in checkpoint.tensors if "language_model." not in name and not name.startswith("lm_head.")]
-    some = ", ".join(sorted(others)[:3])
-    log.info("%d tensors of %s are not its text half's: %s, …", len(others), checkpoint.folder, some)
-    for name in others:
-        checkpoint.mark_used(name)
 
 
 def read_kept(checkpoint: Checkpoint, part: str, backend: Backend, dtype: torch.dtype) -> Kept | None:

@@ -207,10 +207,8 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
     """
     if not checkpoint.has_language_head:
         name = checkpoint.architecture or "model without architecture"
-        raise CheckpointError(
-            f"{checkpoint.folder} is a {name}, not a generator; give a *ForCausalLM model to --generator, and a reward "
-            "model to --verifier"
-        )
+        advice = "give a *ForCausalLM model to --generator, and a reward model to --verifier"
+        raise CheckpointError(f"{checkpoint.folder} is a {name}, not a generator; {advice}")
     tokenizer = TextTokenizer(checkpoint)  # so that its faults are found before gigabytes are read
     head, config = None, checkpoint.decoder_config
     quantised = checkpoint.quantization is not Quantization.NONE

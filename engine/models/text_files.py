@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from espalier.engine.errors import CheckpointError
 
 MAX_BYTES = 256 * 2**20
 """Of one small file; the largest published tokenizers take a tenth of it."""
-_MAX_SHOWN = 60
+_MAX_SHOWN, _LISTED = 60, 5
 
 
 def read_text(path: Path) -> str | None:
@@ -67,6 +67,12 @@ def shown(value: object) -> str:
     """A value for an error's text, cut short."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few names, in order, for an error's text."""
+    listed = sorted(names)
+    return ", ".join(listed[:_LISTED]) + (f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else "")
 
 
 AN_OBJECT = "an object", lambda value: isinstance(value, dict)

@@ -12,7 +12,7 @@ from espalier.engine.errors import CheckpointError, first_line
 from espalier.engine.models.chat.template import ChatTemplate
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.options import GGUF
-from espalier.engine.models.text_files import A_FLAG, A_LIST, A_TEXT, AN_OBJECT, parse_object, require, shown
+from espalier.engine.models.text_files import A_FLAG, A_LIST, A_TEXT, AN_OBJECT, parse_object, require, shown, some
 
 MAX_TOKEN_ID = 2**22 - 1
 """Beyond it are no tokens of any model, and a table by id would take gigabytes."""
@@ -242,11 +242,8 @@ class TextTokenizer:
         )
         added = self._tokenizer.get_added_tokens_decoder()
         if found := [token.content for i, token in sorted(added.items()) if i not in typed]:
-            some = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
-            checkpoint.warn(
-                f"tokenizer.ggml.token_type of {self._folder} says that {some} are words; they are taken as marks, "
-                "each whole"
-            )
+            place = f"tokenizer.ggml.token_type of {self._folder}"
+            checkpoint.warn(f"{place} says that {some(found)} are words; they are taken as marks, each whole")
 
     def _require_ids(self, checkpoint: Checkpoint, written: dict[str, Any]) -> None:
         """Refuse ids that no model has, and warn of those that are not as tokenizer.json says."""

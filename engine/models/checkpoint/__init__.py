@@ -8,7 +8,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.families import GENERATOR_CLASSES, family_of, impl_of, parse_decoder_config
 from espalier.engine.models.load_cache import LoadCache
 from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
-from espalier.engine.models.text_files import are_texts, require
+from espalier.engine.models.text_files import are_texts, require, some
 from espalier.engine.models.weights import TensorInfo, small_files
 
 log = logging.getLogger("espalier.engine")
@@ -216,6 +216,12 @@ class Checkpoint:
         packed = self.files.packed
         return _COMPUTED.search(name) is not None or (packed is not None and packed.is_empty_bias(name))
 
+    def ignore(self, others: Collection[str]) -> None:
+        """Count tensors as used that are of another half than the text's, such as images'."""
+        log.info("%d tensors of %s are not its text half's: %s", len(others), self.folder, some(others))
+        for name in others:
+            self.mark_used(name)
+
     def mark_used(self, name: str) -> None:
         """Count a tensor as used, whether it was read or not."""
         if self._on_bytes and name in self.tensors and name not in self._used:
@@ -235,9 +241,9 @@ class Checkpoint:
                 self.mark_used(name)
         self.files.close()
         if left := sorted(self.tensors.keys() - self._used):
-            some = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
             file = self.adapter.file if self.adapter and self.adapter.replaced.keys() >= set(left) else self.folder
-            raise CheckpointError(f"{file} holds {len(left)} tensors that {self.architecture} does not use: {some}")
+            unused = f"{len(left)} tensors that {self.architecture} does not use"
+            raise CheckpointError(f"{file} holds {unused}: {some(left)}")
 
     def warn(self, text: str) -> None:
         """Say once what is odd about the checkpoint and was decided; the text names the file and the field."""
@@ -260,8 +266,13 @@ class Checkpoint:
     def _holds_another_head(self) -> bool:
         """True if the files hold a head with other values than the embedding's."""
         embedding = self.decoder_prefix + _EMBEDDING
-        both = embedding in self.tensors and _HEAD in self.tensors
-        return both and _values_differ(self._tensors, embedding, _HEAD)
+        if not self.tensors.keys() >= {embedding, _HEAD}:
+            return False
+        first, second = self._tensors.read(embedding), self._tensors.read(_HEAD)
+        if first.shape != second.shape:
+            return True
+        rows = zip(first.split(_ROWS), second.split(_ROWS), strict=True)  # most that differ do so in the first ones
+        return not all(torch.equal(one.float(), other.float()) for one, other in rows)
 
     def _adapt(self, adapter: Adapter) -> None:
         """Merge an adapter into the tensors, and name the class that its head makes of the model."""
@@ -308,15 +319,6 @@ class Checkpoint:
         if name not in _EMBEDDINGS or self.decoder_config.tied:
             raise CheckpointError(what)
         self.warn(what)
-
-
-def _values_differ(tensors: CheckpointFiles | Adapter, one: str, other: str) -> bool:
-    """Return whether two tensors have different values; most that do differ in the first rows, and no more is read."""
-    first, second = (tensors.read(name) for name in (one, other))
-    if first.shape != second.shape:
-        return True
-    rows = zip(first.split(_ROWS), second.split(_ROWS), strict=True)
-    return not all(torch.equal(a.float(), b.float()) for a, b in rows)
 
 
 def _fill_with_noise(name: str, out: torch.Tensor) -> None:

@@ -158,9 +158,8 @@ class Adapter:
             return False
         if alone and (with_lengths or not embedding.endswith("embed_tokens.weight")):
             cause = "use_dora" if with_lengths else f"the names {embedding} and {head}"
-            raise CheckpointError(
-                f"{self.folder / _CONFIG}: ensure_weight_tying is true, which PEFT ignores with {cause}; {_MERGE}"
-            )
+            said = "ensure_weight_tying is true, which PEFT ignores with"
+            raise CheckpointError(f"{self.folder / _CONFIG}: {said} {cause}; {_MERGE}")
         for of_names in cast("tuple[dict[str, Any], ...]", (self._parts, self._whole)):
             of_head = of_names.pop(head, None)
             if alone == [head] and of_head is not None:  # which PEFT trains as the embedding's

@@ -1,6 +1,6 @@
 """The model of a GGUF file, as a class of Espalier's or of transformers': configuration, names and order of values.
 
-Architectures of `llama` and `recurrent` are read by a table each, all others by those of transformers.
+Architectures of `tables` are read by a table each, all others by those of transformers.
 """
 
 import re

@@ -21,8 +21,7 @@ from gguf.quants import quant_shape_to_byte_shape
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.gguf.architectures import MappedModel, TableModel
-from espalier.engine.models.gguf.llama import LIKE_LLAMA, ROPE_FACTORS
-from espalier.engine.models.gguf.recurrent import RECURRENT
+from espalier.engine.models.gguf.tables import LIKE_LLAMA, RECURRENT, ROPE_FACTORS
 from espalier.engine.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from espalier.engine.models.text_files import shown
 from espalier.engine.models.weights import TensorInfo, parts_of

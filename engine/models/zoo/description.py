@@ -79,10 +79,8 @@ def text_config(raw: Mapping[str, Any], place: str) -> Any:
 
     kind = raw.get("model_type", "")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-        raise CheckpointError(
-            f"{place}: model type {shown(kind)} is known neither to Espalier nor to transformers "
-            f"{transformers.__version__}; a newer transformers may know it. Code in checkpoints is never run"
-        )
+        known = f"is known neither to Espalier nor to transformers {transformers.__version__}; a newer one may know it"
+        raise CheckpointError(f"{place}: model type {shown(kind)} {known}. Code in checkpoints is never run")
     fields = {name: value for name, value in raw.items() if name not in ("auto_map", "quantization_config")}
     fields = transformers.PreTrainedConfig._decode_special_floats(fields)  # infinity is an object in JSON
     try:
@@ -217,10 +215,8 @@ def register() -> None:
     """
     found, tested = version("transformers"), (Version(OLDEST).release, Version(NEWEST).release)
     if not tested[0] <= Version(found).release[:2] <= tested[1]:
-        raise CheckpointError(
-            f"transformers {found} is installed; decoders run by the code of {OLDEST} to {NEWEST}, which were tested: "
-            f"pip install 'transformers=={NEWEST}.*', or take a model that native code runs"
-        )
+        install = f"pip install 'transformers=={NEWEST}.*', or take a model that native code runs"
+        raise CheckpointError(f"transformers {found} is installed; tested are {OLDEST} to {NEWEST}: {install}")
     with quiet_imports():  # transformers imports torchao where it finds it
         from transformers import AttentionInterface
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS

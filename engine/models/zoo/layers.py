@@ -1,8 +1,8 @@
 """The layers of a decoder of transformers over the engine's KV pool, and its class's head."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,52 +21,46 @@ _RAW = -1
 """Stands for the layer of `raw_tap` among numbers of layers."""
 
 
+@dataclass(slots=True)
 class PagedStep:
-    """One step over the KV pool: its attention over blocks, and its recurrent states; see `calls.Step`."""
+    """One step over the KV pool: its attention over blocks, and its recurrent states; see `calls.Step`.
 
-    def __init__(
-        self,
-        calls: Sequence[Call],
-        layer_kvs: Sequence[LayerKV],
-        step: StepCalls,
-        added: int,
-        places: Sequence[tuple[StateShape, int]],
-    ) -> None:
-        """Serve `calls` of a step, whose queries have `added` tokens more than it has, to fill it up.
+    Attributes:
+        calls: of attention, those to come.
+        layer_kvs: the KV of all layers.
+        step: computes attention, and says where states are.
+        added: tokens that queries have more than the step, to fill it up.
+        places: shape and offset of the state of each recurrent call to come.
+        last: offset of the hidden state.
+        config_windows: each call has its window already.
+    """
 
-        Args:
-            calls: of attention.
-            layer_kvs: the KV of all layers.
-            step: computes attention, and says where states are.
-            added: tokens.
-            places: shape and offset of the state of each recurrent call, and then of the hidden state.
-        """
-        self.config_windows = False  # each call has its window already
-        self._calls = iter(calls)
-        self._layer_kvs = layer_kvs
-        self._step = step
-        self._added = added
-        self._last = places[-1][1]
-        self._places = iter(places[:-1])
+    calls: Iterator[Call]
+    layer_kvs: Sequence[LayerKV]
+    step: StepCalls
+    added: int
+    places: Iterator[tuple[StateShape, int]]
+    last: int
+    config_windows: bool = False
 
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
     ) -> torch.Tensor:
         """See `calls.Step`."""
-        call = next(self._calls)
-        query, key, value = (states[: len(states) - self._added] for states in (query, key, value))
-        layer_kv = self._layer_kvs[call.slot]
+        call = next(self.calls)
+        query, key, value = (states[: len(states) - self.added] for states in (query, key, value))
+        layer_kv = self.layer_kvs[call.slot]
         if call.writes:
-            self._step.write(layer_kv, key, value)
-        output = self._step.attend(call, query, layer_kv, terms._replace(window=call.window))
-        return F.pad(output, (0, 0, 0, 0, 0, self._added))
+            self.step.write(layer_kv, key, value)
+        output = self.step.attend(call, query, layer_kv, terms._replace(window=call.window))
+        return F.pad(output, (0, 0, 0, 0, 0, self.added))
 
     def rows(self, *shape: int) -> StateRows:
         """See `calls.Step`."""
-        expected, offset = next(self._places)
+        expected, offset = next(self.places)
         assert shape == expected, f"a recurrent layer has a state of {shape}"
-        assert self._step.states is not None, "a decoder without states makes no recurrent calls"
-        return self._step.states.rows.part(offset)
+        assert self.step.states is not None, "a decoder without states makes no recurrent calls"
+        return self.step.states.rows.part(offset)
 
     def finish(self, hidden: torch.Tensor) -> None:
         """Check that the step made every call; put away the rows' last hidden states, and fill in those asked again.
@@ -74,13 +68,13 @@ class PagedStep:
         Args:
             hidden: `[T, hidden]`, written in place where there are states.
         """
-        left = len([*self._calls, *self._places])
+        left = len([*self.calls, *self.places])
         assert not left, f"a step lacks {left} of its calls"
-        if (states := self._step.states) is None:
+        if (states := self.step.states) is None:
             return
-        states.rows.part(self._last).write(hidden[states.rows.spans[1:] - 1].float())
+        states.rows.part(self.last).write(hidden[states.rows.spans[1:] - 1].float())
         if again := len(states.read_again):
-            sources = states.read_again + self._last
+            sources = states.read_again + self.last
             hidden[-again:] = replace(states.rows, sources=sources).read(hidden.shape[1]).to(hidden.dtype)
 
 
@@ -115,31 +109,28 @@ class TransformersLayers(Layers):
 
     def tap(self, layers: Sequence[int]) -> None:
         """See `Layers`; for models whose layers are the list `layers`, and that end with `norm`."""
-        modules, norm = getattr(self.model, "layers", None), getattr(self.model, "norm", None)
-        if not isinstance(modules, nn.ModuleList) or norm is None or max(layers) >= len(modules):
-            raise UnsupportedShapeError(f"states between the layers of {type(self.model).__name__} are not given")
-        norm: Any = self.model.norm
-        for layer in set(layers).difference(self.taps):
-            self._keep(modules[layer], layer, norm)
+        norm: Any = getattr(self.model, "norm", None)
+        for layer in sorted(set(layers).difference(self.taps), reverse=True):  # one that is not there comes first
+            self._keep(layer, layer, norm)
         self.taps = tuple(sorted({*self.taps, *layers}))
 
     def tap_raw(self, layer: int) -> None:
         """See `Layers`; for models whose layers are the list `layers`."""
-        modules = getattr(self.model, "layers", None)
-        if not isinstance(modules, nn.ModuleList) or not 0 <= layer < len(modules):
-            raise UnsupportedShapeError(f"states between the layers of {type(self.model).__name__} are not given")
-        if self._raw_hook:
-            self._raw_hook.remove()
-        self._raw_hook = self._keep(modules[layer], _RAW, lambda states: states)
+        before, self._raw_hook = self._raw_hook, self._keep(layer, _RAW, lambda states: states)
+        if before:
+            before.remove()
         self.raw_tap = layer
 
-    def _keep(self, layer: nn.Module, name: int, given: Callable[[torch.Tensor], torch.Tensor]) -> RemovableHandle:
+    def _keep(self, layer: int, name: int, given: Callable[[torch.Tensor], torch.Tensor] | None) -> RemovableHandle:
         """Have the states that enter a layer kept in each step, `[1, T, hidden]`, as they are to be given."""
+        modules = getattr(self.model, "layers", None)
+        if not isinstance(modules, nn.ModuleList) or given is None or not 0 <= layer < len(modules):
+            raise UnsupportedShapeError(f"states between the layers of {type(self.model).__name__} are not given")
 
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._tapped[name] = given(args[0] if args else kwargs["hidden_states"])[0]
 
-        return layer.register_forward_pre_hook(keep, with_kwargs=True)
+        return modules[layer].register_forward_pre_hook(keep, with_kwargs=True)
 
     def __len__(self) -> int:
         return sum(call.writes for call in self._calls)
@@ -148,7 +139,8 @@ class TransformersLayers(Layers):
         """See `Layers`."""
         added = -len(step.token_ids) % self._fill
         of_step = self._prepare_step(step, layer_kvs)
-        paged = PagedStep(self._calls, layer_kvs, of_step, added, self._places)
+        *places, (_, last) = self._places
+        paged = PagedStep(iter(self._calls), layer_kvs, of_step, added, iter(places), last)
         token_ids, positions = (F.pad(each, (0, added)) for each in (of_step.token_ids, of_step.positions))
         with torch.inference_mode(), running(paged):
             hidden = hidden_states(self.model, token_ids, positions)[: len(step.token_ids)]

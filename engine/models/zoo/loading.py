@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from espalier.engine.models.checkpoint import Checkpoint, Outline
 from espalier.engine.models.decoder import Decoder, choose_backend_for
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import make_quantizer
+from espalier.engine.models.text_files import some
 from espalier.engine.models.zoo.calls import exact_layers, exchange_recurrent
 from espalier.engine.models.zoo.description import (
     TransformersConfig,
@@ -34,7 +36,6 @@ _TEXT_HALF = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.
 """The beginnings of names of the text half's tensors in a checkpoint that has others, too."""
 _DTYPES = {"BF16": torch.bfloat16, "BFLOAT16": torch.bfloat16, "F16": torch.float16, "FLOAT16": torch.float16}
 """Kinds of stored values that are kept in their files until a product takes them; others are read in float32."""
-_SHOWN = 5
 
 
 def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Decoder:
@@ -185,19 +186,19 @@ def _require_complete(model: Any, info: Any, checkpoint: Checkpoint) -> None:
         shapes = f"shape {tuple(found)}, config.json means {tuple(expected)}"
         raise CheckpointError(f"{checkpoint.folder}: {name} has {shapes}")
     if missing := info.missing_keys - set(model.all_tied_weights_keys):
-        missed = _some(missing)
+        missed = some(missing)
         raise CheckpointError(f"{checkpoint.folder} has no tensors for {missed}; is it a checkpoint of this kind?")
 
 
+@dataclass(frozen=True, slots=True)
 class _Lazy:
     """A tensor of a checkpoint, read when transformers takes all of it."""
 
-    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
-        self._checkpoint = checkpoint
-        self._name = name
+    checkpoint: Checkpoint
+    name: str
 
     def __getitem__(self, whole: object) -> torch.Tensor:
-        return self._checkpoint.read(self._name)
+        return self.checkpoint.read(self.name)
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
@@ -225,9 +226,7 @@ def _names_of_text(model: Any, checkpoint: Checkpoint) -> dict[str, str]:
             of_text[prefix + _TEXT_HALF.sub("", name)] = name
     left = set(names) - set(of_text.values())
     if left and of_text:
-        log.info("%d tensors of %s are not its text half's: %s", len(left), checkpoint.folder, _some(left))
-        for name in left:
-            checkpoint.mark_used(name)
+        checkpoint.ignore(left)
     return of_text or {name: name for name in names}
 
 
@@ -294,8 +293,3 @@ def _one_by_one() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def _some(names: Any) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")

@@ -14,33 +14,30 @@ _STATE_SPACES = ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads")
 _STATE_SPACE_DIMS = ("mamba_d_head", "mamba_headdim", "mamba_head_dim")
 """Heads of a state space, and channels of each: together `mamba_d_ssm`, or so many times the hidden size."""
 _OF_HEAD = "(head_dim|kv_channels|head_size)"
-_LARGEST: tuple[tuple[re.Pattern[str], str | int], ...] = tuple(
-    (re.compile(pattern), size)
-    for pattern, size in (
-        ("vocab", "vocabulary"),
-        ("^attention_hidden_size$", "attention_hidden"),
-        ("key_value_heads|kv_heads|head_kv", "kv_heads"),
-        ("^(?!.*index).*(attention_heads|num_heads|n_head)", "heads"),
-        ("rotary_dim", "half_head"),
-        (f"^(?=.*rope).*{_OF_HEAD}", "half_head"),
-        (f"^(?=v_|.*_v_).*{_OF_HEAD}", "value_dim"),
-        (_OF_HEAD, "head_dim"),
-        ("^(hidden_size|embedding_size|word_embed_proj_dim|d_model)$", "hidden"),
-        ("^(?=.*group).*(experts_per_tok|top_?k|num_selected|num_experts_per)", 1),
-        ("experts_per_tok|top_?k|num_selected|num_experts_per", 2),
-        ("n_group|num_expert_group", 2),
-        ("intermediate|ffn_dim|ffn_hidden|n_inner|inner_dim|feed_forward", "inner"),
-        ("^(?!.*(layer|step|freq)).*expert", "experts"),
-        ("window|attention_chunk_size", "window"),
-        ("first_k_dense_replace", 1),
-        ("attn_layer_period", 2),
-        ("attn_layer_offset", 1),
-        ("d_state|state_size", "inner"),
-        ("rank", "rank"),
-        ("per_layer_input", 8),
-        ("^(max_position_embeddings|n_positions|n_ctx)$", "positions"),
-    )
-)
+_LARGEST: dict[str, str | int] = {
+    "vocab": "vocabulary",
+    "^attention_hidden_size$": "attention_hidden",
+    "key_value_heads|kv_heads|head_kv": "kv_heads",
+    "^(?!.*index).*(attention_heads|num_heads|n_head)": "heads",
+    "rotary_dim": "half_head",
+    f"^(?=.*rope).*{_OF_HEAD}": "half_head",
+    f"^(?=v_|.*_v_).*{_OF_HEAD}": "value_dim",
+    _OF_HEAD: "head_dim",
+    "^(hidden_size|embedding_size|word_embed_proj_dim|d_model)$": "hidden",
+    "^(?=.*group).*(experts_per_tok|top_?k|num_selected|num_experts_per)": 1,
+    "experts_per_tok|top_?k|num_selected|num_experts_per": 2,
+    "n_group|num_expert_group": 2,
+    "intermediate|ffn_dim|ffn_hidden|n_inner|inner_dim|feed_forward": "inner",
+    "^(?!.*(layer|step|freq)).*expert": "experts",
+    "window|attention_chunk_size": "window",
+    "first_k_dense_replace": 1,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "d_state|state_size": "inner",
+    "rank": "rank",
+    "per_layer_input": 8,
+    "^(max_position_embeddings|n_positions|n_ctx)$": "positions",
+}
 """Patterns of names, and the largest number that a field has whose name matches: a size by its name, or the number."""
 
 
@@ -175,7 +172,7 @@ class _Shrink:
 
     def _largest(self, name: str) -> int | None:
         """The largest number that a field of this name may have; None for one that says nothing of sizes."""
-        size = next((size for pattern, size in _LARGEST if pattern.search(name)), None)
+        size = next((size for pattern, size in _LARGEST.items() if re.search(pattern, name)), None)
         if size in ("head_dim", "value_dim") and self._raw.get(name) == self._raw.get("qk_rope_head_dim"):
             size = "half_head"
         return self._named.get(size) if isinstance(size, str) else size

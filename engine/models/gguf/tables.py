@@ -1,10 +1,12 @@
-"""Architectures of llama.cpp with recurrent layers: configuration, names, and the order of values of each.
+"""The architectures that a table each describes: configuration, names, and the order of values.
 
-llama.cpp's converter changes some tensors, which is undone here: convolutions and columns have no dimension of size 1,
-`ssm_a` holds -exp(A_log), gate and up are apart, of Qwen3-Next and Qwen3.5 norms are stored with one added, and of
-Qwen3.5 value heads in another order. Factors of Falcon-H1 are part of its weights. Where no positions are rotated,
-rows of queries and keys stay in llama.cpp's order, which is the same for both. Tensors of layers that predict several
-tokens at once, behind the last layer, are left aside.
+They are Llama and its like, which native code runs, and those of llama.cpp with recurrent layers.
+
+llama.cpp's converter changes some tensors, which is undone here: rows of Llama's queries and keys are for the rotation
+of neighbours, convolutions and columns have no dimension of size 1, `ssm_a` holds -exp(A_log), gate and up are apart,
+of Qwen3-Next and Qwen3.5 norms are stored with one added, and of Qwen3.5 value heads in another order. Factors of
+Falcon-H1 are part of its weights. Where no positions are rotated, rows of queries and keys stay in llama.cpp's order,
+which is the same for both. Tensors of layers behind the last, which predict several tokens at once, are left aside.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from espalier.engine.models.families import FAMILIES
 from espalier.engine.models.gguf.architectures import (
     LAYER_NAMES,
     OUTER_NAMES,
@@ -22,6 +25,79 @@ from espalier.engine.models.gguf.architectures import (
     without_logarithm,
 )
 from espalier.engine.models.text_files import shown
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""A part of the configuration that files have as a tensor: by what inverse frequencies are divided, as in Llama 3."""
+_HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+"""Projections whose heads llama.cpp reorders for models of the Llama architecture, and how many these are."""
+
+
+def _like_llama(get: Values) -> dict[str, Any]:
+    kind, window = get.architecture, get("attention.sliding_window", None)
+    model_type = "mistral" if kind == "llama" and window else kind
+    heads = get.count("attention.head_count", "num_attention_heads")
+    hidden = get.count("embedding_length", "hidden_size")
+    equal = max(hidden // heads, 1)
+    turned = get.count("rope.dimension_count", "head_dim", equal) if kind == "llama" else equal
+    head_dim = get.count("attention.key_length", "head_dim", turned)
+    verifies = "cls.output.weight" in get.shapes
+    return {
+        "architectures": [
+            FAMILIES[model_type].class_prefix + ("ForTokenClassification" if verifies else "ForCausalLM")
+        ],
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "intermediate_size": get.count("feed_forward_length", "intermediate_size"),
+        "num_hidden_layers": get.count("block_count", "num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get.count("attention.head_count_kv", "num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": get.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": get.count("context_length", "max_position_embeddings"),
+        "rope_parameters": _rope(get, head_dim // 2),
+        "partial_rotary_factor": get.count("rope.dimension_count", "head_dim", head_dim) / head_dim,
+        "attention_bias": "blk.0.attn_q.bias" in get.shapes,
+        "sliding_window": window,
+        "use_sliding_window": bool(window),
+        "max_window_layers": 0,
+    }
+
+
+def _rope(get: Values, pairs: int) -> dict[str, Any]:
+    """Rotary parameters; factors of their own, one for each pair, rule out a scaling by formula."""
+    rope = {"rope_theta": get.number("rope.freq_base", 10_000.0), "rope_type": get("rope.scaling.type", "none")}
+    if (factors := get(ROPE_FACTORS, None)) is not None:
+        if factors.shape != (pairs,):
+            raise ValueError(f"its {ROPE_FACTORS} has shape {factors.shape} for {pairs} pairs")
+        if not (np.isfinite(factors).all() and (factors > 0).all()):
+            raise ValueError(f"its {ROPE_FACTORS} holds factors that are no numbers above 0")
+        return rope | {"rope_type": "factors", "factors": factors.tolist()}
+    if rope["rope_type"] == "none":
+        return rope | {"rope_type": "default"}
+    rope["factor"] = get("rope.scaling.factor", 1.0)
+    if (original := get("rope.scaling.original_context_length", None)) is not None:
+        rope["original_max_position_embeddings"] = original
+    if (attention := get("rope.scaling.attn_factor", None)) is not None:
+        rope["attention_factor"] = attention
+    return rope
+
+
+def _of_halves(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """Rows of queries and keys for the rotation of halves; in Llama's own files neighbours are rotated."""
+    if (heads := config.get(_HEADS.get(name.rpartition(".")[0].rpartition(".")[2], ""))) is None:
+        return values
+    if len(values) % (2 * heads):
+        raise ValueError(f"{name} has {len(values)} rows, which are not those of {heads} heads")
+    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+_LAYERS = {**LAYER_NAMES, "ffn_norm": "post_attention_layernorm"}
+_OUTER = {**OUTER_NAMES, "cls.output": "score"}
+LIKE_LLAMA = {kind: Architecture("", _like_llama, _LAYERS, _OUTER) for kind in ("mistral", "qwen2", "qwen3")} | {
+    "llama": Architecture("", _like_llama, _LAYERS, _OUTER, restore=_of_halves)
+}
+"""By `general.architecture`."""
 
 
 def _num_layers(get: Values) -> int:
@@ -44,7 +120,6 @@ def _qwen3_5(get: Values) -> dict[str, Any]:
     heads, head_dim = get("ssm.time_step_rank"), get("attention.key_length")
     return _attention(get) | {
         "intermediate_size": get("feed_forward_length", 1),  # of layers without experts
-        "num_hidden_layers": _num_layers(get),
         "head_dim": head_dim,
         "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
         "layer_types": _kinds(get),
@@ -88,7 +163,6 @@ def _lfm2(get: Values) -> dict[str, Any]:
     return _attention(get) | {
         "intermediate_size": get("feed_forward_length"),
         "block_auto_adjust_ff_dim": False,
-        "num_hidden_layers": get("block_count"),
         "layer_types": ["full_attention" if heads else "conv" for heads in by_layer],
         "norm_eps": get("attention.layer_norm_rms_epsilon"),
         "conv_L_cache": get("shortconv.l_cache"),
@@ -134,6 +208,7 @@ def _attention(get: Values) -> dict[str, Any]:
     """Fields that layers of attention have in all of them."""
     return {
         "hidden_size": get("embedding_length"),
+        "num_hidden_layers": _num_layers(get),
         "num_attention_heads": get("attention.head_count"),
         "num_key_value_heads": _largest(get("attention.head_count_kv")),
         "max_position_embeddings": get("context_length"),
@@ -157,7 +232,6 @@ def _falcon_h1(get: Values) -> dict[str, Any]:
         **_attention(get),
         **_mamba_of_hybrid(get),
         "intermediate_size": get("feed_forward_length"),
-        "num_hidden_layers": get("block_count"),
         "head_dim": get("attention.key_length"),
         "mamba_d_ssm": get("ssm.inner_size"),
         "mamba_rms_norm": get.any_layer("ssm_norm.weight"),
@@ -177,7 +251,6 @@ def _granite_hybrid(get: Values) -> dict[str, Any]:
         **_mamba_of_hybrid(get),
         "intermediate_size": width,
         "shared_intermediate_size": get("expert_shared_feed_forward_length", width),
-        "num_hidden_layers": get("block_count"),
         "layer_types": _kinds(get),
         "num_local_experts": get("expert_count", 0),
         "num_experts_per_tok": get("expert_used_count", 0),
@@ -201,7 +274,6 @@ def _nemotron_h(get: Values) -> dict[str, Any]:
         **_attention(get),
         **_state_space(get, *sizes, "use_conv_bias", "use_bias"),
         "layers_block_type": kinds,
-        "num_hidden_layers": len(kinds),
         "head_dim": get("attention.key_length"),
         "intermediate_size": _largest(get("feed_forward_length")),
         "layer_norm_epsilon": get("attention.layer_norm_rms_epsilon"),
