@@ -172,8 +172,8 @@ class Adapter:
             raise CheckpointError(f"{self.file} changes {unknown[0]}, which {self._files.folder} does not have")
         for name, info in self.replaced.items():
             if name in self.tensors and (found := self.tensors[name].shape) != info.shape:
-                base = f"{self._files.folder} {found}, not resized as in training"
-                raise CheckpointError(f"{self.file}: {name} has shape {info.shape}, and that of {base}; {_MERGE}")
+                shapes = f"{name} has shape {info.shape}, and that of {self._files.folder} {found}"
+                raise CheckpointError(f"{self.file}: {shapes}; was the base resized when it was trained? {_MERGE}")
 
     def unknown_tokens(self) -> str | None:
         """A warning if the adapter's folder has a tokenizer with tokens that the base's does not have."""
