@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Interval
@@ -251,13 +252,9 @@ def _text_of(prompt: Prompt) -> str:
     """All that a caller has written of a prompt."""
     if isinstance(prompt, ChatPrompt):
         said = [text for message in prompt.messages for text in message.values()]
-        texts = (text if isinstance(text, str) else _json(text) for text in (*said, prompt.variables or ""))
-        return "\n".join(texts)
+        written = partial(json.dumps, ensure_ascii=False, default=str)
+        return "\n".join(text if isinstance(text, str) else written(text) for text in (*said, prompt.variables or ""))
     return prompt if isinstance(prompt, str) else ""
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def prompt_violation(prompt: Prompt) -> Violation | None:

@@ -42,6 +42,7 @@ class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
     When its tree is complete, it holds no engine resources, and votes.
 
     Attributes:
+        vote: selects its answer from the candidates.
         candidates: complete paths that vote; None while the search waits or runs.
     """
 
@@ -54,6 +55,7 @@ class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
         super().__init__(resolved, submission)
         self.meter.prompt_tokens = resolved.generator_limits.prompt_tokens
         self.request = resolved.request
+        self.vote = self.request.vote or Vote.NAIVE
         self.candidates: tuple[result.Candidate, ...] | None = None
         self._equivalence = submission.equivalence
         scorer = submission.scorer if needs_verifier(self.request) else None
@@ -73,11 +75,6 @@ class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
         self._reason = result.StopReason.FINISHED
         self._error = ""
         self._outcome = VoteResult(None)
-
-    @property
-    def vote(self) -> Vote:
-        """The vote that selects its answer from the candidates."""
-        return self.request.vote or Vote.NAIVE
 
     @property
     def tree_complete(self) -> bool:

@@ -115,7 +115,11 @@ class SearchTree:
         self._branches[self.root] = Branch(self.root, False, streams, sequence)
         self._meter.generator_tree_tokens += len(prompt)
         if context.scorer:
-            self._session = context.scorer.begin(self._scored_search())
+            of_problem = request.problem_text, context.resolved.verifier_prompt, self._salt, request.seed
+            bounds = context.resolved.verifier_limits, self._verifier_left
+            how = {"sampled": True, "score_final_only": context.resolved.score_final_only}
+            search = ScoredSearch(self._engine, context.owner, self.root, *of_problem, *bounds, **how)
+            self._session = context.scorer.begin(search)
         self.root.verifier_tokens = self._session.prompt_tokens
         self._meter.verifier_tree_tokens += self._session.prompt_tokens
         if self._verifier_left(self.root) >= 0:
@@ -280,13 +284,6 @@ class SearchTree:
         """Have a node scored, or skipped if it gets no score."""
         node, session = branch.node, self._session
         self._on_scores(session.want(node, branch.alone) if self._wants(node) else session.skip(node))
-
-    def _scored_search(self) -> ScoredSearch:
-        context, resolved = self._context, self._context.resolved
-        of_engine = context.engine, context.owner, self.root
-        of_problem = resolved.request.problem_text, resolved.verifier_prompt, self._salt, resolved.request.seed
-        how = {"sampled": True, "score_final_only": resolved.score_final_only}
-        return ScoredSearch(*of_engine, *of_problem, resolved.verifier_limits, self._verifier_left, **how)
 
     def _verifier_left(self, node: Node) -> int:
         return min((policy.verifier_left(node) for policy in self.policies), default=UNLIMITED)

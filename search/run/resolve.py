@@ -336,16 +336,14 @@ def _blocks(
         PoolTooSmallError: the pool does not hold the search alone at its limit, or not one of its whole paths.
     """
     blocks = _worst_case(resolver, request, generator, verifier)
-    if not (tokens := resolver.expected_tokens):
+    if not (expected := resolver.expected_tokens):
         return blocks
-    expected = _of_length(generator, tokens)
-    return _worst_case(resolver, request, expected, verifier and _of_length(verifier, tokens))
 
+    def expectation(limits: PathLimits) -> PathLimits:  # a verifier reads paths as about as many tokens
+        path_tokens, step_tokens = min(expected, limits.path_tokens), min(expected, limits.step_tokens)
+        return replace(limits, path_tokens=path_tokens, step_tokens=min(step_tokens, path_tokens))
 
-def _of_length(limits: PathLimits, tokens: int) -> PathLimits:
-    """Bounds with paths of so many tokens, which a verifier reads as about as many."""
-    tokens = min(tokens, limits.path_tokens)
-    return replace(limits, path_tokens=tokens, step_tokens=min(limits.step_tokens, tokens))
+    return _worst_case(resolver, request, expectation(generator), verifier and expectation(verifier))
 
 
 def _worst_case(

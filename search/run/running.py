@@ -15,7 +15,6 @@ from espalier.engine.roles import DRAFT, GENERATOR, VERIFIER
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done, Generated
 from espalier.prm.scorer import Scorer
-from espalier.search.fairness import Account
 from espalier.search.request import SubmitOptions
 from espalier.search.result import Finished, StopReason, Usage
 from espalier.search.run.executor import KINDS, AnyResult, Resolved, reason_of
@@ -158,6 +157,8 @@ class Running(ABC, Generic[R, T]):
         search_id: its id; also the owner of its engine work.
         resolved: the resolved request.
         options: options of the submission.
+        priority: searches of a larger one run first.
+        account: what it is charged to.
         meter: its usage so far.
         digests: see `digests`; after a reload within it also of `GENERATOR_BEFORE`.
         result: None until it is finished.
@@ -186,6 +187,7 @@ class Running(ABC, Generic[R, T]):
         self.search_id = submission.search_id
         self.resolved = resolved
         self.options = options = submission.options
+        self.priority, self.account = options.priority, options.account
         self.meter = UsageMeter(clock=submission.clock, waited=options.waited)
         self._engine, self._on_event = submission.engine, submission.on_event
         self._outside = partial(submission.outside, self)
@@ -200,16 +202,6 @@ class Running(ABC, Generic[R, T]):
         self._latest = self.meter.clock() + options.max_seconds
         self.deadline = self._latest if options.timed_from_start else self._time_limit_from(self.meter.submitted)
         self.released = False
-
-    @property
-    def priority(self) -> int:
-        """Searches of a larger priority run first."""
-        return self.options.priority
-
-    @property
-    def account(self) -> Account:
-        """The account that it is charged to."""
-        return self.options.account
 
     @property
     def waits_for_caller(self) -> bool:

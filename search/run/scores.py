@@ -103,17 +103,9 @@ class RunningScoreSession(Running[ResolvedScores, scores.ScoreResult]):
 
     def _begin(self) -> None:
         request = self.resolved.request
-        scored = ScoredSearch(
-            self._engine,
-            self.search_id,
-            self._root,
-            request.problem_text,
-            self.resolved.verifier_prompt,
-            self.options.salt,
-            request.seed,
-            budget=self._tokens_left,
-            score_final_only=self._scorer.needs.scores == "answers",
-        )
+        of_problem = request.problem_text, self.resolved.verifier_prompt, self.options.salt, request.seed
+        how = {"budget": self._tokens_left, "score_final_only": self._scorer.needs.scores == "answers"}
+        scored = ScoredSearch(self._engine, self.search_id, self._root, *of_problem, **how)
         self._session = self._scorer.begin(scored)
         self.meter.verifier_tree_tokens += self._session.prompt_tokens
         if self._budget_left < 0:
@@ -304,9 +296,8 @@ class RunningScores(RunningScoreSession):
         node = self._root
         for step in steps:
             if (child := self._nodes.get((node, step))) is None:
-                child = self._nodes[node, step] = Node(
-                    len(self._nodes) + 1, node, (*node.path, node.num_children), text=step
-                )
+                path = *node.path, node.num_children
+                child = self._nodes[node, step] = Node(len(self._nodes) + 1, node, path, step)
                 node.num_children += 1
             node = child
         return node
