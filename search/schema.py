@@ -102,7 +102,10 @@ class Option:
 
 
 def option(default: T, help: str, bounds: Interval | None = None, **of_flag: Any) -> T:
-    """A field of a dataclass with a default, a flag and, for a number, a range; `of_flag` are fields of `Option`."""
+    """A field with a default, a flag and, for a number, a range; `of_flag` are fields of `Option`.
+
+    It is the default of a field of a dataclass, or of a command's parameter; see `cli.schema_options`.
+    """
     return dataclass_field(default=default, metadata={"declared": (Option(help, **of_flag), bounds)})
 
 
@@ -221,7 +224,7 @@ def declared(kind: type) -> tuple[Field, ...]:
     """Return the fields of a declared dataclass, in order."""
     hints = get_type_hints(kind, include_extras=True)
     ordered = sorted(fields(kind), key=lambda f: f.kw_only is True)  # those of a base that has few come last
-    return tuple(_field(f, hints[f.name]) for f in ordered)
+    return tuple(read_declaration(f.name, f, hints[f.name]) for f in ordered)
 
 
 def violations(value: object, without: Collection[str] = ()) -> list[Violation]:
@@ -371,7 +374,8 @@ def _list_violation(kind: type, values: Any) -> str | None:
     return next(found, None)
 
 
-def _field(of: DataclassField[Any], annotation: Any) -> Field:
+def read_declaration(name: str, of: DataclassField[Any], annotation: Any) -> Field:
+    """The field that a dataclass or a command declares, by its annotation and what `option` returned."""
     kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     kind = str if get_origin(kind) is Parsed else kind
     if metadata and isinstance(metadata[0], Field):
@@ -383,8 +387,6 @@ def _field(of: DataclassField[Any], annotation: Any) -> Field:
     if of_type.get(Option) and not (
         kind in KINDS or kind is Path or (isinstance(kind, type) and issubclass(kind, StrEnum))
     ):
-        raise TypeError(
-            f"{of.name} is {kind}; an option is {', '.join(k.__name__ for k in KINDS)}, a Path or a StrEnum"
-        )
+        raise TypeError(f"{name} is {kind}; an option is {', '.join(k.__name__ for k in KINDS)}, a Path or a StrEnum")
     declares = of_type.get(Interval), of_type.get(Option), own, of.metadata.get("reads")
-    return Field(of.name, kind, optional, of.default, *declares)
+    return Field(name, kind, optional, of.default, *declares)

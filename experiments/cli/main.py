@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from annotated_types import Interval
 from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
@@ -36,7 +37,7 @@ from espalier.search.algorithms import unscored_default
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
 from espalier.search.run.settings import RuntimeSettings, on_gpu
-from espalier.search.schema import CodeName
+from espalier.search.schema import CodeName, option
 from espalier.search.service.errors import SearchFailedError
 from espalier.search.service.settings import LogFormat, ServerSettings, default_searches
 from espalier.search.trace import read_trace, replay, write_trace
@@ -94,8 +95,8 @@ def solve(
     ] = None,
     trace: opt.Trace = None,
     profile: opt.Profile = None,
-    timeout: Annotated[float | None, Option(min=0.001, help="With --endpoint: seconds to wait; default: 600.")] = None,
-    priority: Annotated[int, Option(help="With --endpoint: searches of a higher priority go first; -100 to 100.")] = 0,
+    timeout: float | None = option(None, "With --endpoint: seconds to wait; default: 600.", Interval(ge=0.001)),
+    priority: int = option(0, "With --endpoint: searches of a higher priority go first; -100 to 100."),
     *,
     request: SearchRequest,
     runtime: RuntimeSettings,

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
+from dataclasses import Field as DataclassField
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +14,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from espalier.engine.errors import InvalidRequestError, nearest_of_each
+from espalier.engine.errors import InvalidRequestError, Violation, nearest_of_each
 from espalier.experiments.cli.options import OptionError
 from espalier.experiments.runs.grid import read_values, read_values_of
 from espalier.search.request import SearchRequest
 from espalier.search.run.settings import RuntimeSettings, check_settings
-from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, violations
+from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, read_declaration, violations
 
 _with_options: dict[type, None] = {}
 """Declared dataclasses whose fields are options of any command."""
@@ -72,6 +73,7 @@ def with_schema(command: Callable[..., Outcome | None]) -> Callable[..., None]:
     set by environment variables. A field with the same name as a parameter of the command gets no option: it keeps its
     default, or `-` without one; so do those that an annotation `Fields` leaves out. `--config` reads options from a
     file; the command line and the environment override it. A command that returns an `Outcome` also has `--json`.
+    Parameters whose default is an `option` are declared, too.
     """
     own = inspect.signature(command)
     annotations = {p.name: p.annotation for p in own.parameters.values()}
@@ -89,11 +91,15 @@ def with_schema(command: Callable[..., Outcome | None]) -> Callable[..., None]:
         name: [field for field in its[name].of(kind) if field.name not in annotations] for name, kind in kinds.items()
     }
 
+    declares = {p.name: p for p in own.parameters.values() if isinstance(p.default, DataclassField)}
+    single = [read_declaration(name, p.default, p.annotation) for name, p in declares.items()]
     json_flag = [_AS_JSON] if own.return_annotation is Outcome else []
 
     @functools.wraps(command)
     def run(config: Path | None, **given: Any) -> None:
         as_json = given.pop("as_json") if json_flag else False
+        if wrong := [Violation(field.flag, text) for field in single if (text := field.violation(given[field.name]))]:
+            raise InvalidRequestError(wrong)
         for name, kind in kinds.items():
             values = {field.name: given.pop(field.name) for field in options[name]}
             if its[name].lists:
@@ -115,8 +121,9 @@ def with_schema(command: Callable[..., Outcome | None]) -> Callable[..., None]:
             if outcome.code:
                 raise typer.Exit(outcome.code)
 
-    kept = [p for p in own.parameters.values() if p.name not in kinds]
-    added = [_parameter(field, kinds[name], its[name]) for name, chosen in options.items() for field in chosen]
+    kept = [p for p in own.parameters.values() if p.name not in kinds.keys() | declares]
+    added = [_parameter(field, None, Fields()) for field in single]
+    added += [_parameter(field, kinds[name], its[name]) for name, chosen in options.items() for field in chosen]
     run.__signature__ = own.replace(parameters=[*kept, *json_flag, *added, _CONFIG])  # pyright: ignore[reportAttributeAccessIssue] - Typer reads it
     return run
 
@@ -134,7 +141,7 @@ def _parameter(field: Field, kind: Any, its: Fields) -> inspect.Parameter:
     annotation = field.kind | None if field.optional else field.kind
     default = its.defaults.get(field.name, field.default)
     flags, parse = [field.flag, field.option.short], field.option.parse
-    text, panel, prefix = field.option.help, kind.help_panel, getattr(kind, "env_prefix", None)
+    text, panel, prefix = field.option.help, getattr(kind, "help_panel", None), getattr(kind, "env_prefix", None)
     given: dict[str, Any] = {}
     if field.range and (its.lists or not parse):
         text = f"{text} ({field.range})"

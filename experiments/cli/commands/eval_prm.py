@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from annotated_types import Interval
 from rich.console import Console
 from typer import Option
 
@@ -17,6 +18,7 @@ from espalier.experiments.cli.schema_options import Fields, Outcome, with_schema
 from espalier.experiments.demo import planted_errors_path
 from espalier.experiments.prm_evaluation.solutions import Format, choose, read_solutions
 from espalier.search.run.settings import RuntimeSettings
+from espalier.search.schema import option
 
 _UNUSED = (
     "system_prompt", "answer_equivalence", "grader_memory", "reserved_share", "expected_tokens", "draft",
@@ -27,25 +29,23 @@ _UNUSED = (
 
 @with_schema
 def eval_prm_command(
-    benchmark: Annotated[
-        str,
-        Option(
-            help="demo (solutions with planted errors), or a file or folder of subsets (.json, .jsonl) in the format "
-            "of ProcessBench, PRMBench, TRL's stepwise supervision, Math-Shepherd or PRM800K."
-        ),
-    ] = "demo",
+    benchmark: str = option(
+        "demo",
+        "demo (solutions with planted errors), or a file or folder of subsets (.json, .jsonl) in the format of "
+        "ProcessBench, PRMBench, TRL's stepwise supervision, Math-Shepherd or PRM800K.",
+    ),
     form: Annotated[
         Format | None, Option("--format", help="Format of the records; default: recognized by their fields.")
     ] = None,
-    threshold: Annotated[
-        float | None, Option(min=0, max=1, help="Steps below it are flagged; default: best F1 on --tune-on, else 0.5.")
-    ] = None,
-    tune_on: Annotated[
-        str | None, Option(help="Subset on which the threshold is chosen; default: gsm8k, demo-tuning for demo.")
-    ] = None,
-    out: Annotated[
-        Path | None, Option(help="Folder for scores.jsonl, summary.json and reliability.svg; running again resumes.")
-    ] = None,
+    threshold: float | None = option(
+        None,
+        "Steps below it are flagged; default: the highest F1 on --tune-on, 0.5 for PRMBench.",
+        Interval(ge=0, le=1),
+    ),
+    tune_on: str | None = option(
+        None, "Subset on which the threshold is chosen; default: gsm8k, demo-tuning for demo."
+    ),
+    out: Path | None = option(None, "Folder for scores.jsonl, summary.json, reliability.svg; running again resumes."),
     in_flight: opt.InFlight = 32,
     *,
     selection: Annotated[opt.Selection, Fields(only=("limit", "shuffle", "shuffle_seed"))],

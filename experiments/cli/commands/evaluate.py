@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from annotated_types import Interval
 from rich.console import Console
-from typer import Option
 
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.render import percents, print_whole, show_cells, show_estimates, show_summary, table_of
@@ -24,6 +24,7 @@ from espalier.experiments.runs.statistics import require_scipy
 from espalier.search.algorithms import algorithms_that_run, unscored_default
 from espalier.search.request import SearchRequest
 from espalier.search.run.settings import RuntimeSettings
+from espalier.search.schema import option
 
 if TYPE_CHECKING:
     from espalier.experiments.advice.advise import Report
@@ -41,9 +42,7 @@ REPORT = "report"
 def evaluate_command(
     epochs: opt.Epochs = 1,
     trees: opt.Trees = False,
-    out: Annotated[
-        Path | None, Option(help="Folder for samples.jsonl and summary.json; running the command again resumes.")
-    ] = None,
+    out: Path | None = option(None, "Folder for samples.jsonl and summary.json; running the command again resumes."),
     in_flight: opt.InFlight = 32,
     profile: opt.Profile = None,
     *,
@@ -74,35 +73,22 @@ def evaluate_command(
 
 @with_schema
 def sweep_command(
-    grid: Annotated[
-        Path | None,
-        Option(
-            help="A .yaml, .toml or .json file of fields with lists of values, or a list of such; options multiply it."
-        ),
-    ] = None,
+    grid: Path | None = option(
+        None, "A .yaml, .toml or .json file of fields with lists of values, or a list of such; options multiply it."
+    ),
     epochs: opt.Epochs = 1,
     trees: opt.Trees = False,
-    out: Annotated[
-        Path, Option(help="Folder for the cells, the table and the plot; running the command again resumes.")
-    ] = Path("runs/sweep"),
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Only print the cells and what they are expected to cost; runs nothing.")
-    ] = False,
-    isolated: Annotated[
-        bool,
-        Option("--isolated", help="One search at a time instead of --in-flight, so that a cell's seconds are its own."),
-    ] = False,
-    share_work: Annotated[
-        bool,
-        Option(
-            "--share-work",
-            help="Derive best-of-n and majority cells from those with a larger N, whose first paths are the same; they "
-            "have no seconds and KV memory of their own. No search stops early.",
-        ),
-    ] = False,
-    report: Annotated[
-        bool, Option("--report", help="Also write the report of all cells, as `espalier report` does, to report/.")
-    ] = False,
+    out: Path = option(Path("runs/sweep"), "Folder for the cells, the table and the plot; running again resumes."),
+    dry_run: bool = option(False, "Only print the cells and what they are expected to cost; runs nothing."),
+    isolated: bool = option(
+        False, "One search at a time instead of --in-flight, so that the seconds of a cell are its own."
+    ),
+    share_work: bool = option(
+        False,
+        "Derive best-of-n and majority cells from those with a larger N, whose first paths are the same; they have no "
+        "seconds and KV memory of their own. No search stops early.",
+    ),
+    report: bool = option(False, "Also write the report of all cells, as `espalier report` does, to report/."),
     in_flight: opt.InFlight = 32,
     *,
     selection: opt.Selection,
@@ -157,17 +143,16 @@ def sweep_command(
 
 @with_schema
 def advise_command(
-    out: Annotated[
-        Path, Option(help="Folder for the sampled paths and advice.json; running the command again samples no more.")
-    ] = Path("runs/advice"),
-    paths: Annotated[int, Option(min=2, max=256, help="Paths sampled of each problem.")] = 16,
-    target: Annotated[
-        float | None,
-        Option(min=0.0, max=1.0, help="Accuracy wanted, like 0.8: advise the cheapest search that reaches it."),
-    ] = None,
-    budget: Annotated[
-        str | None, Option(help="What a problem may cost: seconds, like 2.5s, or tokens of both models, like 3000.")
-    ] = None,
+    out: Path = option(
+        Path("runs/advice"), "Folder for the sampled paths and advice.json; running the command again samples no more."
+    ),
+    paths: int = option(16, "Paths sampled of each problem.", Interval(ge=2, le=256)),
+    target: float | None = option(
+        None, "Accuracy wanted, like 0.8: advise the cheapest search that reaches it.", Interval(ge=0, le=1)
+    ),
+    budget: str | None = option(
+        None, "What a problem may cost: seconds, like 2.5s, or tokens of both models, like 3000."
+    ),
     in_flight: opt.InFlight = 32,
     *,
     selection: opt.Selection,

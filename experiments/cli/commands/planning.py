@@ -4,9 +4,10 @@ from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+from annotated_types import Interval
 from rich.console import Console
 from rich.text import Text
-from typer import Argument, Option
+from typer import Argument
 
 from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.help import CommandLine
@@ -17,6 +18,7 @@ from espalier.experiments.planning.options import DeviceOptions, LengthOptions
 from espalier.search.algorithms import named
 from espalier.search.request import SearchRequest
 from espalier.search.run.settings import AUTO, RuntimeSettings
+from espalier.search.schema import option
 
 if TYPE_CHECKING:
     from espalier.engine.models.config import DecoderConfig
@@ -42,8 +44,8 @@ def _models() -> None:
 @with_schema
 def inspect_command(
     checkpoints: Annotated[list[str], Argument(help="Folders, Hugging Face ids or bundled names; all on one device.")],
-    path_tokens: Annotated[int, Option(min=1, help="Tokens of one path, including the prompt, for --memory.")] = 1024,
-    quantization: Annotated[Quantization, Option(help="Quantization of the weights.")] = Quantization.NONE,
+    path_tokens: int = option(1024, "Tokens of one path, including the prompt, for --memory.", Interval(ge=1)),
+    quantization: Quantization = option(Quantization.NONE, "Quantization of the weights."),
     *,
     card: Annotated[DeviceOptions, Fields(only=["memory"])],
     runtime: Annotated[RuntimeSettings, Fields(only=_RUNTIME)],
@@ -186,12 +188,8 @@ _size = partial(size_of, digits=2)
 
 @with_schema
 def plan_command(
-    generator: Annotated[
-        str, Option(help="Folder, Hugging Face id, bundled name, or a known shape such as Qwen2.5-1.5B.")
-    ] = "demo-generator",
-    verifier: Annotated[
-        str, Option(help="As --generator, like Qwen2.5-Math-PRM-7B; self; '' for none; auto is that of demo-generator.")
-    ] = AUTO,
+    generator: str = option("demo-generator", "Folder, Hugging Face id, bundled name, or a known shape: Qwen2.5-1.5B."),
+    verifier: str = option(AUTO, "As --generator; self; '' for none; auto is the verifier of demo-generator."),
     *,
     request: Annotated[SearchRequest, Fields(only=("algorithm", "beam_width", "expansion"))],
     lengths: LengthOptions,

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from annotated_types import Interval
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
 from espalier.experiments.cli.render import print_whole, table_of
+from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.report.loggers import Tracker, check_installed, log_report
 from espalier.experiments.report.runs import load_runs, runs_not_begun
 from espalier.experiments.report.stopping import choose_rule, holds_probes, replay_rules
@@ -19,32 +21,30 @@ from espalier.experiments.report.tables import main_table
 from espalier.experiments.runs.files import folder_lock
 from espalier.experiments.runs.table import Table
 from espalier.search.rules import read_stop_rule
+from espalier.search.schema import option
 
 _NUMBER = "#"
 
 
+@with_schema
 def report_command(
     runs: Annotated[
         list[Path],
         Argument(metavar="RUN...", help="Folders that eval wrote, or folders of such folders, as sweep writes."),
     ],
-    out: Annotated[Path, Option(help="Folder for the page, the tables and the plots.")] = Path("report"),
-    problems: Annotated[
-        int, Option(min=0, help="Problems whose texts and trees are on the page, those in dispute first.")
-    ] = 200,
-    resamples: Annotated[int, Option(min=100, help="Bootstrap resamples for each pair of runs with epochs.")] = 10_000,
-    seed: Annotated[int, Option(min=0, help="Seed of the bootstrap.")] = 0,
+    out: Path = option(Path("report"), "Folder for the page, the tables and the plots."),
+    problems: int = option(200, "Problems with texts and trees on the page, those in dispute first.", Interval(ge=0)),
+    resamples: int = option(10_000, "Bootstrap resamples for each pair of runs with epochs.", Interval(ge=100)),
+    seed: int = option(0, "Seed of the bootstrap.", Interval(ge=0)),
     stop_when: Annotated[
         list[str] | None,
         Option(
             help="Replay these rules of --stop-when on runs that hold probes; default: rules of several strictness."
         ),
     ] = None,
-    calibrate: Annotated[
-        Path | None, Option(help="Choose the rule that saves most tokens on this run of other problems.")
-    ] = None,
-    max_loss: Annotated[float, Option(min=0, max=100, help="Points that a rule may lose on --calibrate.")] = 1.0,
-    log: Annotated[Tracker | None, Option(help="Also send each run's figures to this experiment tracker.")] = None,
+    calibrate: Path | None = option(None, "Choose the rule that saves most tokens on this run of other problems."),
+    max_loss: float = option(1.0, "Accuracy in points that a rule may lose on --calibrate.", Interval(ge=0, le=100)),
+    log: Tracker | None = option(None, "Also send each run's figures to this experiment tracker."),
 ) -> None:
     """Compare runs: a table, paired differences, plots, and one HTML page that opens to problems and trees."""
     from espalier.experiments.report.write import MARKDOWN, PAGE, write_report
@@ -59,9 +59,9 @@ def report_command(
     probed = list(filter(holds_probes, loaded))
     calibrating = list(filter(holds_probes, load_runs([calibrate]))) if calibrate else []
     lacking = {"--stop-when": rules and not probed, "--calibrate": calibrate and not (probed and calibrating)}
-    for option in (option for option, lacks in lacking.items() if lacks):
+    for flag in (flag for flag, lacks in lacking.items() if lacks):
         why = "no run holds probes of independent paths; eval with --probe-every and --trees, without --stop-when"
-        raise typer.BadParameter(why, param_hint=option)
+        raise typer.BadParameter(why, param_hint=flag)
     replayed, chosen = replay_rules(calibrating, rules), None
     if calibrate:
         rules = list(dict.fromkeys(row.rule for row in replayed if row.rule))

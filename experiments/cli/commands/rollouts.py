@@ -16,6 +16,7 @@ from espalier.experiments.cli.schema_options import Fields, with_schema
 from espalier.experiments.verifier_training.tree_file import write_math_shepherd, write_trl
 from espalier.search.rollout import RolloutSettings
 from espalier.search.run.settings import RuntimeSettings
+from espalier.search.schema import option
 
 OF_VERIFIERS = (
     "verifier", "verifier_family", "verifier_reference", "verifier_quantization", "verify_incremental",
@@ -38,10 +39,8 @@ TestRun = Annotated[
 def rollouts_command(
     context: typer.Context,
     out: Annotated[Path, Option(help="File for the trees, JSON Lines; running the command again resumes.")],
-    trl: Annotated[
-        Path | None, Option(help="Also write solutions with labels of their steps here, as TRL's stepwise supervision.")
-    ] = None,
-    math_shepherd: Annotated[Path | None, Option(help="The same in Math-Shepherd's form.")] = None,
+    trl: Path | None = option(None, "Also write solutions with labels of their steps, as TRL's stepwise supervision."),
+    math_shepherd: Path | None = option(None, "The same in Math-Shepherd's form."),
     in_flight: opt.InFlight = 32,
     endpoint: opt.Endpoint = None,
     *,
@@ -73,14 +72,11 @@ def learn_verifier_command(
         Path, Option(help="Folder for rollouts.jsonl, features/ and verifier/ (for --verifier); running again resumes.")
     ],
     in_flight: opt.InFlight = 32,
-    trunk: Annotated[
-        str,
-        Option(
-            help="A model that reads the solutions, for --verifier TRUNK --verifier-family OUT/verifier: folder, hub "
-            "id or GGUF file. Default: a head on the generator's own states.",
-            show_default=False,
-        ),
-    ] = "",
+    trunk: str = option(
+        "",
+        "A model that reads the solutions, for --verifier TRUNK --verifier-family OUT/verifier: folder, hub id or GGUF "
+        "file. Default: a head on the generator's own states.",
+    ),
     trunk_quantization: TrunkQuantization = Quantization.AUTO,
     test: TestRun = None,
     *,

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
+from annotated_types import Interval
 from rich.console import Console
 from typer import Option
 
 from espalier.experiments.cli.options import ConnectionOptions, check_endpoint
 from espalier.experiments.cli.runs import EXIT_FAILED
 from espalier.experiments.cli.schema_options import Outcome, with_schema
-from espalier.search.schema import size_text
+from espalier.search.schema import option, size_text
 from espalier.search.service.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ def health(
         str | None,
         Option(callback=check_endpoint, help="HOST:PORT; default: this machine's, on ESPALIER_PORT or 50051."),
     ] = None,
-    info: Annotated[bool, Option("--info", help="Also show what the server serves and holds.")] = False,
-    timeout: Annotated[float, Option(min=0.001, help="Seconds to wait for an answer.")] = 5.0,
+    info: bool = option(False, "Also show what the server serves and holds."),
+    timeout: float = option(5.0, "Seconds to wait for an answer.", Interval(ge=0.001)),
     *,
     connection: ConnectionOptions,
 ) -> Outcome:
