@@ -210,13 +210,9 @@ def check_place(context: typer.Context, endpoint: str | None, what: str, of_both
     else:
         idle = {field.name for field in declared(ConnectionOptions)} | {"timeout", "priority"}
         why = f"only for a server's {what}; give --endpoint"
-    given = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name in idle.difference(of_both)
-        and (source := context.get_parameter_source(parameter.name))
-        and source.name == "COMMANDLINE"
-    ]
+    parameters = [each for each in context.command.params if each.name in idle.difference(of_both)]
+    sources = [context.get_parameter_source(str(each.name)) for each in parameters]
+    given = [each.opts[0] for each, of in zip(parameters, sources, strict=True) if of and of.name == "COMMANDLINE"]
     if given:
         raise OptionError(f"{', '.join(given)}: {why}")
 

@@ -14,9 +14,9 @@ from rich.tree import Tree
 
 from espalier.experiments.report.trees import Line, tree_lines
 from espalier.experiments.runs.grid import settings_text
-from espalier.experiments.runs.record import Unanswered, unanswered_in, unanswered_text, why_unanswered
+from espalier.experiments.runs.record import STOPPED, Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.experiments.runs.summary import Summary
-from espalier.search.result import USAGE_COUNTERS, SearchResult, StopReason
+from espalier.search.result import USAGE_COUNTERS, SearchResult
 
 if TYPE_CHECKING:  # which need what a client alone has not installed
     from espalier.experiments.planning.sweep_cost import Estimate
@@ -24,11 +24,6 @@ if TYPE_CHECKING:  # which need what a client alone has not installed
 
 _MAX_STEP_SHOWN = 100
 _WIDEST = 400
-_STOPPED = {
-    StopReason.BUDGET: "cut short by --generator-budget or --verifier-budget",
-    StopReason.DEADLINE: "cut short by --time-limit",
-    StopReason.CANCELLED: "cancelled",
-}
 _LOST = {"refused": "could not be searched", "ungraded": "could not be graded"}
 """Figures of a summary that count problems without a verdict, and what happened to these."""
 
@@ -72,7 +67,7 @@ def _costs(result: SearchResult) -> Group:
     a, told = result.usage, asdict(result.usage)
     notes = [each.note.format_map(told) for name, each in USAGE_COUNTERS.items() if each.note and told[name]]
     rows = [
-        _STOPPED.get(result.stop_reason),
+        STOPPED[result.stop_reason].text if result.stop_reason in STOPPED else "",
         f"{a.nodes} steps sampled, {a.pruned} pruned, {a.duplicates} merged with an equal sibling",
         "; ".join([
             f"{a.generated_tokens} tokens generated",

@@ -49,11 +49,9 @@ def searches_shown(total: int, done: int, at_once: int, runtime: RuntimeSettings
         print(f"warning: of {len(warned)} of {len(fresh)} problems, such as: {first}", file=sys.stderr)
     verified = sum(not sample.refused and not sample.derived_from for sample in fresh) if runtime.verifier else 0
     if runtime.verify_incremental and verified < total:
-        why = (
-            "the other samples are of an earlier command, refused, or derived; name another --out to search them again"
-            if runtime.verifier
-            else "this search reads no scores"
-        )
+        why = "this search reads no scores"
+        if runtime.verifier:
+            why = "others are of an earlier command, refused, or derived; name another --out to search them again"
         what = f"{verified} of {total} searches" if verified else f"nothing, of {total} searches"
         print(f"--verify-incremental verified {what}: {why}", file=sys.stderr)
 

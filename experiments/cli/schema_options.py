@@ -87,9 +87,7 @@ def with_schema(command: Callable[..., Outcome | None]) -> Callable[..., None]:
         if its[name].lists or hasattr(annotation, "help_panel")
     }
     _with_options.update(dict.fromkeys(kinds.values()))
-    options = {
-        name: [field for field in its[name].of(kind) if field.name not in annotations] for name, kind in kinds.items()
-    }
+    options = {name: [f for f in its[name].of(kind) if f.name not in annotations] for name, kind in kinds.items()}
 
     declares = {p.name: p for p in own.parameters.values() if isinstance(p.default, DataclassField)}
     single = [read_declaration(name, p.default, p.annotation) for name, p in declares.items()]
@@ -219,10 +217,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
             raise OptionError(f"--config: {str(path)!r} gives {name} twice")
         named[name] = value
     if unknown:
-        raise OptionError(
-            f"--config: {str(path)!r} has keys that are no options of `{context.info_name}`: "
-            + nearest_of_each(unknown, [str(option.name) for option in options])
-        )
+        said = nearest_of_each(unknown, [str(option.name) for option in options])
+        raise OptionError(f"--config: {str(path)!r} has keys that are no options of `{context.info_name}`: {said}")
     context.default_map = {**(context.default_map or {}), **named}
     return path
 

@@ -138,10 +138,8 @@ def blocks_by_round(
     for number in tree.ends:
         held = {window: _round(tree, lengths, size, number) for window, size in sizes.items()}
         shares = window_shares or dict.fromkeys(held, 1.0)
-        totals = (
-            sum(share * getattr(held[w], kind) for w, share in shares.items()) for kind in ("physical", "logical")
-        )
-        found.append(HeldBlocks(*totals))
+        physical = sum(share * held[window].physical for window, share in shares.items())
+        found.append(HeldBlocks(physical, sum(share * held[window].logical for window, share in shares.items())))
     return found
 
 

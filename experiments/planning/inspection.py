@@ -280,11 +280,9 @@ def _choose(outline: Outline, family: str | None, has_reference: bool) -> famili
     try:
         return families.identify(outline, family, has_reference)
     except CheckpointError as unknown:
-        raise CheckpointError(
-            f"{outline.folder} is a {outline.architecture or 'model without architecture'}; generators are "
-            f"{', '.join(GENERATOR_CLASSES)}; verifiers known by their class are "
-            f"{', '.join(families.known_classes())}, and any other needs --verifier-family"
-        ) from unknown
+        what = f"is a {outline.architecture or 'model without architecture'}"
+        known = f"generators are {', '.join(GENERATOR_CLASSES)}; verifiers {', '.join(families.known_classes())}"
+        raise CheckpointError(f"{outline.folder} {what}; {known}; others need --verifier-family") from unknown
 
 
 def _readings(family: PrmFamily, tokenizer: TextTokenizer) -> tuple[tuple[str, str], ...]:

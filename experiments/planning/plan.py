@@ -275,10 +275,9 @@ def card_of(device: DeviceOptions) -> Card | None:
         return replace(Card(0, 0), **given) if given else None
     cards = roofline.CARDS
     if device.card != CPU and device.card not in cards:
-        raise EspalierError(
-            f"--card {device.card!r} is unknown; it takes {', '.join(cards)} or {CPU}. For another device leave it "
-            "out, and give --memory, --bandwidth and --matrix-rate" + nearest(device.card, (*cards, CPU))
-        )
+        known = f"it takes {', '.join(cards)} or {CPU}{nearest(device.card, (*cards, CPU))}"
+        how = "for another device leave it out, and give --memory, --bandwidth and --matrix-rate"
+        raise EspalierError(f"--card {device.card!r} is unknown; {known}; {how}")
     return replace(_measured_cpu() if device.card == CPU else cards[device.card], **given)
 
 

@@ -84,9 +84,8 @@ def _line_of(cell: Cell) -> str:
 def _draw_line(axes: Axes, cells: list[Cell], markers: dict[int, str], colour: Any, where: Any) -> None:
     """Draw the cells of one line, in the transformed coordinates `where`."""
     cells = sorted(cells, key=lambda cell: cell.summary.generated_tokens)
-    tokens, shares, low, high = (
-        [getattr(cell.summary, name) for cell in cells] for name in ("generated_tokens", "accuracy", "low", "high")
-    )
+    names = "generated_tokens", "accuracy", "low", "high"
+    tokens, shares, low, high = ([getattr(cell.summary, name) for cell in cells] for name in names)
     accuracy = [100 * share for share in shares]
     bars = error_bars(shares, low, high)
     axes.errorbar(tokens, accuracy, yerr=bars, color=colour, capsize=3, elinewidth=1, transform=where)

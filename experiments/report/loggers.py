@@ -29,9 +29,8 @@ def check_installed(tracker: Tracker) -> None:
     try:
         import_module(tracker)
     except ImportError as error:
-        raise EspalierError(
-            f"--log {tracker} needs a library that is not installed ({error}): pip install 'espalier-search[{tracker}]'"
-        ) from error
+        how = f"pip install 'espalier-search[{tracker}]'"
+        raise EspalierError(f"--log {tracker} needs a library that is not installed ({error}): {how}") from error
 
 
 def log_report(tracker: Tracker, report: "Report", folder: Path) -> None:
@@ -45,9 +44,8 @@ def log_report(tracker: Tracker, report: "Report", folder: Path) -> None:
     try:
         send(report, folder, files)
     except Exception as error:  # each library has its own errors, for example of its server
-        raise EspalierError(
-            f"--log {tracker} failed: {type(error).__name__}: {error}; the report itself is in {folder}"
-        ) from error
+        what = f"{type(error).__name__}: {error}"
+        raise EspalierError(f"--log {tracker} failed: {what}; the report itself is in {folder}") from error
 
 
 def _to_tensorboard(report: "Report", folder: Path, _: list[Path]) -> None:

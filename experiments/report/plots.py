@@ -14,21 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from espalier.experiments.plots.figure import (
-    COLORS,
-    count_whole,
-    draw_calibration,
-    error_bars,
-    make_logarithmic,
-    panels,
-    save_for_page,
-)
+from espalier.experiments.plots import figure as shared
 from espalier.experiments.report.runs import Run
 from espalier.experiments.report.stopping import ReplayedRule
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import CALIBRATION_BINS, calibration
 
-_RIGHT, _WRONG = COLORS[0], COLORS[1]
+_RIGHT, _WRONG = shared.COLORS[0], shared.COLORS[1]
 _MAX_GROUPS = 6
 """With more runs, those of one algorithm share a panel."""
 _SIDES = ((9, 6), (9, -6), (-9, 6), (-9, -6), (19, 6), (19, -6), (-19, 6), (-19, -6))
@@ -85,9 +77,9 @@ class _Drawing:
         self, name: str, width: float, height: float, *grid: int, **options: Any
     ) -> Iterator[tuple[Figure, list[Axes]]]:
         """Draw a plot in the block; for its size and `options` see `panels`."""
-        with panels(width, height, *grid, **options) as (figure, axes):
+        with shared.panels(width, height, *grid, **options) as (figure, axes):
             yield figure, axes
-            self.plots.append(Plot(name, *_PLOTS[name], save_for_page(figure, self._folder / name)))
+            self.plots.append(Plot(name, *_PLOTS[name], shared.save_for_page(figure, self._folder / name)))
 
     @contextmanager
     def small_multiples(
@@ -133,20 +125,20 @@ def _draw_cost(drawing: _Drawing, name: str, runs: Sequence[Run]) -> None:
     if not points:
         return
     algorithms = dict.fromkeys(run.algorithm for run in runs)
-    colors = {algorithm: COLORS[place % len(COLORS)] for place, algorithm in enumerate(algorithms)}
+    colors = {algorithm: shared.COLORS[place % len(shared.COLORS)] for place, algorithm in enumerate(algorithms)}
     with drawing.plot(name, 6.4, 4.2) as (figure, (axes,)):
         front = [points[i] for i in pareto_front([(value, run.summary.accuracy) for _, value, run in points])]
         shares = [100 * run.summary.accuracy for *_, run in front]
         axes.plot([value for _, value, _ in front], shares, ls="--", lw=1.2, color="grey")
         for _, value, run in points:
             s, color = run.summary, colors[run.algorithm]
-            bars = error_bars([s.accuracy], [s.low], [s.high])
+            bars = shared.error_bars([s.accuracy], [s.low], [s.high])
             axes.errorbar([value], [100 * s.accuracy], yerr=bars, color=color, lw=1, alpha=0.4)
             axes.plot([value], [100 * s.accuracy], "o", color=color, ms=6)
         values = [value for _, value, _ in points]
         if max(values) > _WIDE_RANGE * min(values) > 0:
             axes.margins(x=0.08)
-            make_logarithmic(axes, max(values) / min(values))
+            shared.make_logarithmic(axes, max(values) / min(values))
         else:
             axes.set_xlim(0, 1.08 * max(values) or 1)
         axes.set(xlabel=label, ylabel="accuracy, %")
@@ -192,8 +184,9 @@ def _draw_stopping(drawing: _Drawing, rows: Sequence[ReplayedRule]) -> None:
     with drawing.plot("stopping", 6.4, 4.2) as (figure, (axes,)):
         axes.axhline(0, ls=":", lw=1, color="grey")
         for place, run in enumerate(dict.fromkeys(row.run for row in rows)):
-            of_run, color = [row for row in rows if row.run == run], COLORS[place % len(COLORS)]
-            bars = error_bars(*([getattr(row, name) for row in of_run] for name in ("difference", "low", "high")))
+            of_run, color = [row for row in rows if row.run == run], shared.COLORS[place % len(shared.COLORS)]
+            figures = ([getattr(row, name) for row in of_run] for name in ("difference", "low", "high"))
+            bars = shared.error_bars(*figures)
             x, y = ([100 * getattr(row, name) for row in of_run] for name in ("saved", "difference"))
             axes.errorbar(x, y, yerr=bars, color=color, lw=0, elinewidth=1, alpha=0.4)
             axes.plot(x, y, "o", color=color, mfc="none", ms=6, label=run)
@@ -253,10 +246,10 @@ def _draw_calibration(drawing: _Drawing, groups: dict[str, list[Sample]]) -> Non
         for place, (title, found) in enumerate(scored.items()):
             scores, right = zip(*found, strict=True)
             bins, error = calibration(scores, right)
-            color = COLORS[place % len(COLORS)]
-            draw_calibration(axes, bins, color, f"{title}, expected calibration error {100 * error:.1f} points")
+            color = shared.COLORS[place % len(shared.COLORS)]
+            shared.draw_calibration(axes, bins, color, f"{title}, expected calibration error {100 * error:.1f} points")
             below.hist(scores, bins=list(np.linspace(0, 1, CALIBRATION_BINS + 1)), histtype="step", color=color)
-        count_whole(below.yaxis)
+        shared.count_whole(below.yaxis)
         below.set(xlabel="score of the selected answer", ylabel="answers")
         below.grid(alpha=0.25)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", fontsize=8)
@@ -275,8 +268,8 @@ def _draw_histograms(
             of_kind = [[value(o) for o in found if o.correct is right] for right in (True, False)]
             axes.hist(of_kind, bins=edges, stacked=True, color=(_RIGHT, _WRONG), alpha=0.7, label=("right", "wrong"))
             axes.grid(alpha=0.25)
-            count_whole(axes.xaxis)
-            count_whole(axes.yaxis)
+            shared.count_whole(axes.xaxis)
+            shared.count_whole(axes.yaxis)
         for axes in grid[-_COLUMNS:]:
             axes.tick_params(labelbottom=True)  # also where there is no panel below
         figure.supxlabel(label, fontsize=10)

@@ -137,10 +137,8 @@ def load_recorded_paths(folder: Path) -> Run:
         raise EspalierError(f"{folder} holds {len(runs)} runs; name the folder of one")
     (run,) = runs
     if run.algorithm not in _INDEPENDENT:
-        raise EspalierError(
-            f"{run.folder} is a run of {run.algorithm}, whose paths depend on the verifier; other verifiers can be "
-            f"tried on paths of {' and '.join(_INDEPENDENT)} only"
-        )
+        what = f"is a run of {run.algorithm}, whose paths depend on the verifier"
+        raise EspalierError(f"{run.folder} {what}; other verifiers need paths of {' or '.join(_INDEPENDENT)}")
     if not (run.folder / TREES).is_file():
         raise EspalierError(f"{folder} holds no trees; run its command with --trees and another --out")
     return run

@@ -185,16 +185,10 @@ def difference_data(found: Sequence[Difference]) -> Table:
 
 def difference_table(found: Sequence[Difference]) -> Table:
     """One row per pair, for readers."""
-    names = (
-        "second − first, points",
-        "95% interval",
-        "only first solves",
-        "only second solves",
-        "McNemar p",
-        "adjusted p",
-    )
+    solved = "only first solves", "only second solves"
+    names = "problems", "second − first, points", "95% interval", *solved, "McNemar p", "adjusted p"
     rows = [[d.first.name, d.second.name, str(d.problems), *difference_cells(d)] for d in found]
-    return Table(("first", "second", "problems", *names), rows)
+    return Table(("first", "second", *names), rows)
 
 
 def difference_cells(d: Difference) -> list[str]:

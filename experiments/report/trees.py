@@ -83,14 +83,13 @@ def tree_lines(nodes: Sequence[NodeRecord], selected: Collection[int]) -> list[L
     ends = [node.node_id for node in by_id.values() if node.termination in COMPLETE]
     complete = {node.node_id for end in ends for node in path_to(by_id, end)}
 
+    def rank(node: NodeRecord) -> tuple[bool, bool, float]:
+        return node.node_id not in selected, node.node_id not in complete, -(node.score or 0)
+
     def drawn(parent: int, depth: int) -> Iterator[Line]:
-        rank = {
-            n.node_id: (n.node_id not in selected, n.node_id not in complete, -(n.score or 0)) for n in children[parent]
-        }
-        below = sorted(children[parent], key=lambda node: rank[node.node_id])
-        hidden = [n for n in below if n.node_id not in complete.union(selected) and not children[n.node_id]][
-            _MAX_PRUNED:
-        ]
+        below = sorted(children[parent], key=rank)
+        dead = [node for node in below if all(rank(node)[:2]) and not children[node.node_id]]
+        hidden = dead[_MAX_PRUNED:]
         for node in below:
             if node not in hidden:
                 notes = [f"×{node.multiplicity}"] * (node.multiplicity > 1) + [_ENDED.get(node.termination, "")]

@@ -19,10 +19,7 @@ from espalier.experiments.runs.table import Table
 
 PAGE, MARKDOWN, TABLE, DIFFERENCES = "report.html", "report.md", "table.csv", "differences.csv"
 STOPPING = "stopping.csv"
-_MIXED = (
-    "the runs did not search the same problems, so their accuracies and costs are not of the same problems; the "
-    "differences are, as each is over the problems that both runs searched"
-)
+_MIXED = "the runs did not search the same problems; only differences are over the problems that both runs searched"
 
 
 @dataclass(frozen=True, slots=True)

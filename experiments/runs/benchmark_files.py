@@ -75,10 +75,8 @@ def read_records(name: str, offline: bool = False) -> tuple[str, Iterator[Record
     if (found := _HUB_NAME.fullmatch(source)) and folder.suffix.lower() not in SUFFIXES:
         return found["repository"].partition("/")[2], _of_hub(found["repository"], found["revision"], part, offline)
     hint = nearest(name, ("demo", "demo-training")) or nearest_file(path)
-    raise BenchmarkError(
-        f"no benchmark {name!r}: neither a file, a folder, a hub id like openai/gsm8k, nor `demo` or `demo-training`"
-        + hint
-    )
+    known = "a file, a folder, a hub id like openai/gsm8k, nor `demo` or `demo-training`"
+    raise BenchmarkError(f"no benchmark {name!r}: neither {known}{hint}")
 
 
 def _source_and_part(name: str) -> tuple[str, Part]:
@@ -208,9 +206,8 @@ def _of_table(path: Path) -> Iterator[Record]:
                     raise BenchmarkError(f"{path}:{line}: the header names {', '.join(map(repr, repeated))} twice")
             elif cells:
                 if len(cells) != len(header):
-                    raise BenchmarkError(
-                        f"{path}:{line}: {len(cells)} cells, but the header names {len(header)} fields"
-                    )
+                    what = f"{len(cells)} cells, but the header names {len(header)} fields"
+                    raise BenchmarkError(f"{path}:{line}: {what}")
                 number += 1
                 fields = {name: cell or None for name, cell in zip(header, cells, strict=True) if name}
                 yield Record(f"{path}:{line}", number, fields)
@@ -305,11 +302,9 @@ def _library(name: str, wanted_for: object) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0]
-        raise BenchmarkError(
-            f"reading {wanted_for} needs {package}, which cannot be imported ({error}): "
-            "pip install 'espalier-search[datasets]'"
-        ) from error
+        needed = f"{name.partition('.')[0]}, which cannot be imported ({error})"
+        how = "pip install 'espalier-search[datasets]'"
+        raise BenchmarkError(f"reading {wanted_for} needs {needed}: {how}") from error
 
 
 def _in_one_line(error: Exception) -> str:

@@ -195,9 +195,8 @@ class _Reading:
             text = self._with_context(text)
             self._require_gradable()
         golds = self._golds(*self._take("answer"))
-        return Problem(
-            self._id(default_id), text, golds[0], self._level(), golds[1:], self._subject(), self._tolerances(), history
-        )
+        of_answer = golds[0], self._level(), golds[1:], self._subject(), self._tolerances()
+        return Problem(self._id(default_id), text, *of_answer, history)
 
     def _take(self, what: str) -> tuple[str, Any]:
         """The first name under which the record has a field, and its value."""
@@ -264,9 +263,7 @@ class _Reading:
             return
         answer, kind = self._folded["final_answer"], self._folded["answer_type"]
         if answer is None or answer == []:
-            raise self._error(
-                "its final_answer is empty, as of a proof, which cannot be graded; take OlympiadBench's OE parts"
-            )
+            raise self._error("its final_answer is empty, as of a proof, which cannot be graded; take the OE parts")
         if "human" in str(kind).lower():
             raise self._error(f"its answer_type is {kind}: it cannot be graded by a program")
         if isinstance(answer, str) and answer.startswith(("['", '["')):

@@ -87,10 +87,8 @@ def append(stream: FileIO, record: Mapping[str, Any], ensure_ascii: bool = True)
         while line:
             line = line[stream.write(line) :]
     except OSError as error:
-        raise EspalierError(
-            f"cannot write {stream.name}: {error.strerror}; what came before is kept, and running the command again "
-            "goes on behind it"
-        ) from error
+        kept = "what came before is kept, and running the command again goes on behind it"
+        raise EspalierError(f"cannot write {stream.name}: {error.strerror}; {kept}") from error
 
 
 def write_whole(path: Path, value: Any) -> None:
@@ -204,9 +202,7 @@ def _acquired(path: Path, place: Path) -> int | None:
         except BlockingIOError:
             holder = _holder(descriptor)
             os.close(descriptor)
-            raise EspalierError(
-                f"{place} is in use by {holder}: wait until it has ended, or name another --out"
-            ) from None
+            raise EspalierError(f"{place} is in use by {holder}: wait for its end, or name another --out") from None
         except OSError as error:
             os.close(descriptor)
             path.unlink(missing_ok=True)

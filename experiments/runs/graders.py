@@ -50,10 +50,8 @@ def _check(name: str) -> Check:
                 return partial(is_close, tolerance=tolerance)
         raise EspalierError(f"--grader numeric: the tolerance must be a number from 0 on, is {argument!r}")
     if not (kind and argument):
-        raise EspalierError(
-            f"--grader: {name!r} is none of {DEFAULT}, {', '.join(_CHECKS)}, numeric:TOLERANCE, MODULE:FUNCTION"
-            + nearest(name, (DEFAULT, *_CHECKS))
-        )
+        known = f"{DEFAULT}, {', '.join(_CHECKS)}, numeric:TOLERANCE, MODULE:FUNCTION"
+        raise EspalierError(f"--grader: {name!r} is none of {known}{nearest(name, (DEFAULT, *_CHECKS))}")
     try:
         check = load_code(name)
     except EspalierError as error:
@@ -99,9 +97,8 @@ def holds(gold: str, answer: str) -> bool:
     from simpleeval import EvalWithCompoundTypes, FeatureNotAvailable, InvalidExpression
 
     functions = {f.__name__: f for f in (abs, float, int, len, max, min, round, set, sorted, sum)}
-    evaluator = EvalWithCompoundTypes(
-        functions={**functions, "value": _value, "numbers": _numbers}, names={"answer": answer}
-    )
+    functions |= {"value": _value, "numbers": _numbers}
+    evaluator = EvalWithCompoundTypes(functions=functions, names={"answer": answer})
     try:
         return bool(evaluator.eval(gold))
     except (InvalidExpression, FeatureNotAvailable, SyntaxError) as error:

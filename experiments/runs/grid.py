@@ -104,9 +104,8 @@ def _entry(path: Path, entry: Mapping[Any, Any]) -> dict[str, list[Any]]:
     if unknown := sorted(named.keys() - FIELDS.keys()):
         own = ":" in str(named.get("algorithm", ""))
         hint = "; parameters of a class of yours follow its name, MODULE:CLASS:NAME=VALUE" if own else ""
-        raise EspalierError(
-            f"--grid: {str(path)!r} has keys that are no fields of a search: {nearest_of_each(unknown, FIELDS)}{hint}"
-        )
+        said = f"{nearest_of_each(unknown, FIELDS)}{hint}"
+        raise EspalierError(f"--grid: {str(path)!r} has keys that are no fields of a search: {said}")
     read: dict[str, list[Any]] = {}
     for name, given in named.items():
         try:

@@ -53,7 +53,7 @@ class Unanswered(StrEnum):
     UNKNOWN = "unknown", "without a recorded reason"
 
 
-_STOPPED = {
+STOPPED = {
     StopReason.BUDGET: Unanswered.BUDGET,
     StopReason.DEADLINE: Unanswered.TIME_LIMIT,
     StopReason.CANCELLED: Unanswered.CANCELLED,
@@ -208,8 +208,8 @@ def why_unanswered(result: SearchResult, max_tokens: int | None) -> Unanswered |
     """
     if result.answer:
         return None
-    if result.stop_reason in _STOPPED:
-        return _STOPPED[result.stop_reason]
+    if result.stop_reason in STOPPED:
+        return STOPPED[result.stop_reason]
     if result.candidates:
         return Unanswered.NO_FINAL_ANSWER
     counts = lost_paths(result.nodes, result.configuration, max_tokens)

@@ -122,11 +122,8 @@ def sweep(
     for run_folder in folders.values():
         run_folder.ask(len(evaluation.searches))
     for place in places:
-        smaller = [
-            (folders[other.path], other.effective.beam_width)
-            for other in places
-            if share_work and holds_the_paths_of(place.effective, other.effective)
-        ]
+        others = [each for each in places if share_work and holds_the_paths_of(place.effective, each.effective)]
+        smaller = [(folders[each.path], each.effective.beam_width) for each in others]
         summary = evaluation.run(place.request, folders[place.path], smaller)
         cells[place.path] = _cell(place, names, summary)
         if on_cell:

@@ -170,11 +170,9 @@ class Learning:
         where = f"the states that enter layer {summary['layer']}" if "layer" in summary else "the last states"
         score = "evidence of the whole path" if "weights" in summary else "the newest step's probability"
         typer.echo(f"the score is {score}")
-        typer.echo(
-            f"head on {where}; on {measured['problems']} other problems: AUC {_figure(measured['auc'])}, "
-            f"within a problem {_figure(measured['auc_within_a_problem'])}, "
-            f"calibration error {measured['expected_calibration_error']:.3f}"
-        )
+        auc = f"AUC {_figure(measured['auc'])}, within a problem {_figure(measured['auc_within_a_problem'])}"
+        error = f"calibration error {measured['expected_calibration_error']:.3f}"
+        typer.echo(f"head on {where}; on {measured['problems']} other problems: {auc}, {error}")
         judge(measured, rollouts.cut_solutions(self.trees, self.rollouts))
         typer.echo(f"verifier  {verifier}")
 
@@ -261,11 +259,9 @@ def judge(measured: dict[str, Any], cut: CutPaths) -> None:
         typer.echo(_RANKS_BADLY, err=True)
     elif not enough or found["low"] < _RANKS:
         of_these = f" ({found['low']:.2f} to {found['high']:.2f})" if enough else ""
-        typer.echo(
-            f"no verdict on it: {found['trials']} of the {measured['problems']} other problems have right and wrong "
-            f"solutions, too few to tell whether it ranks better than chance{of_these}; raise --limit or -N",
-            err=True,
-        )
+        counts = f"{found['trials']} of the {measured['problems']} other problems have right and wrong solutions"
+        why = f"too few to tell whether it ranks better than chance{of_these}; raise --limit or -N"
+        typer.echo(f"no verdict on it: {counts}, {why}", err=True)
 
 
 def _figure(value: float | None) -> str:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
 
 _ACCESS = "espalier.access"
 """Logger whose messages are JSON already."""
@@ -25,15 +24,12 @@ class JsonFormatter(logging.Formatter):
         """Return the line of a record."""
         if record.name == _ACCESS:
             return record.getMessage()
-        fields: dict[str, Any] = {
-            "time": record.created,
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields)
+        more = {"exception": self.formatException(record.exc_info)} if record.exc_info else {}
+        return _line(record.created, record.levelname, record.name, record.getMessage(), **more)
+
+
+def _line(seconds: float, level: str, logger: str, message: str, **more: str) -> str:
+    return json.dumps({"time": seconds, "level": level, "logger": logger, "message": message, **more})
 
 
 @contextmanager
@@ -85,8 +81,7 @@ def _as_json(lines: list[bytes]) -> bytes:
         if is_object:
             found += group
         elif text := "\n".join(line.decode(errors="backslashreplace").rstrip("\r") for line in group).strip():
-            said = {"time": time.time(), "level": "WARNING", "logger": "stderr", "message": text}
-            found.append(json.dumps(said).encode())
+            found.append(_line(time.time(), "WARNING", "stderr", text).encode())
     return b"".join(line + b"\n" for line in found)
 
 

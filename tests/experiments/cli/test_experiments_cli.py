@@ -457,10 +457,10 @@ def test_a_file_that_is_no_trace_is_a_mistake_of_one_line(espalier, tmp_path):
 def test_a_search_cut_short_says_by_what(espalier):
     ran = espalier(*SOLVE, "--generator-budget", 20)
     assert ran.code == 0, ran.err
-    assert "cut short by --generator-budget" in words(ran.out)
+    assert "cut by --generator-budget" in words(ran.out)
     ran = espalier(*SOLVE, "--time-limit", 1e-6)
     assert "no answer" in words(ran.out)
-    assert "cut short by --time-limit" in words(ran.out)
+    assert "cut by --time-limit" in words(ran.out)
 
 
 # --- eval ----------------------------------------------------------------------------------------------------------
