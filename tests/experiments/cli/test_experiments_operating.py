@@ -17,10 +17,8 @@ from server_thread import ServerThread
 
 from espalier.experiments.cli.operating.doctor import server_findings
 from espalier.search.request import SearchRequest
-from espalier.search.run.executor import ResolvedRequest
 from espalier.search.service import errors
 from espalier.search.service.access.callers import CallerEntry, Callers, CallersFileError, add_caller
-from espalier.search.service.engine_thread import EngineThread
 from espalier.search.service.errors import BusyError
 from espalier.search.service.settings import ServerSettings
 
@@ -118,14 +116,14 @@ def test_a_wait_for_a_server_is_shown(espalier, server, monkeypatch):
     monkeypatch.setattr(errors, "_CODES", ((BusyError, "RESOURCE_EXHAUSTED", 1.0),))
     failures = [busy]
 
-    real = EngineThread.check
+    real = ScriptedOrchestrator.check
 
-    def check(engine: EngineThread, request: SearchRequest) -> ResolvedRequest | SearchRequest:
+    def check(executor: ScriptedOrchestrator, request: SearchRequest) -> SearchRequest:
         if failures:
             raise failures.pop()
-        return real(engine, request)
+        return real(executor, request)
 
-    monkeypatch.setattr("espalier.search.service.engine_thread.EngineThread.check", check)
+    monkeypatch.setattr(ScriptedOrchestrator, "check", check)
     ran = espalier("solve", "solve", "--endpoint", server.address)
     assert ran.code == 0
     assert ran.err.startswith("the server is busy; try again later; attempt 2 of 4 in 1.")

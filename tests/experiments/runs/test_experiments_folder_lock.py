@@ -95,9 +95,7 @@ def test_a_process_that_is_killed_blocks_nobody(hold, tmp_path):
 def test_a_lock_without_a_signature_still_holds(tmp_path):
     with (tmp_path / ".lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        with pytest.raises(
-            EspalierError, match="is in use by another process: wait for its end, or name another"
-        ):
+        with pytest.raises(EspalierError, match="is in use by another process: wait for its end, or name another"):
             RunFolder(tmp_path, CONFIGURATION)
 
 
