@@ -37,7 +37,7 @@ from espalier.search.algorithms import unscored_default
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
 from espalier.search.run.settings import RuntimeSettings, on_gpu
-from espalier.search.schema import CodeName, option
+from espalier.search.schema import CodeName, option, optional
 from espalier.search.service.errors import SearchFailedError
 from espalier.search.service.settings import LogFormat, ServerSettings, default_searches
 from espalier.search.trace import read_trace, replay, write_trace
@@ -95,7 +95,7 @@ def solve(
     ] = None,
     trace: opt.Trace = None,
     profile: opt.Profile = None,
-    timeout: float | None = option(None, "With --endpoint: seconds to wait; default: 600.", Interval(ge=0.001)),
+    timeout: float | None = optional("With --endpoint: seconds to wait; default: 600.", Interval(ge=0.001)),
     priority: int = option(0, "With --endpoint: searches of a higher priority go first; -100 to 100."),
     *,
     request: SearchRequest,

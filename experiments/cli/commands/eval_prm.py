@@ -18,7 +18,7 @@ from espalier.experiments.cli.schema_options import Fields, Outcome, with_schema
 from espalier.experiments.demo import planted_errors_path
 from espalier.experiments.prm_evaluation.solutions import Format, choose, read_solutions
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.schema import option
+from espalier.search.schema import option, optional
 
 _UNUSED = (
     "system_prompt", "answer_equivalence", "grader_memory", "reserved_share", "expected_tokens", "draft",
@@ -37,15 +37,12 @@ def eval_prm_command(
     form: Annotated[
         Format | None, Option("--format", help="Format of the records; default: recognized by their fields.")
     ] = None,
-    threshold: float | None = option(
-        None,
+    threshold: float | None = optional(
         "Steps below it are flagged; default: the highest F1 on --tune-on, 0.5 for PRMBench.",
         Interval(ge=0, le=1),
     ),
-    tune_on: str | None = option(
-        None, "Subset on which the threshold is chosen; default: gsm8k, demo-tuning for demo."
-    ),
-    out: Path | None = option(None, "Folder for scores.jsonl, summary.json, reliability.svg; running again resumes."),
+    tune_on: str | None = optional("Subset on which the threshold is chosen; default: gsm8k, demo-tuning for demo."),
+    out: Path | None = optional("Folder for scores.jsonl, summary.json, reliability.svg; running again resumes."),
     in_flight: opt.InFlight = 32,
     *,
     selection: Annotated[opt.Selection, Fields(only=("limit", "shuffle", "shuffle_seed"))],

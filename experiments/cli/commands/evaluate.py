@@ -24,7 +24,7 @@ from espalier.experiments.runs.statistics import require_scipy
 from espalier.search.algorithms import algorithms_that_run, unscored_default
 from espalier.search.request import SearchRequest
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.schema import option
+from espalier.search.schema import option, optional
 
 if TYPE_CHECKING:
     from espalier.experiments.advice.advise import Report
@@ -42,7 +42,7 @@ REPORT = "report"
 def evaluate_command(
     epochs: opt.Epochs = 1,
     trees: opt.Trees = False,
-    out: Path | None = option(None, "Folder for samples.jsonl and summary.json; running the command again resumes."),
+    out: Path | None = optional("Folder for samples.jsonl and summary.json; running the command again resumes."),
     in_flight: opt.InFlight = 32,
     profile: opt.Profile = None,
     *,
@@ -73,8 +73,8 @@ def evaluate_command(
 
 @with_schema
 def sweep_command(
-    grid: Path | None = option(
-        None, "A .yaml, .toml or .json file of fields with lists of values, or a list of such; options multiply it."
+    grid: Path | None = optional(
+        "A .yaml, .toml or .json file of fields with lists of values, or a list of such; options multiply it."
     ),
     epochs: opt.Epochs = 1,
     trees: opt.Trees = False,
@@ -147,12 +147,10 @@ def advise_command(
         Path("runs/advice"), "Folder for the sampled paths and advice.json; running the command again samples no more."
     ),
     paths: int = option(16, "Paths sampled of each problem.", Interval(ge=2, le=256)),
-    target: float | None = option(
-        None, "Accuracy wanted, like 0.8: advise the cheapest search that reaches it.", Interval(ge=0, le=1)
+    target: float | None = optional(
+        "Accuracy wanted, like 0.8: advise the cheapest search that reaches it.", Interval(ge=0, le=1)
     ),
-    budget: str | None = option(
-        None, "What a problem may cost: seconds, like 2.5s, or tokens of both models, like 3000."
-    ),
+    budget: str | None = optional("What a problem may cost: seconds, like 2.5s, or tokens of both models, like 3000."),
     in_flight: opt.InFlight = 32,
     *,
     selection: opt.Selection,

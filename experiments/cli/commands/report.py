@@ -21,7 +21,7 @@ from espalier.experiments.report.tables import main_table
 from espalier.experiments.runs.files import folder_lock
 from espalier.experiments.runs.table import Table
 from espalier.search.rules import read_stop_rule
-from espalier.search.schema import option
+from espalier.search.schema import option, optional
 
 _NUMBER = "#"
 
@@ -42,9 +42,9 @@ def report_command(
             help="Replay these rules of --stop-when on runs that hold probes; default: rules of several strictness."
         ),
     ] = None,
-    calibrate: Path | None = option(None, "Choose the rule that saves most tokens on this run of other problems."),
+    calibrate: Path | None = optional("Choose the rule that saves most tokens on this run of other problems."),
     max_loss: float = option(1.0, "Accuracy in points that a rule may lose on --calibrate.", Interval(ge=0, le=100)),
-    log: Tracker | None = option(None, "Also send each run's figures to this experiment tracker."),
+    log: Tracker | None = optional("Also send each run's figures to this experiment tracker."),
 ) -> None:
     """Compare runs: a table, paired differences, plots, and one HTML page that opens to problems and trees."""
     from espalier.experiments.report.write import MARKDOWN, PAGE, write_report

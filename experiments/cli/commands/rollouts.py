@@ -16,7 +16,7 @@ from espalier.experiments.cli.schema_options import Fields, with_schema
 from espalier.experiments.verifier_training.tree_file import write_math_shepherd, write_trl
 from espalier.search.rollout import RolloutSettings
 from espalier.search.run.settings import RuntimeSettings
-from espalier.search.schema import option
+from espalier.search.schema import option, optional
 
 OF_VERIFIERS = (
     "verifier", "verifier_family", "verifier_reference", "verifier_quantization", "verify_incremental",
@@ -39,8 +39,8 @@ TestRun = Annotated[
 def rollouts_command(
     context: typer.Context,
     out: Annotated[Path, Option(help="File for the trees, JSON Lines; running the command again resumes.")],
-    trl: Path | None = option(None, "Also write solutions with labels of their steps, as TRL's stepwise supervision."),
-    math_shepherd: Path | None = option(None, "The same in Math-Shepherd's form."),
+    trl: Path | None = optional("Also write solutions with labels of their steps, as TRL's stepwise supervision."),
+    math_shepherd: Path | None = optional("The same in Math-Shepherd's form."),
     in_flight: opt.InFlight = 32,
     endpoint: opt.Endpoint = None,
     *,
