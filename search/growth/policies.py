@@ -3,11 +3,12 @@
 The tree asks the policies of its search one after the other, in the order of `tree.make_policies`:
 
     holds ──▶ shape ──▶ (the engine samples) ──▶ sampled ──▶ grown ──▶ merges ──▶ holds_score ──▶ settled
+    and once all steps of a round are settled: round_ended
 
 A search that asks for none of them has an empty list. A policy keeps its own state, and is asked on one thread.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -37,6 +38,7 @@ class Branch:
         alone: whether its parent has no other child.
         expected: children that are being sampled.
         held: its next children, while a policy holds them back.
+        passed: policies that have let its score pass.
     """
 
     node: Node
@@ -48,6 +50,7 @@ class Branch:
     alone: bool = False
     expected: int = 0
     held: "Expansion | None" = None
+    passed: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +121,7 @@ class Grower(Protocol):
         """Write text behind a node, so that its path is open; the path ends where it has no room."""
 
     def score(self, branch: Branch) -> None:
-        """Have a node scored whose score the policy held back."""
+        """Have a node scored whose score the policy held back, unless a later policy holds it, too."""
 
     def settle(self, branch: Branch) -> None:
         """Count a node as finished."""
@@ -154,7 +157,11 @@ class PathPolicy:
         """Take note of a step that was sampled, before it is known whether its path ends."""
 
     def grown(self, branch: Branch, done: Generated) -> InjectedText | None:
-        """Return text to write behind a new step; the policy may also set the node's termination."""
+        """Return text to write behind a new step.
+
+        The policy may also set the node's termination, here or later, until its round is told. A step that is cut off
+        before it is scored gets no score.
+        """
 
     def merges(self, branch: Branch) -> bool:
         """Return whether a new step is merged into a sibling, which stands for both from now on."""
@@ -179,12 +186,15 @@ class PathPolicy:
     def settled(self, branch: Branch, candidate: Candidate | None) -> None:
         """Take note of a node that is finished; `candidate` is None if it is no complete path."""
 
+    def round_ended(self, nodes: Sequence[Node]) -> None:
+        """Compare a round's nodes, all finished and in path order; paths that the policy ends are `PRUNED`."""
+
     def take(self, done: Done) -> bool:
         """Process finished engine work that the policy has submitted; False for work of others."""
         return False
 
     def after_work(self) -> None:
-        """Called after each piece of work that the tree has processed."""
+        """Called after each piece of engine work that the tree has processed, and each result of `call_outside`."""
 
     def sequences(self) -> list[KVSequence]:
         """The generator's sequences that the policy holds."""

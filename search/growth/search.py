@@ -155,6 +155,7 @@ class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
         def take_in(found: T) -> None:
             if not self.tree_complete:
                 then(found)
+                self._tree.after_work()
                 self._end_round_if_due()
 
         self._outside(work, take_in)
@@ -180,6 +181,8 @@ class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
         asked = tuple(map(result.ExpandRecord.of, self._asked))
         self._asked = []
         told = sorted(self._tree.settled, key=lambda node: node.path)
+        for policy in self._tree.policies:
+            policy.round_ended(told)
         snapshot = tuple(result.TellRecord(n.path, str(n.termination or ""), n.multiplicity, n.draws) for n in told)
         for node in told:
             self.meter.generator_unshared_tokens += node.multiplicity * self._unshared(node, "num_tokens")

@@ -150,6 +150,10 @@ class SearchTree:
             except ScoreMismatchError:
                 self.abandon()  # the same step's other results may be lost to the error
                 raise
+        self.after_work()
+
+    def after_work(self) -> None:
+        """Tell the policies that a piece of work has been processed."""
         for policy in self.policies:
             policy.after_work()
 
@@ -262,8 +266,7 @@ class SearchTree:
                 return
         elif node.open:
             self.resume(Expansion(branch, node.multiplicity, True, expansion.greedy, continues=True))
-        if not (self._wants(node) and any(policy.holds_score(branch) for policy in self.policies)):
-            self.score(branch)
+        self.score(branch)
         self._release_inner(parent)
 
     def write(self, branch: Branch, injected: InjectedText) -> None:
@@ -281,9 +284,16 @@ class SearchTree:
     # ---- scores
 
     def score(self, branch: Branch) -> None:
-        """Have a node scored, or skipped if it gets no score."""
+        """Have a node scored, or skipped if it gets no score, unless one more policy holds that back."""
         node, session = branch.node, self._session
-        self._on_scores(session.want(node, branch.alone) if self._wants(node) else session.skip(node))
+        if not self._wants(node):
+            self._on_scores(session.skip(node))
+            return
+        for policy in self.policies[branch.passed :]:
+            branch.passed += 1
+            if policy.holds_score(branch):
+                return
+        self._on_scores(session.want(node, branch.alone))
 
     def _verifier_left(self, node: Node) -> int:
         return min((policy.verifier_left(node) for policy in self.policies), default=UNLIMITED)

@@ -39,3 +39,9 @@ def test_every_folder_of_the_layers_has_a_readme() -> None:
     folders = {name.rpartition("/")[0] for name in sources()}
     folders = {folder for folder in folders if not folder.startswith("proto/espalier")}
     assert {folder for folder in folders if not (ROOT / folder / "README.md").is_file()} == set()
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """pytest imports them by their names alone: of two with one name, it collects none but the first."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert {name for name, count in names.items() if count > 1} == set()

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,11 +11,12 @@ from search_runs import BEAM, BEST_OF_N, MAJORITY, outcome
 from search_runs import run as run_whole
 
 from espalier.search.growth import tree
-from espalier.search.growth.policies import Expansion, PathPolicy, PolicyContext
+from espalier.search.growth.policies import Branch, Expansion, PathPolicy, PolicyContext
 from espalier.search.growth.tree import make_policies
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.tree import Node, Termination
 
 Make = Callable[..., Orchestrator]
 
@@ -116,6 +117,52 @@ def test_an_error_outside_fails_its_search_alone(monkeypatch: pytest.MonkeyPatch
     orchestrator.engine.check_drained()
 
 
+class StopsLong(PathPolicy):
+    """Ends the open paths of a round that are longer than its shortest one."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[tuple[int, ...]]] = []
+
+    def round_ended(self, nodes: Sequence[Node]) -> None:
+        self.rounds.append([node.path for node in nodes])
+        shortest = min(node.path_tokens() for node in nodes)
+        for node in nodes:
+            if node.open and node.path_tokens() > shortest:
+                node.termination = Termination.PRUNED
+
+
+def test_a_policy_that_compares_a_rounds_paths_may_end_some(monkeypatch: pytest.MonkeyPatch, make_orchestrator: Make):
+    policy = StopsLong()
+    monkeypatch.setattr(tree, "make_policies", lambda _: [policy])
+    result = run_whole(make_orchestrator(), replace(BEAM, seed=4)).results[0]
+    assert isinstance(result, SearchResult)
+    assert policy.rounds == [[record.path for record in each.told] for each in result.rounds]
+    ended = [record.path for each in result.rounds for record in each.told if record.termination == "pruned"]
+    assert ended
+    assert not {path for each in result.rounds for path in each.kept} & set(ended)
+
+
+def test_two_policies_may_hold_one_score(monkeypatch: pytest.MonkeyPatch, make_orchestrator: Make):
+    held: list[str] = []
+
+    class Holds(PathPolicy):
+        def __init__(self, context: PolicyContext, name: str) -> None:
+            self._context, self._name = context, name
+
+        def holds_score(self, branch: Branch) -> bool:
+            assert not branch.scored
+            held.append(self._name)
+            self._context.call_outside(lambda: None, lambda _: self.tree.score(branch))
+            return True
+
+    monkeypatch.setattr(tree, "make_policies", lambda context: [Holds(context, "first"), Holds(context, "second")])
+    found = run_whole(make_orchestrator(), replace(BEAM, seed=4)).results[0]
+    assert held.count("first") == held.count("second") > 0
+    monkeypatch.undo()
+    plain = run_whole(make_orchestrator(), replace(BEAM, seed=4)).results[0]
+    assert outcome(found) == outcome(plain)
+
+
 def test_a_plain_search_loads_no_policy():
     """In a process of its own: modules of policies are loaded by the searches that need them."""
     script = """
@@ -123,8 +170,7 @@ import sys
 from espalier.search.solver import Solver
 with Solver() as solver:
     assert solver.solve("Tom has 38 coins. (a) He finds 47 more.", beam_width=2, merge_duplicates=False).nodes
-policies = "budget early_stop thoughts probes forms confidence merging".split()
-print([name for name in policies if f"espalier.search.growth.{name}" in sys.modules])
+print(sorted(name.rpartition(".")[2] for name in sys.modules if name.startswith("espalier.search.growth.")))
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "[]", ran.stdout
+    assert ran.stdout.splitlines()[-1] == "['endings', 'policies', 'search', 'tree']", ran.stdout
