@@ -113,21 +113,20 @@ class RecordedTree:
 def recorded_tree(problem: Problem, nodes: Sequence[NodeRecord], prompt_tokens: int, grader: Grader) -> RecordedTree:
     """The tree of a search of independent paths; each distinct answer is graded once."""
     by_id: dict[int, RecordedStep] = {}
-    records = {node.node_id: node for node in nodes}
-    steps: list[RecordedStep] = []
+    lineages: dict[int, list[NodeRecord]] = {}  # without the root
     is_right = checker_of(problem, grader)
     for node in sorted(nodes, key=lambda node: node.path):
         parent = None if node.parent_id is None else by_id[node.parent_id]
         end = Termination(node.termination) if node.termination else None
         step = RecordedStep(parent, node.score, node.tokens, node.multiplicity, end, text=node.text)
         by_id[node.node_id] = step
-        steps.append(step)
+        lineages[node.node_id] = [] if node.parent_id is None else [*lineages[node.parent_id], node]
         if parent is not None:
             parent.children.append(step)
         if step.complete:
-            answer = extract_answer("".join(content_of(_path(records, node))))
+            answer = extract_answer("".join(content_of(lineages[node.node_id])))
             step.answer, step.right = (canonical(answer) if answer else ""), is_right(answer)
-    return RecordedTree(tuple(steps), prompt_tokens, problem.unique_id)
+    return RecordedTree(tuple(by_id.values()), prompt_tokens, problem.unique_id)
 
 
 class OwnTokens:
@@ -167,13 +166,6 @@ class OwnTokens:
 def _alike(one: str, other: str) -> int:
     """The number of characters that two texts begin with alike."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def _path(records: dict[int, NodeRecord], node: NodeRecord) -> list[NodeRecord]:
-    path = [node]
-    while (above := path[-1].parent_id) is not None:
-        path.append(records[above])
-    return path[::-1][1:]
 
 
 # ---- states of steps

@@ -128,12 +128,8 @@ def _draw_numbers(rng: random.Random, difficulty: Difficulty) -> tuple[int, tupl
 
 def _tell(rng: random.Random, theme: Theme, start: int, operands: tuple[int, ...]) -> str:
     """Returns the story's text: an opening, one sentence an operation, a question."""
-    if theme.holders:
-        name, pronoun = rng.choice(theme.holders), "it"
-    else:
-        names, pronoun = rng.choice(((HE, "he"), (SHE, "she")))
-        name = rng.choice(names)
-    items = rng.choice(theme.items)
+    names, pronoun = (theme.holders, "it") if theme.holders else rng.choice(((HE, "he"), (SHE, "she")))
+    name, items = rng.choice(names), rng.choice(theme.items)
 
     def say(templates: tuple[str, ...], n: int = 0) -> str:
         template = rng.choice(templates)

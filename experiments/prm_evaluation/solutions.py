@@ -107,10 +107,10 @@ def read_solutions(path: Path, forced: Format | None = None) -> tuple[Format, li
     form, solutions, places = forced, [], {}
     for file in files:
         for place, number, record in read_json(file):
-            fields = _Fields(place, record)
+            fields = _Fields(place, record, file.stem, f"{file.name}:{number}")
             form = form or _recognized(fields)
             _, read = _FORMATS[form]
-            solution = read(fields, file.stem, f"{file.name}:{number}")
+            solution = read(fields)
             if earlier := places.get(solution.unique_id):
                 if form is Format.PRMBENCH:
                     continue  # the published evaluation also keeps the first of these
@@ -123,17 +123,18 @@ def read_solutions(path: Path, forced: Format | None = None) -> tuple[Format, li
 
 
 class _Fields:
-    """The fields of one record, checked for their types."""
+    """The fields of one record, checked for their types, with its `subset`, and its `name` if it has no id."""
 
-    def __init__(self, place: str, record: Any, within: str = "") -> None:
-        self._place, self._within = place, within
+    def __init__(self, place: str, record: Any, subset: str, name: str, within: str = "") -> None:
+        self._place, self._within, self.subset, self.name = place, within, subset, name
         if not isinstance(record, dict):
             raise BenchmarkError(f"{place}: {f'{within}: must be' if within else 'the record is not'} an object")
         self.record: dict[str, Any] = record
 
     def inner(self, name: str, value: Any) -> "_Fields":
         """The fields of an object, which stands in a field of this record."""
-        return _Fields(self._place, value, f"{self._within}.{name}" if self._within else name)
+        within = f"{self._within}.{name}" if self._within else name
+        return _Fields(self._place, value, self.subset, self.name, within)
 
     def listed(self, name: str, what: str) -> list[Any]:
         if not isinstance(found := self.record.get(name), list) or not found:
@@ -165,34 +166,32 @@ class _Fields:
         return BenchmarkError(f"{self._place}: {f'{self._within}.{name}' if self._within else name}: {rule}{missing}")
 
 
-def _processbench(fields: _Fields, subset: str, name: str) -> Solution:
+def _processbench(fields: _Fields) -> Solution:
     steps = fields.steps("steps")
     label = fields.integer("label", fields.record.get("label"), -1, len(steps) - 1)
     wrong = (label,) if label >= 0 else ()
     generator, problem = fields.text("generator", ""), fields.text("problem")
-    return Solution(fields.text("id"), problem, steps, wrong, subset, generator)
+    return Solution(fields.text("id"), problem, steps, wrong, fields.subset, generator)
 
 
-def _prmbench(fields: _Fields, subset: str, name: str) -> Solution:
+def _prmbench(fields: _Fields) -> Solution:
     steps = fields.steps("modified_process")
     errors = fields.record.get("error_steps")
     if not isinstance(errors, list):
         raise fields.error("error_steps", "must be a list of step numbers from 1")
     wrong = tuple(sorted({fields.integer("error_steps", each, 1, len(steps)) - 1 for each in errors}))
-    kind = fields.text("classification")
-    return Solution(
-        f"{kind}_{fields.text('idx')}", fields.text("modified_question"), steps, wrong, subset, classification=kind
-    )
+    kind, problem = fields.text("classification"), fields.text("modified_question")
+    return Solution(f"{kind}_{fields.text('idx')}", problem, steps, wrong, fields.subset, classification=kind)
 
 
-def _trl(fields: _Fields, subset: str, name: str) -> Solution:
+def _trl(fields: _Fields) -> Solution:
     steps, labels = fields.steps("completions"), fields.listed("labels", "true or false")
     if len(labels) != len(steps):
         raise fields.error("labels", f"must be as many as the completions, {len(steps)}, are {len(labels)}")
     for number, label in enumerate(labels, start=1):
         if label not in (True, False):
             raise fields.error("labels", f"label {number} must be true or false, is {json.dumps(label)}")
-    return _labelled(fields, subset, name, fields.text("prompt"), steps, list(map(bool, labels)))
+    return _labelled(fields, fields.text("prompt"), steps, list(map(bool, labels)))
 
 
 _MARK = "ки"
@@ -200,7 +199,7 @@ _MARK = "ки"
 _FIRST_STEP = re.compile(r"Step\s*1\s*:")
 
 
-def _math_shepherd(fields: _Fields, subset: str, name: str) -> Solution:
+def _math_shepherd(fields: _Fields) -> Solution:
     text, label = fields.text("input"), fields.text("label")
     parts = re.split(rf"(?<!\S){re.escape(_mark_in(text, label))}(?!\S)", text)
     if len(parts) < 2 or parts.pop().strip():
@@ -221,7 +220,7 @@ def _math_shepherd(fields: _Fields, subset: str, name: str) -> Solution:
         at += len(part) + 1
     if label[at:].strip():
         raise fields.error("label", f"must be the input with + or - for each mark; has more behind step {len(parts)}")
-    return _labelled(fields, subset, name, problem, tuple(part.strip() for part in parts), right)
+    return _labelled(fields, problem, tuple(part.strip() for part in parts), right)
 
 
 def _mark_in(text: str, label: str) -> str:
@@ -231,7 +230,7 @@ def _mark_in(text: str, label: str) -> str:
     return found[0] if found and label[same : same + 1] in ("+", "-") else _MARK
 
 
-def _prm800k(fields: _Fields, subset: str, name: str) -> Solution:
+def _prm800k(fields: _Fields) -> Solution:
     problem = fields.inner("question", fields.record.get("question")).text("problem")
     label = fields.inner("label", fields.record.get("label"))
     solution: list[tuple[str, bool]] = []
@@ -243,7 +242,7 @@ def _prm800k(fields: _Fields, subset: str, name: str) -> Solution:
     if not solution:
         raise label.error("steps", "must have a completion in the first step")
     steps, right = zip(*solution, strict=True)
-    return _labelled(fields, subset, name, problem, steps, right)
+    return _labelled(fields, problem, steps, right)
 
 
 def _chosen(step: _Fields) -> tuple[list[tuple[str, bool]], bool]:
@@ -270,16 +269,14 @@ def _rated(completion: _Fields) -> tuple[str, bool]:
     return completion.text("text"), rating >= 0
 
 
-def _labelled(
-    fields: _Fields, subset: str, name: str, problem: str, steps: tuple[str, ...], right: Sequence[bool]
-) -> Solution:
+def _labelled(fields: _Fields, problem: str, steps: tuple[str, ...], right: Sequence[bool]) -> Solution:
     """A solution of training data, of which the first wrong step counts."""
     wrong = (right.index(False),) if False in right else ()
-    unique_id = fields.text("id", name)
-    return Solution(unique_id if unique_id.strip() else name, problem, steps, wrong, subset)
+    unique_id = fields.text("id", fields.name)
+    return Solution(unique_id if unique_id.strip() else fields.name, problem, steps, wrong, fields.subset)
 
 
-_FORMATS: Mapping[Format, tuple[str, Callable[[_Fields, str, str], Solution]]] = {
+_FORMATS: Mapping[Format, tuple[str, Callable[[_Fields], Solution]]] = {
     Format.PRMBENCH: ("modified_process", _prmbench),
     Format.PROCESSBENCH: ("steps", _processbench),
     Format.TRL: ("completions", _trl),
