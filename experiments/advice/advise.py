@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from espalier.engine.errors import EspalierError
@@ -191,10 +190,10 @@ def advise(
     forecaster: Forecaster,
     requests: Sequence[SearchRequest],
     fill: Callable[[SearchRequest], SearchRequest],
-    target: float | None = None,
-    budget: Budget | None = None,
-    run: Mapping[SearchRequest, Mapping[str, Sample]] = MappingProxyType({}),
-    cut: CutPaths = CutPaths({}, 0),  # noqa: B008 - it is frozen
+    target: float | None,
+    budget: Budget | None,
+    run: Mapping[SearchRequest, Mapping[str, Sample]],
+    cut: CutPaths,
 ) -> Report:
     """Forecast searches, and choose one.
 
@@ -215,14 +214,13 @@ def advise(
             found[needs_verifier(request)].append(search)
         except UnpredictableSearchError as error:
             skipped[str(request.algorithm)] = str(error)
-    base = fill(replace(requests[0], algorithm=AlgorithmName.MAJORITY, beam_width=1, vote=None))
-    single = forecaster.forecast(base)
+    single = forecaster.forecast(fill(replace(requests[0], algorithm=AlgorithmName.MAJORITY, beam_width=1, vote=None)))
     searches = [*found[True], *found[False]] or [single]
     findings = _findings(forecaster, requests[0], fill)
     advice = recommend(searches, single, found[False], findings, target, budget, cut)
-    searches.sort(key=lambda search: search.seconds)
+    ordered = tuple(sorted(searches, key=lambda search: search.seconds))
     sampled = len(forecaster.trees), forecaster.paths
-    return Report(*sampled, findings, forecaster.costs, tuple(searches), advice, skipped, cut)
+    return Report(*sampled, findings, forecaster.costs, ordered, advice, skipped, cut)
 
 
 def _findings(

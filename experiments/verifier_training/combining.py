@@ -9,7 +9,7 @@ scores of heads that were not taught them; see `best_head`.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -57,13 +57,14 @@ class LearnedEvidence:
     summary: dict[str, Any]
 
     @classmethod
-    def fit(cls, readings: Readings, taught: TaughtHead, record: dict[str, Any]) -> "LearnedEvidence":
-        """Combine a head's scores of the problems that were not taught to it with other evidence."""
+    def fit(cls, readings: Readings, taught: TaughtHead, measure: np.ndarray, record: dict[str, Any]) -> Self:
+        """Combine a head's scores of the problems that were not taught to it with other evidence; others `measure`."""
         combination = _fitted(path_features(readings, taught.scores), readings, taught.problems)
-        weights = dict(zip(FEATURES, combination.weights, strict=True))
-        return cls(
-            taught.head, combination, record | taught.summary | {"weights": weights, "offset": combination.offset}
+        summary = (
+            record | {"problems_by_use": {"teach": len(taught.problems), "measure": len(measure)}} | taught.summary
         )
+        summary |= {"weights": dict(zip(FEATURES, combination.weights, strict=True)), "offset": combination.offset}
+        return cls(taught.head, combination, summary)
 
     def scores(self, readings: Readings) -> np.ndarray:
         """The head's scores of steps, `[S]`."""
@@ -112,8 +113,7 @@ def train_trunk_evidence(
     """
     teach, measure = split(readings, seed)
     taught = taught or best_head(readings, teach, seed)
-    by_use = {"teach": len(taught.problems), "measure": len(measure)}
-    learned = LearnedEvidence.fit(readings, taught, {"trunk": trunk, **record, "problems_by_use": by_use})
+    learned = LearnedEvidence.fit(readings, taught, measure, {"trunk": trunk, **record})
     features = learned.features(readings)
     score = learned.score(features)
     known = auc_of_problems([(solution_pairs(readings, [each]).share_ahead(score), 1.0) for each in measure])
@@ -147,8 +147,7 @@ def train_own_evidence(
     """
     teach, measure = split(readings, seed)
     taught = best_head(readings, teach, seed)
-    by_use = {"teach": len(teach), "measure": len(measure)}
-    learned = LearnedEvidence.fit(readings, taught, {"trunk": trunk, **record, "problems_by_use": by_use})
+    learned = LearnedEvidence.fit(readings, taught, measure, {"trunk": trunk, **record})
     summary = learned.summary
     ranked = learned.measured(path_features(readings, taught.scores), readings, teach)["auc_solutions"]
     if (ranked["score"] or 0.0) <= (ranked["head"] or 0.0) + _WORTH_COMBINING:

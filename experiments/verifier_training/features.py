@@ -345,8 +345,8 @@ class TrunkReader(TreeReader):
         if index is None:
             return Score(tree.problem_id, sequence, (), ())
         read = self._reading(tree, index)
-        how = {"targets": read.targets, "head": TOKENS_AND_STATES}
-        return Score(tree.problem_id, sequence, read.token_ids, read.score_positions, **how)
+        tokens = read.token_ids, read.score_positions, read.targets
+        return Score(tree.problem_id, sequence, *tokens, head=TOKENS_AND_STATES)
 
 
 def children_of(tree: TreeRecord) -> dict[int | None, list[int]]:

@@ -97,9 +97,9 @@ def measure_on_run(learned: LearnedEvidence, trees: Sequence[TreeRecord], readin
     """
     features = learned.features(readings)
     columns = dict(zip(FEATURES, features.T, strict=True))
-    scores = {name: np.vectorize(_SCORES.get(name, float))(column) for name, column in columns.items()}
-    sampled = columns["likelihood"] - columns["likelihood_ratio"]
-    scores = {"score": learned.score(features), **scores, CONFIDENCE: np.exp(sampled)}
+    scores = {"score": learned.score(features)}
+    scores |= {name: np.vectorize(_SCORES.get(name, float))(column) for name, column in columns.items()}
+    scores[CONFIDENCE] = np.exp(columns["likelihood"] - columns["likelihood_ratio"])
     problems = [_paths(number, tree, readings, scores) for number, tree in enumerate(trees)]
     most = max((sum(path["samples"] for path in paths) for paths in problems), default=0)
     counts = [*(2**power for power in range(1, 16) if 2**power < most), most]
