@@ -20,7 +20,7 @@ from espalier.search.run.load import load_orchestrator
 from espalier.search.run.settings import RuntimeSettings
 from espalier.search.service.settings import ServerSettings
 
-MAX_MODULES = 89
+MAX_MODULES = 68
 """One of them, `kernels.cpu.tiles`, on processors without AMX only."""
 FIRST, SECOND = (
     SearchRequest(
