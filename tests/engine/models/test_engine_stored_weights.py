@@ -279,7 +279,9 @@ def test_each_layer_has_the_scheme_that_targets_it(form: str, stored: Callable[.
         return int4[1] if key.endswith("_proj.weight") else None
 
     packed, plain = stored("", config, pack)
-    assert str(Checkpoint(packed).files.stored) == "compressed-tensors, int of 4 bits, float of 8 bits, int of 8 bits"
+    form = Checkpoint(packed).files.stored
+    assert form
+    assert form.name == "compressed-tensors, int of 4 bits, float of 8 bits, int of 8 bits"
     for name in Checkpoint(plain).tensors:
         one, other = (Checkpoint(folder).take(name, torch.float32, "cpu") for folder in (packed, plain))
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
@@ -298,7 +300,8 @@ def test_a_stored_weight_is_quantised_again_where_that_is_asked_for(stored: Call
 
 def test_a_checkpoint_says_how_its_weights_are_stored_before_one_is_read(stored: Callable[[str], tuple[Path, Path]]):
     packed, plain = (Outline(folder) for folder in stored("awq"))
-    assert str(packed.files.stored) == "AWQ, 4 bits"
+    assert packed.files.stored
+    assert packed.files.stored.name == "AWQ, 4 bits"
     assert plain.files.stored is None
     assert packed.tensors["model.layers.0.mlp.up_proj.weight"].kind == "AWQ, 4 bits"
     assert packed.nbytes < plain.nbytes
