@@ -10,10 +10,10 @@ from engine_driver import drain, release
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.memory.sequences import KVSequence
-from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
+from espalier.kernels.cpu.decoder import CpuLayers
 
 
 @pytest.fixture
@@ -115,13 +115,13 @@ def test_the_same_models_next_batch_is_launched_before_its_draws_are_known(
     models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ):
     events: list[tuple[str, bool]] = []
-    forward, wait = Decoder.forward, ModelRunner.wait
+    forward, wait = CpuLayers.forward, ModelRunner.wait
 
-    def computed(self: Decoder, *args: Any) -> Any:
+    def computed(self: CpuLayers, *args: Any) -> Any:
         events.append(("computed", args[0].drawn is not None))
         return forward(self, *args)
 
-    monkeypatch.setattr(Decoder, "forward", computed)
+    monkeypatch.setattr(CpuLayers, "forward", computed)
     monkeypatch.setattr(ModelRunner, "wait", lambda self, *b: (events.append(("known", False)), wait(self, *b))[1])
     engine = engine_of({GENERATOR: models[GENERATOR]})
     prompt = engine.open(GENERATOR, [20, 21, 22], owner="search")

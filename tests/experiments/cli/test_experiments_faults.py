@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from espalier.engine.models.decoder import Decoder
+from espalier.kernels.cpu.decoder import CpuLayers
 from espalier.search.algorithms.independent import IndependentPaths
 
 SOLVE = ("solve", "Tom has 38 coins. (a) He finds 47 more. (b) He loses 25. How many coins does he have now?")
@@ -18,15 +18,15 @@ SWEEP = ("sweep", "-N", 1, "-M", 2, "--limit", 2)
 
 @pytest.mark.parametrize("command", [SOLVE, EVAL, SWEEP])
 def test_a_device_that_fails_ends_a_command_with_one_line(espalier, command, monkeypatch, tmp_path):
-    forward, calls = Decoder.forward, []
+    forward, calls = CpuLayers.forward, []
 
-    def breaks(self: Decoder, *batch: object) -> torch.Tensor:
+    def breaks(self: CpuLayers, *batch: object) -> torch.Tensor:
         calls.append(self)
         if len(calls) > 20:
             raise RuntimeError("CUDA error: device lost\nand so on")
         return forward(self, *batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Decoder, "forward", breaks)
+    monkeypatch.setattr(CpuLayers, "forward", breaks)
     out = ("--out", tmp_path / "run") if command[0] == "sweep" else ()
     ran = espalier(*command, *out)
     assert ran.code == 1

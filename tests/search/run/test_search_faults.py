@@ -12,9 +12,9 @@ from scripted_equivalence import ScriptedEquivalence
 from search_runs import ADAPTIVE, BEAM, BEST_OF_N, GREEDY, MAJORITY, MCTS, outcome, outcome_alone, run
 
 from espalier.engine.errors import DeviceError, FatalError, NumericalError, PoolExhaustedError
-from espalier.engine.models.decoder import Decoder
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Sampling
+from espalier.kernels.cpu.decoder import CpuLayers
 from espalier.prm.verifier import StepSession
 from espalier.search import algorithms
 from espalier.search.grading.answers import extract_answer
@@ -369,7 +369,7 @@ def test_a_device_that_fails_is_nobodys_fault_and_comes_out_as_one_line(
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Decoder, "forward", broken)
+        patch.setattr(CpuLayers, "forward", broken)
         with pytest.raises(DeviceError) as caught:
             finish_all(orchestrator)
     assert isinstance(caught.value, FatalError)
