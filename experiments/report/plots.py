@@ -16,7 +16,6 @@ from matplotlib.lines import Line2D
 
 from espalier.experiments.plots import figure as shared
 from espalier.experiments.report.runs import Run
-from espalier.experiments.report.stopping import ReplayedRule
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import CALIBRATION_BINS, calibration
 
@@ -38,11 +37,6 @@ _COSTS = {
 """Plots of accuracy against a cost: what the axis says, and the figure of a summary."""
 _COST_CAPTION = "Dashed: Pareto front. Bars: 95% intervals. Numbers: rows of the table."
 _PLOTS = {name: (f"Accuracy and {label}", _COST_CAPTION) for name, (label, _) in _COSTS.items()} | {
-    "stopping": (
-        "Thoughts ended early",
-        "A point for each rule: the change in accuracy, with its paired 95% interval, and the tokens saved, those of "
-        "probes counted. A filled one was chosen.",
-    ),
     "heat-map": ("Accuracy over N and M", "Accuracy in percent; mean over runs that differ in nothing but the seed."),
     "calibration": (
         "Calibration of the verifier",
@@ -96,15 +90,14 @@ class _Drawing:
             yield figure, places[: len(titles)]
 
 
-def draw_plots(runs: Sequence[Run], folder: Path, replayed: Sequence[ReplayedRule] = ()) -> list[Plot]:
-    """Draw every plot that the runs and the rules replayed have data for, as `.svg` and `.png` in `folder`.
+def draw_plots(runs: Sequence[Run], folder: Path) -> list[Plot]:
+    """Draw every plot that the runs have data for, as `.svg` and `.png` in `folder`.
 
     Those of an earlier report that these runs have no data for are removed.
     """
     drawing = _Drawing(folder)
     for name in _COSTS:
         _draw_cost(drawing, name, runs)
-    _draw_stopping(drawing, [row for row in replayed if row.rule])
     _draw_heat_maps(drawing, _grids(runs))
     groups: dict[str, list[Sample]] = {}
     for run in runs:
@@ -175,26 +168,6 @@ def _number(figure: Figure, axes: Axes, points: list[tuple[int, float, float]]) 
         taken.append(sides[best])
         how = {"textcoords": "offset points", "fontsize": 8, "ha": "center", "va": "center"}
         axes.annotate(str(number), (x, y), _SIDES[best], **how)
-
-
-def _draw_stopping(drawing: _Drawing, rows: Sequence[ReplayedRule]) -> None:
-    """Accuracy lost against tokens saved, a color for each run."""
-    if not rows:
-        return
-    with drawing.plot("stopping", 6.4, 4.2) as (figure, (axes,)):
-        axes.axhline(0, ls=":", lw=1, color="grey")
-        for place, run in enumerate(dict.fromkeys(row.run for row in rows)):
-            of_run, color = [row for row in rows if row.run == run], shared.COLORS[place % len(shared.COLORS)]
-            figures = ([getattr(row, name) for row in of_run] for name in ("difference", "low", "high"))
-            bars = shared.error_bars(*figures)
-            x, y = ([100 * getattr(row, name) for row in of_run] for name in ("saved", "difference"))
-            axes.errorbar(x, y, yerr=bars, color=color, lw=0, elinewidth=1, alpha=0.4)
-            axes.plot(x, y, "o", color=color, mfc="none", ms=6, label=run)
-            picked = [place for place, row in enumerate(of_run) if row.chosen]
-            axes.plot([x[i] for i in picked], [y[i] for i in picked], "o", color=color, ms=6)
-        axes.set(xlabel="tokens saved, %", ylabel="accuracy gained, points")
-        axes.grid(alpha=0.25)
-        figure.legend(loc="outside upper center", ncols=5)
 
 
 def _grids(runs: Sequence[Run]) -> list[tuple[str, dict[tuple[int, int], float]]]:

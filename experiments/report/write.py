@@ -10,15 +10,12 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.report import tables
 from espalier.experiments.report.plots import Plot, draw_plots
 from espalier.experiments.report.runs import Run
-from espalier.experiments.report.stopping import ReplayedRule, stopping_table
 from espalier.experiments.report.trees import ProblemRow, problem_rows
 from espalier.experiments.runs.benchmark_files import SUFFIXES
 from espalier.experiments.runs.files import write_whole
 from espalier.experiments.runs.record import listed, unanswered_in
-from espalier.experiments.runs.table import Table
 
 PAGE, MARKDOWN, TABLE, DIFFERENCES = "report.html", "report.md", "table.csv", "differences.csv"
-STOPPING = "stopping.csv"
 _MIXED = "the runs did not search the same problems; only differences are over the problems that both runs searched"
 
 
@@ -27,8 +24,7 @@ class Report:
     """All that a report says.
 
     `problem_count` counts all problems; `problems` holds those that the page shows. `not_begun` names runs of a sweep
-    that was interrupted before it came to them. `stopping` has rules for ending thoughts, replayed on runs that
-    hold probes.
+    that was interrupted before it came to them.
     """
 
     title: str
@@ -38,7 +34,6 @@ class Report:
     problem_count: int
     plots: list[Plot]
     not_begun: Sequence[str] = ()
-    stopping: Table | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -62,7 +57,6 @@ def write_report(
     most_problems: int = 200,
     resamples: int = 10_000,
     seed: int = 0,
-    replayed: Sequence[ReplayedRule] = (),
 ) -> Report:
     """Compare `runs` and write the report to the folder `out`.
 
@@ -73,7 +67,6 @@ def write_report(
         most_problems: number of problems whose texts and trees are on the page.
         resamples: bootstrap resamples.
         seed: seed of the bootstrap.
-        replayed: rules for ending thoughts, replayed on runs.
 
     Raises:
         EspalierError: a file cannot be written, a file of trees is damaged, or scipy is not installed.
@@ -82,15 +75,12 @@ def write_report(
     rows, count = problem_rows(runs, most_problems)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        plots = draw_plots(runs, out, replayed)
+        plots = draw_plots(runs, out)
     except OSError as error:
         raise EspalierError(f"cannot write the report to {out}: {error.strerror}; name another --out") from error
-    stopping = stopping_table(replayed) if replayed else None
-    report = Report(_title(runs), runs, compared, rows, count, plots, not_begun, stopping)
+    report = Report(_title(runs), runs, compared, rows, count, plots, not_begun)
     write_whole(out / TABLE, tables.data_table(runs).csv())
     write_whole(out / DIFFERENCES, tables.difference_data(compared).csv())
-    if stopping:
-        write_whole(out / STOPPING, stopping.csv())
     environment = Environment(
         loader=PackageLoader("espalier.experiments.report", "."),
         autoescape=select_autoescape(["html"]),  # texts of problems and models

@@ -1,7 +1,6 @@
 """`espalier report`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,17 +9,15 @@ from annotated_types import Interval
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
-from typer import Argument, Option
+from typer import Argument
 
 from espalier.experiments.cli.render import print_whole, table_of
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.report.loggers import Tracker, check_installed, log_report
 from espalier.experiments.report.runs import load_runs, runs_not_begun
-from espalier.experiments.report.stopping import choose_rule, holds_probes, replay_rules
 from espalier.experiments.report.tables import main_table
 from espalier.experiments.runs.files import folder_lock
 from espalier.experiments.runs.table import Table
-from espalier.search.rules import read_stop_rule
 from espalier.search.schema import option, optional
 
 _NUMBER = "#"
@@ -36,14 +33,6 @@ def report_command(
     problems: int = option(200, "Problems with texts and trees on the page, those in dispute first.", Interval(ge=0)),
     resamples: int = option(10_000, "Bootstrap resamples for each pair of runs with epochs.", Interval(ge=100)),
     seed: int = option(0, "Seed of the bootstrap.", Interval(ge=0)),
-    stop_when: Annotated[
-        list[str] | None,
-        Option(
-            help="Replay these rules of --stop-when on runs that hold probes; default: rules of several strictness."
-        ),
-    ] = None,
-    calibrate: Path | None = optional("Choose the rule that saves most tokens on this run of other problems."),
-    max_loss: float = option(1.0, "Accuracy in points that a rule may lose on --calibrate.", Interval(ge=0, le=100)),
     log: Tracker | None = optional("Also send each run's figures to this experiment tracker."),
 ) -> None:
     """Compare runs: a table, paired differences, plots, and one HTML page that opens to problems and trees."""
@@ -51,40 +40,20 @@ def report_command(
 
     if log:
         check_installed(log)  # before the work, not after it
-    try:
-        rules = [read_stop_rule(text) for text in stop_when or ()]
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--stop-when") from None
     loaded = load_runs(runs)
-    probed = list(filter(holds_probes, loaded))
-    calibrating = list(filter(holds_probes, load_runs([calibrate]))) if calibrate else []
-    lacking = {"--stop-when": rules and not probed, "--calibrate": calibrate and not (probed and calibrating)}
-    for flag in (flag for flag, lacks in lacking.items() if lacks):
-        why = "no run holds probes of independent paths; eval with --probe-every and --trees, without --stop-when"
-        raise typer.BadParameter(why, param_hint=flag)
-    replayed, chosen = replay_rules(calibrating, rules), None
-    if calibrate:
-        rules = list(dict.fromkeys(row.rule for row in replayed if row.rule))
-        chosen = choose_rule(replayed, max_loss / 100)
-    replayed += replay_rules(probed, rules)
-    if chosen:
-        replayed = [replace(row, chosen=row.rule == chosen) for row in replayed]
-    how = {"most_problems": problems, "resamples": resamples, "seed": seed, "replayed": replayed}
+    how = {"most_problems": problems, "resamples": resamples, "seed": seed}
     with folder_lock(out):
         report = write_report(loaded, out, not_begun=runs_not_begun(runs), **how)
     console = Console(highlight=False, markup=False)
-    _show(console, report.title, main_table(report.runs))
-    if report.stopping:
-        _show(console, "Thoughts ended early, replayed", report.stopping)
-    in_vain = f"no rule saves tokens on {calibrate} and loses at most {max_loss:g} points"
-    for warning in [in_vain] * bool(calibrate and not chosen) + report.warnings:
+    show_table(console, report.title, main_table(report.runs))
+    for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if log:
         log_report(log, report, out)
     console.print(f"page   {out / PAGE}\ntext   {out / MARKDOWN}\nplots  {out}/*.svg, *.png")
 
 
-def _show(console: Console, title: str, table: Table) -> None:
+def show_table(console: Console, title: str, table: Table) -> None:
     """Print the table; columns that are the same for all runs go into the line above it."""
     above, kept = [title], dict[str, Sequence[str]]()
     for name, values in zip(table.columns, zip(*table.rows, strict=True), strict=True):

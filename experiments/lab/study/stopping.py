@@ -5,15 +5,27 @@ that a rule ends gives its last probe's answer, and samples as many tokens for i
 The others are as they were. Answers are compared by exact match, and the paths of a search vote by their number.
 
     calibrating run ──▶ every rule ──▶ the one that saves most at a small loss ──▶ other problems
+
+`lab study stopping` writes the table and the plot.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, quantiles
+from typing import Annotated
+
+import typer
+from annotated_types import Interval
+from rich.console import Console
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.report.runs import Run
+from espalier.experiments.cli.commands.report import show_table
+from espalier.experiments.cli.schema_options import with_schema
+from espalier.experiments.plots import figure as shared
+from espalier.experiments.report.runs import Run, load_runs
 from espalier.experiments.report.trees import COMPLETE, trees_in
+from espalier.experiments.runs.files import folder_lock, write_whole
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import paired_interval
 from espalier.experiments.runs.table import Table
@@ -21,7 +33,8 @@ from espalier.search.algorithms import has_independent_paths
 from espalier.search.grading.answers import exact_match_key, extract_answer
 from espalier.search.request import Vote
 from espalier.search.result import Candidate, NodeRecord
-from espalier.search.rules import StopRule
+from espalier.search.rules import StopRule, read_stop_rule
+from espalier.search.schema import option, optional
 from espalier.search.tree import Probe, path_to
 from espalier.search.voting.vote import select
 
@@ -95,6 +108,70 @@ def stopping_table(rows: Sequence[ReplayedRule]) -> Table:
         "saved %": [f"{100 * row.saved:.1f}" if row.rule else "" for row in rows],
         "paths ended": [str(row.ended) if row.rule else "" for row in rows],
     })  # fmt: skip
+
+
+def draw_rules(rows: Sequence[ReplayedRule], path: Path) -> None:
+    """Draw accuracy gained against tokens saved as `.svg` and `.png`, a color for each run, chosen rules filled."""
+    with shared.panels(6.4, 4.2) as (figure, (axes,)):
+        axes.axhline(0, ls=":", lw=1, color="grey")
+        for place, run in enumerate(dict.fromkeys(row.run for row in rows)):
+            of_run, color = [row for row in rows if row.run == run], shared.COLORS[place % len(shared.COLORS)]
+            figures = ([getattr(row, name) for row in of_run] for name in ("difference", "low", "high"))
+            bars = shared.error_bars(*figures)
+            x, y = ([100 * getattr(row, name) for row in of_run] for name in ("saved", "difference"))
+            axes.errorbar(x, y, yerr=bars, color=color, lw=0, elinewidth=1, alpha=0.4)
+            axes.plot(x, y, "o", color=color, mfc="none", ms=6, label=run)
+            picked = [place for place, row in enumerate(of_run) if row.chosen]
+            axes.plot([x[i] for i in picked], [y[i] for i in picked], "o", color=color, ms=6)
+        axes.set(xlabel="tokens saved, %", ylabel="accuracy gained, points")
+        axes.grid(alpha=0.25)
+        figure.legend(loc="outside upper center", ncols=5)
+        shared.save_for_page(figure, path)
+
+
+@with_schema
+def command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Folders that eval wrote with --probe-every and --trees, or folders of such."
+        ),
+    ],
+    out: Path = option(Path("stopping"), "Folder for the table and the plot."),
+    stop_when: Annotated[
+        list[str] | None,
+        typer.Option(help="Replay these rules of --stop-when; default: rules of several strictness."),
+    ] = None,
+    calibrate: Path | None = optional("Choose the rule that saves most tokens on this run of other problems."),
+    max_loss: float = option(1.0, "Accuracy in points that a rule may lose on --calibrate.", Interval(ge=0, le=100)),
+) -> None:
+    """Replay rules that end thoughts early on recorded probes: a table and a plot of accuracy against tokens saved."""
+    try:
+        rules = [read_stop_rule(text) for text in stop_when or ()]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--stop-when") from None
+    probed = list(filter(holds_probes, load_runs(runs)))
+    calibrating = list(filter(holds_probes, load_runs([calibrate]))) if calibrate else []
+    for flag, lacks in {"RUN": not probed, "--calibrate": calibrate and not calibrating}.items():
+        if lacks:
+            why = "no run holds probes of independent paths; eval with --probe-every and --trees, without --stop-when"
+            raise typer.BadParameter(why, param_hint=flag)
+    rows, chosen = replay_rules(calibrating, rules), None
+    if calibrate:
+        rules = list(dict.fromkeys(row.rule for row in rows if row.rule))
+        chosen = choose_rule(rows, max_loss / 100)
+    rows += replay_rules(probed, rules)
+    if chosen:
+        rows = [replace(row, chosen=row.rule == chosen) for row in rows]
+    table = stopping_table(rows)
+    with folder_lock(out):
+        write_whole(out / "stopping.csv", table.csv())
+        draw_rules([row for row in rows if row.rule], out / "stopping")
+    console = Console(highlight=False, markup=False)
+    show_table(console, "Thoughts ended early, replayed", table)
+    if calibrate and not chosen:
+        typer.echo(f"warning: no rule saves tokens on {calibrate} and loses at most {max_loss:g} points", err=True)
+    console.print(f"table  {out / 'stopping.csv'}\nplot   {out / 'stopping.svg'}, stopping.png")
 
 
 def _replay_run(run: Run, rules: Sequence[StopRule]) -> list[ReplayedRule]:
