@@ -450,7 +450,7 @@ def test_searches_without_an_answer_are_counted_and_explained(tmp_path):
 
 def test_axes_that_count_have_no_fractions(tmp_path, monkeypatch):
     figures = {}
-    monkeypatch.setattr(plots.shared, "save_for_page", lambda figure, path: figures.setdefault(path.name, figure) and "")
+    monkeypatch.setattr(plots.shared, "save_for_page", lambda drawn, path: figures.setdefault(path.name, drawn) and "")
     run_of(tmp_path / "a", [True, False])
     plots.draw_plots(load_runs([tmp_path / "a"]), tmp_path)
     counts = {
