@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 from espalier.engine.errors import EspalierError, MisuseError
 from espalier.prm.scorer import UNLIMITED, PathLimits
@@ -167,7 +167,7 @@ class ResolvedCompletion:
         prompts: its prompts as they are fed.
         max_tokens: limit on new tokens, by prompt.
         together: prompts that are worked on at a time.
-        blocks: maximum KV blocks that may be held, by role.
+        blocks: maximum KV blocks that may be held, by KV group.
         marks: of the generator's thoughts.
         grammar: what choices hold behind their thoughts; None for anything.
     """
@@ -269,6 +269,7 @@ KINDS: dict[type, Kind] = {
     RolloutRequest: Kind(RolloutResult, "espalier.search.run.rollout:RunningRollout"),
 }
 """The kinds of requests that an orchestrator runs, each registered once, by the class of their requests."""
+assert set(KINDS) == set(get_args(AnyRequest)), "each kind is part of the union"
 
 
 def result_without(search_id: str, request: AnyRequest, reason: StopReason, why: str = "") -> AnyResult:
