@@ -56,7 +56,7 @@ class Workers:
 
         def ready() -> bool:
             self.executor.step()
-            return sum(worker.up for worker in self.executor._workers) == workers and not self.live()
+            return sum(worker.up for worker in self.executor._workers.states) == workers and not self.live()
 
         wait_until(ready, PATIENCE)
 

@@ -97,7 +97,7 @@ def executor(cluster: Any, kept: list[WorkerExecutor], local: Samples) -> Worker
 def wait_for(executor: WorkerExecutor, workers: int) -> None:
     """Wait until so many workers are up."""
     end = time.monotonic() + RESTART
-    while sum(worker.up for worker in executor._workers) < workers:
+    while sum(worker.up for worker in executor._workers.states) < workers:
         assert time.monotonic() < end, "a worker did not come back"
         executor.step()
 
@@ -177,7 +177,7 @@ def test_cancelled_searches_end_and_dropped_ones_are_forgotten(executor, problem
     names = [executor.submit(replace(REQUEST, problem=p.problem, beam_width=8)) for p in many[:24]]
     executor.cancel(names[-1])
     found = {result.search_id: result for result in executor.step()}
-    running = [name for worker in executor._workers for name in worker.running]
+    running = [name for worker in executor._workers.states for name in worker.running]
     executor.cancel(running[0])
     executor.cancel("unknown")
     dropped = [name for name in names if name not in found and name not in (running[0], names[-1])][:8]

@@ -16,7 +16,7 @@ from espalier.engine.errors import (
     RequestTooLargeError,
     Violation,
 )
-from espalier.experiments.executors import worker_executor
+from espalier.experiments.executors import workers as executor_workers
 from espalier.experiments.executors.worker import Loaded, Lost, Reload, Run, Tell
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
@@ -247,7 +247,7 @@ def test_a_rejected_search_does_not_hide_what_came_with_it():
     workers.lose(1)
     (result,) = executor.step()
     assert (result.stop_reason, result.error) == (StopReason.FAILED, str(OF_ALL))
-    assert [worker.up for worker in executor._workers] == [True, False]
+    assert [worker.up for worker in executor._workers.states] == [True, False]
 
 
 def test_a_cancelled_search_ends_wherever_it_is():
@@ -625,10 +625,10 @@ def test_a_worker_that_is_lost_meanwhile_is_not_waited_for_and_gets_them_when_it
     executor.step()
     assert (1, Reload("new")) in workers.orders
     assert not workers.running[1], "no search before it has the new ones"
-    assert not executor._workers[1].up
+    assert not executor._workers.states[1].up
     workers.load(1, reloaded())
     executor.step()
-    assert executor._workers[1].up
+    assert executor._workers.states[1].up
     assert results_of(executor, workers).keys() == set(names)
 
 
@@ -642,7 +642,7 @@ def test_a_worker_that_comes_back_with_yet_other_weights_gets_no_search(caplog):
     executor.step()
     workers.load(1, reloaded(generator="99"))  # the folder was changed
     executor.step()
-    assert not executor._workers[1].up
+    assert not executor._workers.states[1].up
     assert "worker 1 did not come back: workers 0 and 1 differ" in caplog.text
     submit(executor, 6)
     executor.step()
@@ -652,8 +652,8 @@ def test_a_worker_that_comes_back_with_yet_other_weights_gets_no_search(caplog):
 def test_a_worker_that_does_not_take_them_in_time_is_ended(monkeypatch: pytest.MonkeyPatch):
     workers = FakeWorkers(2)
     executor = prepared(workers, "ef", "ef")
-    monkeypatch.setattr(worker_executor, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(executor_workers, "_SILENT_SECONDS", 0.0)
     workers.on_reload = lambda worker, order: None if worker else workers.load(worker, reloaded(order.folder))
     monkeypatch.setattr(workers, "restart", workers.lose)
     executor.reload("new")
-    assert [worker.up for worker in executor._workers] == [True, False]
+    assert [worker.up for worker in executor._workers.states] == [True, False]
