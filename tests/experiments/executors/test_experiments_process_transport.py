@@ -22,7 +22,7 @@ from espalier.search.run.settings import RuntimeSettings
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 STUB = """
 import os, sys, time
 from multiprocessing.connection import Connection

@@ -47,11 +47,11 @@ def test_refused_problems_are_told_by_the_exit_code(espalier, tmp_path):
 def test_an_interrupted_sweep_says_so_keeps_its_samples_and_resumes(espalier, tmp_path):
     command = ("sweep", "-a", "majority", "-N", "4,8", "--limit", 40, "--in-flight", 2, "--out", tmp_path / "out")
     with started(command, stderr=subprocess.PIPE, start_new_session=True) as process:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 150
         while process.poll() is None and time.monotonic() < end and _samples(tmp_path / "out") < 3:
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
-        said = process.communicate(timeout=60)[1].decode()
+        said = process.communicate(timeout=150)[1].decode()
     assert process.returncode == 130, said
     assert "interrupted: what was finished is in" in said
     assert "Traceback" not in said
