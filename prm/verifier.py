@@ -17,9 +17,8 @@ from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Score, Scored
 from espalier.prm.base import PrmFamily, Sampled, ScoreInput, StepPath, with_probe
 from espalier.prm.full_rescore import FullRescore
+from espalier.prm.limits import UNLIMITED, PathLimits, verifier_limits
 from espalier.prm.scorer import (
-    UNLIMITED,
-    PathLimits,
     ScoredSearch,
     Scorer,
     ScorerNeeds,
@@ -28,7 +27,6 @@ from espalier.prm.scorer import (
     StepNode,
     StepScore,
     steps_with_text,
-    verifier_limits,
 )
 
 Family = TypeVar("Family", bound=PrmFamily)

@@ -20,7 +20,7 @@ from espalier.experiments.planning.options import DeviceOptions, LengthOptions
 from espalier.experiments.planning.roofline import Card, ModelShape
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.layout import kv_groups
-from espalier.prm.scorer import PathLimits, verifier_limits
+from espalier.prm.limits import PathLimits, verifier_limits
 from espalier.prm.scorers import SELF
 from espalier.search.algorithms import last_score_suffices, memory_estimate, needs_verifier
 from espalier.search.request import SearchRequest

@@ -48,7 +48,8 @@ from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, stream_key
 from espalier.prm.base import FamilyInfo, PrmFamily, Sampled, ScoreInput, StepPath
 from espalier.prm.heads import read_settings, require_causal_lm, require_one_token
-from espalier.prm.scorer import PathLimits, RationaleLimits, StepNode, StepScore, steps_with_text
+from espalier.prm.limits import PathLimits, RationaleLimits
+from espalier.prm.scorer import StepNode, StepScore, steps_with_text
 from espalier.prm.verifier import NodeState, VerifierSession
 
 _PROMPT = (

@@ -1,7 +1,8 @@
 """Token budgets: splits what a search may use among the paths of each round."""
 
 from espalier.engine.work import Generated, StopCause
-from espalier.prm.scorer import UNLIMITED, ScoreStatus
+from espalier.prm.limits import UNLIMITED
+from espalier.prm.scorer import ScoreStatus
 from espalier.search.growth.policies import Branch, Draft, Expansion, PathPolicy
 from espalier.search.request import SearchRequest
 from espalier.search.run.running import UsageMeter

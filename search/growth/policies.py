@@ -17,7 +17,8 @@ from espalier.engine.guidance.grammar import Grammar
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import NO_MARKS, Done, Generated, PathStreams, StepMarks
-from espalier.prm.scorer import UNLIMITED, Scorer, ScoreStatus
+from espalier.prm.limits import UNLIMITED
+from espalier.prm.scorer import Scorer, ScoreStatus
 from espalier.search.result import Candidate
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.running import UsageMeter

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Done, Generate, Generated, Sampling, StepMarks, StopCause
-from espalier.prm.scorer import UNLIMITED, ScoredSearch, Scorer, ScorerNeeds, ScoreSession, StepNode, StepScore
+from espalier.prm.limits import UNLIMITED
+from espalier.prm.scorer import ScoredSearch, Scorer, ScorerNeeds, ScoreSession, StepNode, StepScore
 from espalier.search.common_fields import answer_in
 from espalier.search.grading.answers import content_before_brace, exact_match_key
 from espalier.search.growth.policies import Branch, Expansion, PathPolicy, PolicyContext

@@ -7,7 +7,8 @@ from espalier.engine.engine import Footprint
 from espalier.engine.errors import ScoreMismatchError
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generate, Generated, PathStreams
-from espalier.prm.scorer import UNLIMITED, ScoredSearch, ScoreSession, ScoreStatus, StepScore, steps_with_text
+from espalier.prm.limits import UNLIMITED
+from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepScore, steps_with_text
 from espalier.search.algorithms import stops_early, unused_fields
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.growth.endings import Endings

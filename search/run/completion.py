@@ -24,7 +24,7 @@ from espalier.engine.work import (
     StopCause,
     stream_key,
 )
-from espalier.prm.scorer import PathLimits
+from espalier.prm.limits import PathLimits
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS
 from espalier.search.completion import (

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 from espalier.engine.errors import EspalierError, MisuseError
-from espalier.prm.scorer import UNLIMITED, PathLimits
+from espalier.prm.limits import UNLIMITED, PathLimits
 from espalier.search import completion
 from espalier.search.algorithms import algorithm_of, named, with_defaults
 from espalier.search.algorithms.advised import AdvisedSearch

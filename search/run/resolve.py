@@ -10,7 +10,8 @@ from espalier.engine.guidance.grammar import Grammar, GrammarError
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.work import NO_PENALTIES, Penalties, Sampling
-from espalier.prm.scorer import UNLIMITED, PathLimits, Scorer
+from espalier.prm.limits import UNLIMITED, PathLimits
+from espalier.prm.scorer import Scorer
 from espalier.search import algorithms
 from espalier.search.algorithms.base import MemoryEstimate, Scores
 from espalier.search.common_fields import DEFAULT_MAX_STEPS, PenaltyFields, unknown_bias

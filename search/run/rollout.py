@@ -20,7 +20,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generate, Generated, Sampling, StopCause, stream_key
-from espalier.prm.scorer import PathLimits
+from espalier.prm.limits import PathLimits
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.grading.answers import boxed, exact_match_key, extract_answer
 from espalier.search.grading.notation.numerals import number_in

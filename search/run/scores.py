@@ -7,7 +7,8 @@ from typing import Any
 
 from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done
-from espalier.prm.scorer import UNLIMITED, PathLimits, ScoredSearch, ScoreSession, ScoreStatus, StepScore
+from espalier.prm.limits import UNLIMITED, PathLimits
+from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepScore
 from espalier.search import scores
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.result import StopReason

@@ -15,7 +15,8 @@ from espalier.engine.errors import RequestTooLargeError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import load_verifier
-from espalier.prm.scorer import PathLimits, ScoreStatus
+from espalier.prm.limits import PathLimits
+from espalier.prm.scorer import ScoreStatus
 from espalier.prm.verifier import StepSession, Verifier
 
 Make = Callable[..., tuple[Engine, Verifier]]

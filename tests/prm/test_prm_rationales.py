@@ -26,7 +26,8 @@ from espalier.engine.work import Generated
 from espalier.prm.base import StepPath
 from espalier.prm.families import load_verifier
 from espalier.prm.families.thinkprm import RationaleSession, ThinkPrm
-from espalier.prm.scorer import PathLimits, RationaleLimits, ScoreStatus
+from espalier.prm.limits import PathLimits, RationaleLimits
+from espalier.prm.scorer import ScoreStatus
 from espalier.prm.verifier import Verifier, VerifierSession
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.request import SearchRequest

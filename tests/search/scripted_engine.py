@@ -15,7 +15,7 @@ import numpy as np
 from espalier.engine.engine import Footprint
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored, StopCause
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath
-from espalier.prm.scorer import PathLimits
+from espalier.prm.limits import PathLimits
 from espalier.prm.verifier import Verifier
 from espalier.search.algorithms import needs_verifier, with_defaults
 from espalier.search.growth.search import RunningSearch
@@ -145,6 +145,9 @@ class ScriptedFamily(PrmFamily):
             tokenizer=SimpleNamespace(control_tokens=frozenset()),
         ),
     )
+
+    def __init__(self) -> None:
+        super().__init__(self.model)
 
     def prompt_ids(self, problem: str) -> list[int]:
         return [0] * VERIFIER_PROMPT

@@ -8,6 +8,7 @@ from espalier.engine.engine import Engine
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
 from espalier.search.result import Event, SearchResult
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.running import AnyRunning
 
 PROBLEM = "Tom starts with 38 coins. He finds 47 more."
 
@@ -119,3 +120,8 @@ def crowd(count: int) -> Iterable[SearchRequest]:
         kind = kinds[i % len(kinds)]
         fields = kind.to_dict() | {"problem": f"Problem {i}: " + "how many? " * (i % 5), "seed": 100 + i}
         yield SearchRequest(**fields)
+
+
+def waiting_in(orchestrator: Orchestrator) -> list[AnyRunning]:
+    """The searches that wait, those of each account in their order."""
+    return [search for waiting in orchestrator._queue._waiting.values() for search in waiting]

@@ -201,7 +201,7 @@ def test_mistake_is_one_line_and_exit_code_two(espalier, arguments, said):
     [
         ([*SOLVE, "--vote", "majorty"], "'lowest-confidence'; did you mean 'majority'?"),
         ([*SOLVE, "-a", "best"], "; did you mean 'best-of-n'?"),
-        (["sweep", "--vote", "majorty"], "'lowest-confidence'; did you mean 'majority'?"),
+        (["sweep", "--vote", "majorty"], "lowest-confidence, is 'majorty'; did you mean 'majority'?"),
         (["learn-verifier", "--out", "x", "--trunk-quantization", "int9"], "'--trunk-quantization': 'int9' is not one"),
         ([*SOLVE, "-N", "four"], "Invalid value for '--beam-width' / '-N': must be a valid integer"),
         ([*SOLVE, "--bem-width", 4], "--beam-width"),

@@ -75,7 +75,7 @@ def test_verifying_a_finished_run_says_that_nothing_was_verified(espalier, tmp_p
     assert "--verify-incremental" not in espalier(*arguments).err
     again = espalier(*arguments)
     assert again.code == 0
-    assert "--verify-incremental verified nothing, of 2 searches: the other samples are of an earlier" in again.err
+    assert "--verify-incremental verified nothing, of 2 searches: others are of an earlier command" in again.err
     more = espalier(*arguments, "--limit", 3, "--json")
     assert "--verify-incremental verified 1 of 3 searches" in more.err
     assert json.loads(more.out)["problems"] == 3

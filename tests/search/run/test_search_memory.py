@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.prm.scorer import PathLimits
+from espalier.prm.limits import PathLimits
 from espalier.search.algorithms import memory_estimate
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.resolve import worst_case_blocks

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_runs import ALL, BEAM, BEST_OF_N, GREEDY, check_reserved, outcome, outcome_alone
+from search_runs import ALL, BEAM, BEST_OF_N, GREEDY, check_reserved, outcome, outcome_alone, waiting_in
 
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult, StopReason
@@ -101,10 +101,10 @@ def test_the_last_of_the_smallest_priority_gives_way_and_goes_on_before_those_be
     orchestrator.step()
     orchestrator.submit(URGENT, options=SubmitOptions(2))
     orchestrator.step()
-    assert [names[entry.search_id] for entry in orchestrator._queue] == ["last", "waiting"]
+    assert [names[entry.search_id] for entry in waiting_in(orchestrator)] == ["last", "waiting"]
     orchestrator.submit(URGENT, options=SubmitOptions(2))
     orchestrator.step()
-    assert [names[entry.search_id] for entry in orchestrator._queue] == ["first", "last", "waiting"]
+    assert [names[entry.search_id] for entry in waiting_in(orchestrator)] == ["first", "last", "waiting"]
     assert (orchestrator.running, orchestrator.occupancy().waiting) == (3, 3)
     while orchestrator.busy:
         orchestrator.step()

@@ -182,7 +182,7 @@ def test_weights_that_are_let_go_of_are_loaded_again(
 def test_nothing_holds_the_old_weights(served: RuntimeSettings, trained: Path, load: Callable[..., Orchestrator]):
     orchestrator = load(served)
     results(orchestrator, *REQUESTS)
-    old = weakref.ref(orchestrator.engine.model(GENERATOR).decoder)
+    old = weakref.ref(orchestrator.engine.model(GENERATOR).decoder.layers)
     orchestrator.reload(str(trained))
     results(orchestrator, BEAM)
     gc.collect()

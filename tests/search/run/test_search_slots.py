@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_runs import ALL, BEAM, BEST_OF_N, GREEDY, check_reserved, outcome, outcome_alone
+from search_runs import ALL, BEAM, BEST_OF_N, GREEDY, check_reserved, outcome, outcome_alone, waiting_in
 
 from espalier.search.fairness import Account
 from espalier.search.request import SearchRequest, SubmitOptions
@@ -67,8 +67,8 @@ def test_the_newest_searches_give_way_and_go_on_first(make_orchestrator: Make):
     orchestrator.step()
     submit(orchestrator, TINY, "tiny")
     orchestrator.step()
-    assert [search.search_id for search in orchestrator._queue] == longs[3:]
-    assert [search.suspended for search in orchestrator._queue] == [True, False, False]
+    assert [search.search_id for search in waiting_in(orchestrator)] == longs[3:]
+    assert [search.suspended for search in waiting_in(orchestrator)] == [True, False, False]
     assert preemptions(orchestrator) > 0
     ended = list(finish(orchestrator))
     assert len(ended) == 7

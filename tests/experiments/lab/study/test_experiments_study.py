@@ -88,7 +88,7 @@ def test_another_configuration_is_refused_with_what_differs(study: Study, finish
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("-a", "beem"), "'beem' is not one of"),
+        (("-a", "beem"), "is 'beem'; did you mean 'beam'?"),
         (("-N", "0"), "beam_width: must be between 1 and 256, is 0"),
         (("-N", "256", "-M", "64"), "beam_width * expansion must be at most"),
         (("-N", "128", "-M", "8"), "a search may need"),
