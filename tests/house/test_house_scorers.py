@@ -4,7 +4,7 @@ import ast
 
 from house_files import ROOT, sources
 
-CONTRACT = "espalier.prm.scorer"
+CONTRACT = {"espalier.prm.scorer", "espalier.prm.limits"}
 LOADERS = {"search/run/settings.py", "search/run/load.py"}
 """Name the scorer that is asked for, and make it."""
 
@@ -23,7 +23,7 @@ def test_searches_import_the_contract_of_scoring_and_no_scorer():
         for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("espalier.prm")
     }
-    assert {module for _, module in imported} == {CONTRACT}, imported
+    assert {module for _, module in imported} == CONTRACT, imported
 
 
 def test_searches_do_not_tell_scorers_or_sessions_apart():
