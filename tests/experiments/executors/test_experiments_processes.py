@@ -22,7 +22,7 @@ from tiny_models import disturb  # pyright: ignore[reportMissingImports] - on py
 
 from espalier.engine.errors import EspalierError, RequestTooLargeError
 from espalier.experiments.demo import generator_path
-from espalier.experiments.executors import process_transport, worker_executor
+from espalier.experiments.executors import process_transport
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.experiments.runs.benchmarks import Problem
@@ -143,7 +143,7 @@ def test_what_can_never_fit_is_said_before_it_is_submitted(workers):
 
 
 def test_a_worker_that_hangs_delays_a_check_for_a_bounded_time(workers, monkeypatch, caplog):
-    monkeypatch.setattr(worker_executor, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(executor_workers, "_ANSWER_SECONDS", 0.2)
     pids = workers.transport.process_ids
     try:
         for pid in pids:
