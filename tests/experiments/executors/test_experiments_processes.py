@@ -23,6 +23,7 @@ from tiny_models import disturb  # pyright: ignore[reportMissingImports] - on py
 from espalier.engine.errors import EspalierError, RequestTooLargeError
 from espalier.experiments.demo import generator_path
 from espalier.experiments.executors import process_transport
+from espalier.experiments.executors import workers as executor_workers
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.experiments.runs.benchmarks import Problem
@@ -243,6 +244,7 @@ NEVER_CLOSED = """
 from exposition import scrape  # pyright: ignore[reportMissingImports] - on pytest's path
 from executor_runs import RUNTIME
 from espalier.experiments.executors.process_transport import ProcessTransport
+from espalier.experiments.executors import workers as executor_workers
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 transport = ProcessTransport(RUNTIME, 1)
 executor = WorkerExecutor(transport, RUNTIME)
