@@ -244,7 +244,6 @@ NEVER_CLOSED = """
 from exposition import scrape  # pyright: ignore[reportMissingImports] - on pytest's path
 from executor_runs import RUNTIME
 from espalier.experiments.executors.process_transport import ProcessTransport
-from espalier.experiments.executors import workers as executor_workers
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 transport = ProcessTransport(RUNTIME, 1)
 executor = WorkerExecutor(transport, RUNTIME)
