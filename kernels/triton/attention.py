@@ -44,7 +44,6 @@ def _tile(rows: int, warps: int, stages: int) -> Tile:
 NARROW, WIDE = _tile(16, 4, 3), _tile(64, 8, 3)
 _TILES = {
     512: (NARROW, WIDE),
-    768: (_tile(16, 4, 2), _tile(64, 8, 2)),
     1024: (_tile(16, 4, 2), _tile(32, 8, 2)),
     2048: (_tile(16, 8, 2), _tile(16, 8, 2)),
 }

@@ -68,11 +68,12 @@ class TritonLayers(TorchLayers):
         self._device = outer.embedding.device
         self._planner: Planner | None = None  # once it is known how blocks are cut
 
-    def _on_taps(self) -> None:
-        if self._recorded_steps:
+    def _checked(self, layer: int, first: int) -> int:
+        if self._recorded_steps and layer not in (*self.taps, self.raw_tap):
             raise RuntimeError(
                 "decode steps are recorded already, without these states: tap layers before an engine is made"
             )
+        return super()._checked(layer, first)
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`. What it returns for a step of one token to a sequence holds until the next such step."""

@@ -31,6 +31,7 @@ _BEYOND = -2
 _ENDLESS = 2**30
 """The end of a sequence's last portion, so that a plan outlives some steps."""
 _KEPT_PLANS = 32
+"""Plans that are cut as one before, until the best cut is looked for again."""
 _ITEMS_PER_PROCESSOR = 4
 _ITEM_COST = 64
 """Positions that could be read in the time that an item takes to find its rows and to keep a partial result."""

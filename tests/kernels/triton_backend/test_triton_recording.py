@@ -166,6 +166,9 @@ def test_layers_cannot_be_tapped_once_steps_are_recorded(layers):
     layers.warm_up([step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)], decodes=True)
     with pytest.raises(RuntimeError, match="before an engine is made"):
         layers.tap([1])
+    assert layers.taps == ()
+    layers.release([step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)])
+    layers.tap([1])
 
 
 def test_other_threads_may_allocate_while_a_step_is_recorded_and_products_add_in_float32():

@@ -7,7 +7,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,6 +67,9 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
             if not windowed or model == "Llama-3.1-8B-PRM":
                 yield f"attend_items, {tile.rows} rows{', window' * windowed}", model, _attend(s, tile, windowed)
     yield "attend_items, 64 rows, caps and sinks", small, _attend(MODELS[small], attention.WIDE, True, extras=True)
+    large = replace(MODELS[small], config=replace(MODELS[small].config, head_dim=256))
+    for tile in attention.tiles_of(256, 256, 2):
+        yield f"attend_items, {tile.rows} rows, heads of 256", small, _attend(large, tile, False)
     for model, kernels in ((verifier, _kv), (verifier, _pointwise), (verifier, _products), (small, _sampling)):
         for name, kernel in kernels(MODELS[model]):
             yield name, model, kernel
