@@ -66,13 +66,13 @@ class StepMemory:
 
     Attributes:
         device: int32, on the device.
-        loaded: the room of the step whose plans are there, these plans, and the size of their block tables.
+        loaded: the plans that are there, and the size of their block tables. Steps of other sizes have other plans.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
         """Make room for so many int32 numbers."""
         self.device = torch.zeros(size, dtype=torch.int32, device=device)
-        self.loaded: tuple[Room, Sequence[AttentionPlan], int] | None = None
+        self.loaded: tuple[Sequence[AttentionPlan], int] = (), 0
         # Two, for the copy of the step before may still wait for its turn on the device.
         self._hosts = [_PinnedBuffer(size, device) for _ in range(2)]
 
@@ -143,13 +143,13 @@ class DeviceStep:
         if step.drawn is not None:
             take_drawn(self.token_ids[: len(step.token_ids)], step.drawn)
         table_size = step.tables[0].shape[1] if step.tables else 0
-        room, plans, size = self.memory.loaded or (None, None, 0)
-        if not (plans is step.plans and size == table_size and room == self.room):
+        plans, size = self.memory.loaded
+        if plans is not step.plans or size != table_size:
             self._load_plans(host, step, table_size)
         host.is_read_from_now_on()
 
     def _load_plans(self, host: "_PinnedBuffer", step: StepTokens, table_size: int) -> None:
-        self.memory.loaded = self.room, step.plans, table_size
+        self.memory.loaded = step.plans, table_size
         sections = []
         for plan in step.plans:
             sizes = np.array([len(plan.narrow), table_size, len(plan.wide), table_size], np.int32)
