@@ -2,7 +2,8 @@
 
 import re
 from functools import lru_cache
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any
 
 from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
 from math_verify import parse, verify
@@ -12,6 +13,8 @@ from sympy import Abs, Basic, Float, I, MatrixBase, Pow, Rational, UnevaluatedEx
 
 from espalier.search.grading.reading import Reading
 
+_READINGS = 256
+"""Parsed formulas cached in a child process: a vote compares each with many, and parsing costs as much as comparing."""
 _MAX_DIGITS = 20_000
 """Decimal digits before or behind the point up to which sympy may compute a constant."""
 _BITS_OF_A_DIGIT = 3.33
@@ -20,22 +23,10 @@ _MAX_POWER = 1000
 _PRECISION = 60
 _SURE = 1e-15
 """Relative difference from which two estimates differ for certain; they are good to some 30 digits."""
-_MAX_EXPONENT = 2**50
-"""Binary exponent from which a number is beyond: only that it is huge, or tiny, is known of it."""
-
-
-class _Estimate(NamedTuple):
-    """A value in 60 digits.
-
-    Attributes:
-        value: a number of mpmath; if `beyond`, only its sign, and whether it is huge or tiny, are right.
-        beyond: whether it has more digits than can be estimated.
-        costly: whether it has a part with too many digits to be computed, though perhaps none itself.
-    """
-
-    value: Any
-    beyond: bool = False
-    costly: bool = False
+_MAX_LOGARITHM = 2**50
+"""Natural logarithm of a number that is taken for infinite; one with its negative is taken for 0."""
+_SMALL_ROOT = 1e-3
+"""Exponent below which a number that is taken for infinite may be none after all."""
 
 
 def differ(one: Any, other: Any) -> bool:
@@ -49,11 +40,11 @@ def differ(one: Any, other: Any) -> bool:
         return False
     with mp.workdps(_PRECISION):
         first, second = _estimate(one), _estimate(other)
-        if first is None or second is None or not (first.costly or second.costly):
-            return False
-        if first.beyond and second.beyond:
-            return bool(abs(first.value) > 1) != bool(abs(second.value) > 1)
-        return bool(abs(first.value - second.value) > _SURE * max(abs(first.value), abs(second.value)))
+        apart = abs(first - second)
+        # A product or power without a 0 in it is none, even if it is too small for an estimate.
+        nonzero = apart == 0 and 0 in (one, other) and one.has(0) != other.has(0)
+        certain = nonzero or mp.isinf(apart) or apart > _SURE * max(abs(first), abs(second))
+        return bool(certain) and (_is_costly(one) or _is_costly(other))
 
 
 def may_cost(constant: Any) -> bool:
@@ -66,94 +57,58 @@ def may_cost(constant: Any) -> bool:
     return False
 
 
-def _exponent(value: Any) -> int:
-    """The binary exponent of a number of mpmath."""
-    return mp.mag(value) if value else 0
+def _is_costly(constant: Any) -> bool:
+    """Return whether a constant has a part with too many digits to be computed, though perhaps none itself."""
+    most = _MAX_DIGITS * _BITS_OF_A_DIGIT
+    return any(not part.is_Rational and abs(mp.mag(_estimate(part))) > most for part in preorder_traversal(constant))
 
 
-def _estimate(constant: Any) -> _Estimate | None:
-    """Estimate a constant from those that it is made of; None if that is not known, as where terms cancel out."""
+@lru_cache(_READINGS)
+def _estimate(constant: Any) -> Any:
+    """Estimate a constant in 60 digits of mpmath, from those that it is made of.
+
+    Infinite, or 0, if it has more digits than can be estimated; nan if it is not known, as where terms cancel out.
+    """
     if constant.is_Rational:
-        return _Estimate(mp.mpf(constant.p) / constant.q)
-    if constant.is_Float or constant.is_NumberSymbol:
-        return _Estimate(mp.mpf(str(constant.evalf(_PRECISION))))
+        return mp.mpf(constant.p) / constant.q
     parts = [_estimate(part) for part in constant.args]
-    known = [part for part in parts if part is not None]
-    if not parts or len(known) < len(parts):
-        return None
+    if any(map(mp.isnan, parts)):
+        return mp.nan
     try:
-        found = _combined(constant, known)
+        if constant.is_Add:
+            total = sum(parts)
+            return total if mp.isinf(total) or abs(total) > _SURE * max(map(abs, parts)) else mp.nan
+        if constant.is_Mul:
+            return prod(parts)
+        if isinstance(constant, Pow | exp):
+            return _power(*(parts if constant.is_Pow else (mp.e, *parts)))
+        if isinstance(constant, factorial) and parts[0] >= 0:
+            return _exponential(mp.loggamma(parts[0] + 1))
+        if isinstance(constant, Abs | UnevaluatedExpr):
+            return abs(parts[0]) if isinstance(constant, Abs) else parts[0]
+        value = mp.nan if any(map(_is_costly, constant.args)) else constant.evalf(_PRECISION)
+        return mp.mpf(str(value))
     except (ArithmeticError, TypeError, ValueError):
-        return None
-    if found is None:
-        return None
-    is_extreme = found.beyond or abs(_exponent(found.value)) > _MAX_DIGITS * _BITS_OF_A_DIGIT
-    return found._replace(costly=is_extreme or any(part.costly for part in known))
+        return mp.nan
 
 
-def _combined(constant: Any, parts: list[_Estimate]) -> _Estimate | None:
-
-    if constant.is_Add:
-        return _sum(parts)
-    if constant.is_Mul:
-        return _limited(mp.fprod(part.value for part in parts), parts)
-    if constant.is_Pow:
-        return _power(*parts)
-    if isinstance(constant, exp):
-        return _power(_Estimate(mp.e), parts[0])
-    if isinstance(constant, factorial) and parts[0].value >= 0:
-        return _exponential(mp.loggamma(parts[0].value + 1), beyond=parts[0].beyond)
-    if isinstance(constant, Abs | UnevaluatedExpr):
-        return parts[0]
-    if any(part.costly for part in parts):
-        return None
-    value = constant.evalf(_PRECISION)
-    return _Estimate(mp.mpf(str(value))) if value.is_Float else None
+def _power(base: Any, exponent: Any) -> Any:
+    if base < 0:
+        small = mp.isint(exponent) and abs(exponent) < _MAX_LOGARITHM
+        return mp.power(base, int(exponent)) if small else mp.nan
+    slope = mp.log(base)
+    rounded = abs(exponent) > 1 / _SURE**2 and abs(slope) < _SURE  # a base near 1
+    vague = mp.isinf(slope) and abs(exponent) < _SMALL_ROOT
+    return mp.nan if rounded or vague else _exponential(slope * exponent)
 
 
-def _sum(parts: list[_Estimate]) -> _Estimate | None:
-
-    huge = [part for part in parts if part.beyond and abs(part.value) > 1]
-    if huge:
-        return huge[0] if len(huge) == 1 else None
-    largest = max(abs(part.value) for part in parts)
-    total = mp.fsum(part.value for part in parts)
-    return _Estimate(total) if abs(total) > _SURE * largest else None
-
-
-def _power(base: _Estimate, exponent: _Estimate) -> _Estimate | None:
-
-    if base.beyond or (exponent.beyond and base.value <= 0) or base.value == 0:
-        whole = not exponent.beyond and base.value > 0 and exponent.value != 0
-        return _Estimate(base.value if exponent.value > 0 else 1 / base.value, beyond=True) if whole else None
-    if base.value < 0:
-        small = mp.isint(exponent.value) and abs(exponent.value) < _MAX_EXPONENT
-        return _Estimate(mp.power(base.value, int(exponent.value))) if small else None
-    logarithm = mp.log(base.value) * exponent.value
-    if abs(exponent.value) > 1 / _SURE**2 and abs(logarithm) < _MAX_EXPONENT:  # of a base near 1, which was rounded
-        return None
-    return _exponential(logarithm, beyond=exponent.beyond)
-
-
-def _exponential(logarithm: Any, beyond: bool) -> _Estimate | None:
+def _exponential(logarithm: Any) -> Any:
     """The number with this natural logarithm."""
-    if beyond and abs(logarithm) < 1:  # a power of 1, or of a tiny exponent
-        return None
-    if beyond or abs(logarithm) > _MAX_EXPONENT:
-        return _Estimate(mp.ldexp(1, 2 * _MAX_EXPONENT if logarithm > 0 else -2 * _MAX_EXPONENT), beyond=True)
-    return _Estimate(mp.exp(logarithm))
+    if abs(logarithm) > _MAX_LOGARITHM:
+        return mp.inf if logarithm > 0 else mp.zero
+    return mp.exp(logarithm)
 
 
-def _limited(value: Any, parts: list[_Estimate]) -> _Estimate | None:
-    """The product of `parts`, which is beyond if one of them is; not known if two are, which may cancel out."""
-    count = sum(part.beyond for part in parts)
-    if count > 1 or (count and abs(_exponent(value)) < _MAX_EXPONENT):
-        return None
-    return _Estimate(value, beyond=bool(count))
-
-
-_READINGS = 256
-"""Parsed formulas cached in a child process: a vote compares each with many, and parsing costs as much as comparing."""
 MAX_FORMULA = 5000
 """Characters of a formula that is parsed, which takes about a second; a longer one equals only the same text."""
 _CAPITAL = re.compile(r"\\(?:begin|end|text|math[a-z]+)\s*\{[^{}]*\}|\\[A-Za-z]+|([A-Z])(?:_\{?(\w+)\}?)?(?!\()")

@@ -57,6 +57,8 @@ def test_long_decimals_have_keys_by_value():
     [
         (TOWER, "5"),
         (TOWER, "0"),
+        (f"\\frac{{1}}{{{TOWER}}}", "0"),
+        (TOWER, f"-{TOWER}"),
         (TOWER, "-" + TOWER.replace("9", "8") + "^{-1}"),
         (f"\\frac{{1}}{{{TOWER}}}", "5"),
         (f"\\frac{{1}}{{{TOWER}}}", TOWER),
@@ -88,6 +90,8 @@ def test_constants_that_differ_for_certain(one: str, other: str):
         ("\\frac{9^{9^9}}{9^{9^9}}", "1"),
         (f"\\frac{{{TOWER}}}{{{TOWER}}}", "5"),
         ("9^{9^9}-9^{9^9}", "0"),
+        ("(e^{2^{51}})^{10^{-16}}", "e^{2^{51} \\cdot 10^{-16}}"),
+        (f"0 \\cdot {TOWER}", "0"),
         ("9^{9^9}-9^{9^9}", "5"),
         ("9^{9^9}-(9^{9^9}-5)", "5"),
         (f"1^{{{TOWER}}}", "1"),
