@@ -10,7 +10,10 @@ from collections.abc import Callable
 from espalier.search.grading.notation.units import symbol, upright_unit
 
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_FORMULA_GROUP = re.compile(r"\\text(?=\{\s*-?\s*\\(?:frac|sqrt)(?![A-Za-z]))")
+_FORMULA_IN_FONT = re.compile(r"\\text(?=\{\s*-?\s*\\(?:frac|sqrt)(?![A-Za-z]))")
+_WITHIN = r"(?:[^{}]++|\{(?:[^{}]++|\{(?:[^{}]++|\{[^{}]*+\})*+\})*+\})*+"
+_FORMULA_ALONE = re.compile(rf"(?<![\^_}}A-Za-z]){_FORMULA_IN_FONT.pattern}\{{({_WITHIN})\}}")
+"""A formula in a font that needs no braces there; behind a command they are its argument's."""
 _QUOTIENT = re.compile(r"\\frac\{\s*\\text\{([^{}]*)\}\s*\}\{\s*\\text\{([^{}]*)\}\s*(\^\{?\d\}?)?\s*\}")
 _TWO_LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}|[^\W\d_A-Za-z]")
 _POINTS = re.compile("[A-Z]{2,3}")
@@ -56,20 +59,7 @@ def upright(text: str) -> str:
     before = None
     while text != before and "\\text{" in text:  # what was nested comes out from the inside
         before, text = text, _TEXT.sub(_unwrapped, text)
-    for found in reversed(list(_FORMULA_GROUP.finditer(text))):
-        text = text[: found.start()] + _without_braces(text[found.end() :], text[: found.start()])
-    return text
-
-
-def _without_braces(text: str, before: str) -> str:
-    """Drop the braces around the formula at the start of `text`, unless TeX needs them after what is `before` it."""
-    depth = 0
-    for place, sign in enumerate(text):
-        depth += (sign == "{") - (sign == "}")
-        if depth == 0:
-            needed = before.endswith(("^", "_", "}")) or _ENDS_IN_COMMAND.search(before)
-            return text if needed else text[1:place] + text[place + 1 :]
-    return text
+    return _FORMULA_IN_FONT.sub("", _FORMULA_ALONE.sub(r"\1", text))
 
 
 def _unit_quotient(found: re.Match[str]) -> str:
@@ -190,68 +180,59 @@ _MARKS = (
 _Replacement = str | Callable[[re.Match[str]], str]
 
 
-def _rules(*rules: tuple[str, str, _Replacement]) -> tuple[tuple[str, re.Pattern[str], _Replacement], ...]:
-    """Compile rules: a text that a match has in it, to skip the rule quickly; a pattern, and its replacement."""
-    return tuple((holds, re.compile(pattern), replacement) for holds, pattern, replacement in rules)
+def _rules(*rules: tuple[str, _Replacement]) -> tuple[tuple[re.Pattern[str], _Replacement], ...]:
+    """Compile rules, each a pattern and its replacement."""
+    return tuple((re.compile(pattern), replacement) for pattern, replacement in rules)
 
 
+_OF_ASCII = {"lt": "<", "gt": ">", "lbrace": "\\{", "rbrace": "\\}", "lbrack": "[", "rbrack": "]"}
 _FONT = r"\\(?:rm|bf|it|sf|tt|sl|sc|em)(?![A-Za-z])"
 _COMMANDS = _rules(
     # Size, colour and spacing commands have no meaning. A backslash after another one ends a matrix row.
-    ("", r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?(?=[\s()\[\]{}|\\<>/]|$)", ""),
-    ("", r"(?<=\d)\\[,;: ](?=\d{3}(?!\d))", ""),
-    ("\\!", r"(?<!\\)\\!\s*", ""),
-    ("color", r"\\textcolor\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}\s*\{([^{}]*)\}", r"\1"),
-    ("color", r"\\(?:text)?color\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}", ""),
-    ("", r"\\(?:tiny|small|large|Large|LARGE|huge|Huge|boldmath|hfill|notag|nonumber)(?![A-Za-z])", ""),
-    ("\\vec", r"\\vec\s*\{?\s*([A-Za-z])\s*\}?(?![A-Za-z])", r"\1"),
-    ("\\infty", r"(?<![\w)}\]])\+\s*(?=\\infty)", ""),
-    ("\\tag", r"\\tag\*?\s*\{[^{}]*\}", ""),
-    ("", r"(?<!\\)\\[,;:> ]|\\(?:quad|qquad|enspace|thinspace|displaystyle|textstyle|limits)(?![A-Za-z])", " "),
-    ("frac", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+    (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?(?=[\s()\[\]{}|\\<>/]|$)", ""),
+    (r"(?<=\d)\\[,;: ](?=\d{3}(?!\d))", ""),
+    (r"(?<!\\)\\!\s*", ""),
+    (r"\\textcolor\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}\s*\{([^{}]*)\}", r"\1"),
+    (r"\\(?:text)?color\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}", ""),
+    (r"\\(?:tiny|small|large|Large|LARGE|huge|Huge|boldmath|hfill|notag|nonumber)(?![A-Za-z])", ""),
+    (r"\\vec\s*\{?\s*([A-Za-z])\s*\}?(?![A-Za-z])", r"\1"),
+    (r"(?<![\w)}\]])\+\s*(?=\\infty)", ""),
+    (r"\\tag\*?\s*\{[^{}]*\}", ""),
+    (r"(?<!\\)\\[,;:> ]|\\(?:quad|qquad|enspace|thinspace|displaystyle|textstyle|limits)(?![A-Za-z])", " "),
+    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
     # All fonts become \text, see `styles.upright`.
-    ("{", rf"\{{\s*{_FONT}\s*([^{{}}]*)\}}", r"\\text{\1}"),
-    ("", rf"{_FONT}\s*(?:(?=\{{)|([^{{}}\\$,]+)$)", lambda font: "\\text" + (f"{{{font[1]}}}" if font[1] else "")),
-    ("", _FONT, ""),
+    (rf"\{{\s*{_FONT}\s*([^{{}}]*)\}}", r"\\text{\1}"),
+    (rf"{_FONT}\s*(?:(?=\{{)|([^{{}}\\$,]+)$)", lambda font: "\\text" + (f"{{{font[1]}}}" if font[1] else "")),
+    (_FONT, ""),
     (
-        "{",
         r"\\(?:math(?:rm|it|bf|sf|tt|normal|up|op)|text[a-z]{2,6}|[mh]box|operatorname\*?|emph|boldsymbol|bold|bm|pmb|"
         r"underline|uline)\s*(?=\{)",
         r"\\text",
     ),
-    ("", r"\\(?:math(?:rm|it|bf|sf|tt)|boldsymbol|bm)(?:\s*([0-9])|\s+([A-Za-z]))", r"\\text{\1\2}"),
-    ("\\text ", r"\\text\s+\{", r"\\text{"),
-    ("\\mu", r"\\mu\s*\\text\{", r"\\text{micro"),
-    ("", r"\\textdollar(?![A-Za-z])|\\\$", "$"),
-    ("\\%", r"\\%", "%"),
-    ("", r"\\(?:degrees?|textdegree)(?![A-Za-z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])", "°"),
-    ("", r"\\leqs?lant(?![A-Za-z])|\\leq(?![A-Za-z])", r"\\le "),
-    ("", r"\\geqs?lant(?![A-Za-z])|\\geq(?![A-Za-z])", r"\\ge "),
-    ("\\neq", r"\\neq(?![A-Za-z])", r"\\ne "),
-    ("\\lt", r"\\lt(?![A-Za-z])", "<"),
-    ("\\gt", r"\\gt(?![A-Za-z])", ">"),
-    ("", r"\\(?:varnothing|O)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
-    ("\\lbrace", r"\\lbrace(?![A-Za-z])\s*", r"\\{"),
-    ("\\rbrace", r"\\rbrace(?![A-Za-z])", r"\\}"),
-    ("\\lbrack", r"\\lbrack(?![A-Za-z])\s*", "["),
-    ("\\rbrack", r"\\rbrack(?![A-Za-z])", "]"),
+    (r"\\(?:math(?:rm|it|bf|sf|tt)|boldsymbol|bm)(?:\s*([0-9])|\s+([A-Za-z]))", r"\\text{\1\2}"),
+    (r"\\text\s+\{", r"\\text{"),
+    (r"\\mu\s*\\text\{", r"\\text{micro"),
+    (r"\\textdollar(?![A-Za-z])|\\\$", "$"),
+    (r"\\%", "%"),
+    (r"\\(?:degrees?|textdegree)(?![A-Za-z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])", "°"),
+    (r"\\([lg]eq(?:s?lant)?|neq)(?![A-Za-z])", lambda relation: f"\\{relation[1][:2]} "),
+    (r"\\(?:varnothing|O)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
+    (r"\\(lt|gt|[lr]brac[ek])(?![A-Za-z])", lambda name: _OF_ASCII[name[1]]),
     # Ornaments around an answer.
-    ("", r"^\s*(?:\\(?:therefore|implies|[Rr]ightarrow|Longrightarrow|to|(?:big)?star)(?![A-Za-z])\s*)+", ""),
-    ("", r"(?<=\S)\s*(?:\\(?:checkmark|(?:black)?square|Box|qed|bigstar)(?![A-Za-z])(?:\{\})?\s*\.?)+\s*$", ""),
-    ("g", r"\\(lg|c?tg|cotg|arcc?tg)(?![A-Za-z])", lambda name: function(name[1])),
+    (r"^\s*(?:\\(?:therefore|implies|[Rr]ightarrow|Longrightarrow|to|(?:big)?star)(?![A-Za-z])\s*)+", ""),
+    (r"(?<=\S)\s*(?:\\(?:checkmark|(?:black)?square|Box|qed|bigstar)(?![A-Za-z])(?:\{\})?\s*\.?)+\s*$", ""),
+    (r"\\(lg|c?tg|cotg|arcc?tg)(?![A-Za-z])", lambda name: function(name[1])),
 )
 """Rules for texts with a backslash."""
 _WORDS = _rules(
-    ("", r"(?<![\\A-Za-z])(?i:sqrt|square root of)(?![A-Za-z])\s*", r"\\sqrt "),
-    ("i", r"(?<![\\A-Za-z])[Pp]i(?![A-Za-z])", r"\\pi "),
+    (r"(?<![\\A-Za-z])(?i:sqrt|square root of)(?![A-Za-z])\s*", r"\\sqrt "),
+    (r"(?<![\\A-Za-z])[Pp]i(?![A-Za-z])", r"\\pi "),
     (
-        "",
         r"(?<![\\A-Za-z])(?i:((?:negative|minus)\s+)|(?:positive|plus)\s+)?(?:(?i:infinity)|inf|oo)(?![A-Za-z])",
         lambda signed: "-\\infty " if signed[1] else "\\infty ",
     ),
-    ("", r"(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])", ""),
+    (r"(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])", ""),
     (
-        "",
         r"(?<![\\A-Za-z])(?<!\\text\{)"
         r"(?i:(arc(?:sin|cos|tan|c?tg)|sinh|cosh|tanh|sin|cos|tan|cot|csc|(?<![\d/])(?<!\d )sec|"
         r"c?tg|ln|lg|log|exp))(?=\s*[(^\\_]|\s+(?:\d|[A-Za-z](?![A-Za-z])))",
@@ -260,18 +241,18 @@ _WORDS = _rules(
 )
 """Rules for texts with letters, which may be words of plain text for LaTeX commands."""
 _REST = _rules(
-    ("~", "~", " "),
-    ("}", r"\{([.,])\}", r"\1"),
-    ("°", r"\^\s*°", "°"),
-    ("<=", "<=", r"\\le "),
-    (">=", ">=", r"\\ge "),
-    ("!=", r"(?<=\s)!=", r"\\ne "),
-    ("\\sqrt", r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-    ("\\sqrt", r"\\sqrt(\[\d+\])?\s*([0-9]+(?:\.[0-9]+)?(?=\s|$|[-+*/)\]},])|[0-9A-Za-z])", r"\\sqrt\1{\2}"),
-    ("\\sqrt", r"\\sqrt\s+\{", r"\\sqrt{"),
-    ("**", r"\*\*", "^"),
-    ("\\frac", rf"\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}", lambda f: f"\\frac{_braced(f[1])}{_braced(f[2])}"),
-    ("", r"\s+", " "),
+    ("~", " "),
+    (r"\{([.,])\}", r"\1"),
+    (r"\^\s*°", "°"),
+    ("<=", r"\\le "),
+    (">=", r"\\ge "),
+    (r"(?<=\s)!=", r"\\ne "),
+    (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"\\sqrt(\[\d+\])?\s*([0-9]+(?:\.[0-9]+)?(?=\s|$|[-+*/)\]},])|[0-9A-Za-z])", r"\\sqrt\1{\2}"),
+    (r"\\sqrt\s+\{", r"\\sqrt{"),
+    (r"\*\*", "^"),
+    (rf"\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}", lambda f: f"\\frac{_braced(f[1])}{_braced(f[2])}"),
+    (r"\s+", " "),
 )
 _LETTERS = re.compile("[A-Za-z]{2}")
 _BRACES_WITHIN = re.compile(r"[{}]")
@@ -283,9 +264,7 @@ def plain(text: str) -> str:
     `\text{}` is kept, as it distinguishes words from variables; a degree is `°`; `\$` and `\%` lose their backslash.
     """
     if not text.isascii():
-        for pattern, replace in _MARKS:
-            text = pattern.sub(replace, text)
-        text = unicodedata.normalize("NFKC", visible(text).translate(_TABLE)).translate(_TABLE)
+        text = unicodedata.normalize("NFKC", visible(_applied(_MARKS, text)).translate(_TABLE)).translate(_TABLE)
         text = _OTHER_DIGIT.sub(lambda digit: str(unicodedata.digit(digit[0])), text)
     if "\\" in text:
         text = _applied(_COMMANDS, text)
@@ -299,10 +278,9 @@ def plain(text: str) -> str:
     return text
 
 
-def _applied(rules: tuple[tuple[str, re.Pattern[str], _Replacement], ...], text: str) -> str:
-    for holds, pattern, replacement in rules:
-        if holds in text:
-            text = pattern.sub(replacement, text)
+def _applied(rules: tuple[tuple[re.Pattern[str], _Replacement], ...], text: str) -> str:
+    for pattern, replacement in rules:
+        text = pattern.sub(replacement, text)
     return text
 
 
@@ -325,6 +303,7 @@ _ORNAMENTS = ("So", "Sk", "Cn", "Co")
 """Categories of Unicode: symbols, modifiers, and what is newer than Python's tables, as the latest emoji are."""
 _BEFORE = "∴⇒→⟹➔∎"
 _AFTER = "∎√→"
+_BLANKS = " \t\n\r\u00a0\u3000"
 _STOPS = ".,;:"
 _FOREIGN_STOPS = _STOPS + "。．｡，､、；：！？।॥۔؟،؛・"
 _DRESS = (
@@ -379,12 +358,8 @@ def _without_tags(text: str) -> str:
 
 def _without_ornaments(text: str) -> str:
     """Strip check marks, emoji and the like, unless nothing else is left."""
-    start, end = 0, len(text)
-    while end and (text[end - 1].isspace() or text[end - 1] in _AFTER or _is_ornament(text[end - 1])):
-        end -= 1
-    while start < end and (text[start].isspace() or text[start] in _BEFORE or _is_ornament(text[start])):
-        start += 1
-    return text[start:end] or text
+    ornaments = "".join(filter(_is_ornament, {*text})) + _BLANKS
+    return text.rstrip(_AFTER + ornaments).lstrip(_BEFORE + ornaments) or text
 
 
 def _is_ornament(sign: str) -> bool:
@@ -396,7 +371,5 @@ def _is_ornament(sign: str) -> bool:
 
 def _without_stops(text: str, stops: str) -> str:
     r"""Strip punctuation from the end of `text`, except after a backslash, as in `\;`."""
-    end = len(text)
-    while end and (text[end - 1] in stops or text[end - 1].isspace()):
-        end -= 1
-    return text[: end + 1] if text[:end].endswith("\\") else text[:end]
+    bare = text.rstrip(stops + _BLANKS)
+    return text[: len(bare) + 1] if bare.endswith("\\") else bare
