@@ -1,4 +1,4 @@
-"""Finds the answer that a text states: "the answer is", "Answer:", and the like in other languages."""
+"""Finds the answer that a text states: "the answer is", "Answer:", and the like in all languages of `words.toml`."""
 
 import re
 import unicodedata
@@ -17,16 +17,6 @@ _GAP = rf"[\s:：*_{_ORNAMENT}]*+(?:-{{3,}}[\s:*_]*+)?"
 """Between what introduces an answer and the answer; a rule may stand there."""
 _LINK = rf"\s*+(?:->|=>|[:=：＝])|(?<=[{_ORNAMENT}])(?=\s*[-\d$\\(*])"
 """Between the name of an answer and the answer, where there is no verb."""
-# Texts may be long and repetitive, so repetitions are possessive (`++`): no backtracking.
-_ENGLISH = re.compile(
-    r"(?:^[^\w\n#*]{0,8}+(?:\#++[^\w\n]{0,8}+|\*\*)(?:final\s++)?answer[^\w\n$\\]*+\n|"
-    r"(?<![^\W_])(?:ans(?:wer)?|(?:correct|right|best)\s++(?:option|choice))(?![^\W_])"
-    rf"(?:[*_]|\s?[{_ORNAMENT}])*+(?:,\s*+(?:therefore|thus|hence|then),)?"
-    r"(?:\s++(?:to|for)\s++(?:the|this|that|our)\s++[^.:\n]{1,60}?)?"
-    rf"(?:\s++(?:is|(?:will|would|must|should)\s++be|equals|comes\s++(?:out\s++)?to)\b|{_LINK})){_GAP}"
-    r"(?:(?:indeed|therefore|thus|hence|then|simply|clearly|just|exactly)\b[\s,:]*+)?",
-    re.IGNORECASE | re.MULTILINE,
-)
 _MATHS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
 _ANOTHER = re.compile(
     rf"\s*(?:[,，、]|(?:{languages.AND_OR}|{languages.AND_OR_LETTERS})(?!\w)|{languages.AND_OR_UNSPACED})\s*"
@@ -34,10 +24,6 @@ _ANOTHER = re.compile(
 )
 _PRICE = re.compile(r"\d[\d.,]*\s+[A-Za-z]{2,}")
 _SENTENCE = re.compile(r".*?(?=\.(?:\s|\*|\"|$)|[。।۔؟]|\*\*(?:\W|$)|$)", re.MULTILINE)
-_REASON = re.compile(
-    r"[,;]?(?<!\s)\s++(?:[(-]++\s*+)?(?:because|since|which|where|so|due\s+to|given\s+that|as\s+(?:we|it|the|there|required|desired|shown|above))\b.*|;\s.*",
-    re.IGNORECASE,
-)
 _STATES_NOTHING = re.compile(
     r"(?:not|no|the|a|an|that|what|this|in|to|by|at|of|as|if|it|we|i|you|they|there|one|given|found|obtained|equal|also|"
     r"always|still|now|only|very|too)\s+[^\W\d_]|(?:not|unknown|unclear|wrong|right|correct|incorrect|true that|given|"
@@ -47,6 +33,7 @@ _STATES_NOTHING = re.compile(
 _SOLVED_BY_NOTHING = re.compile(
     r"no\s+(?:real\s+|such\s+|integer\s+)?(?:solutions?|answers?|values?|roots?)$", re.IGNORECASE
 )
+_STOPS = re.compile(r"(?<!\\)[ ,;.，；。．]+$")
 _WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")
 _UNSPACED_LETTER = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _MAX_WORDS = 3
@@ -77,7 +64,7 @@ class _Patterns(NamedTuple):
 def statements(text: str) -> Iterator[str]:
     """Yield what follows each "the answer is", from the last, if it is an answer."""
     text = text if text.isascii() else unicodedata.normalize("NFC", text)
-    markers: list[tuple[int, _Patterns | None]] = [(found.end(), None) for found in _ENGLISH.finditer(text)]
+    markers = list[tuple[int, _Patterns]]()
     folded = text.casefold()
     for name, stems in _stems().items():
         if any(stem in folded for stem in stems):
@@ -95,12 +82,12 @@ def statements(text: str) -> Iterator[str]:
 
 def phrase(text: str) -> str:
     """The choice, number or few words at the start of `text`; empty for a longer text."""
-    return _phrase(text, None)
+    return _phrase(text, _patterns("English"))
 
 
 def without_reason(text: str) -> str:
     """Strip "because ..." from the end of an answer."""
-    return _REASON.sub("", text)
+    return _patterns("English").reason.sub("", text)
 
 
 def few_words(statement: str) -> str:
@@ -127,12 +114,11 @@ def _formula(rest: str) -> str:
     return ""
 
 
-def _phrase(rest: str, patterns: _Patterns | None) -> str:
-    """The choice, number or few words at the start of `rest`, in English and perhaps in another language."""
+def _phrase(rest: str, patterns: _Patterns) -> str:
+    """The choice, number or few words at the start of `rest`, in English and another language."""
     sentence = _SENTENCE.match(rest)
     statement = without_reason(sentence[0].rstrip() if sentence else "").strip()
-    if patterns:
-        statement = _trimmed(statement, patterns)
+    statement = _trimmed(statement, patterns)
     statement = without_remark(statement if statement.isascii() else undressed(statement))
     if choice := _chosen(statement):
         return choice
@@ -142,7 +128,7 @@ def _phrase(rest: str, patterns: _Patterns | None) -> str:
 
 def _trimmed(statement: str, patterns: _Patterns) -> str:
     """An answer without its reason and the end of its sentence; empty if it is denied, or none."""
-    statement = patterns.reason.sub("", statement).rstrip(" ,;.，；。．")
+    statement = _STOPS.sub("", patterns.reason.sub("", statement))
     if patterns.denied.search(statement) or (patterns.nothing.match(statement) and not _chosen(statement)):
         return ""
     ending = next((ending for ending in patterns.endings if statement.endswith(ending)), "")
@@ -170,22 +156,26 @@ def _stems() -> dict[str, tuple[str, ...]]:
 def _patterns(name: str) -> _Patterns:
     """Compile the patterns of a language."""
     of = languages.LANGUAGES[name]
-    start, end, blank = (r"(?<!\w)", r"(?!\w)", r"\s++") if of.spaced else ("", "", r"\s*+")
+    start, end, blank = (r"(?<![^\W_])", r"(?![^\W_])", r"\s++") if of.spaced else ("", "", r"\s*+")
     answer = rf"{start}(?:{languages.any_of(of.answer)}){end}"
     links = [_LINK, r"\s*+[—–]", r"\s++-(?=\s)"]
     if of.verbs:
         links.append(rf"{blank}(?:{languages.any_of(of.verbs)}){end}")
     if of.verb_last:
         links.append(r"\s++(?=[-\d$\\(])")
-    then = rf"(?:(?:{languages.any_of(of.then)}){end}{_GAP},?\s*+)*+" if of.then else ""
+    then = languages.any_of(of.then) or "(?!)"
+    of_what = rf"(?:\s++(?:{languages.any_of(of.of_what)})\s++[^.:\n]{{1,60}}?)?" if of.of_what else ""
+    # Texts may be long and repetitive, so repetitions are possessive (`++`): no backtracking.
     marker = (
         rf"(?:^[^\w\n#*]{{0,8}}+(?:\#++[^\w\n]{{0,8}}+|\*\*){answer}[^\w\n$\\]*+\n|"
-        rf"{answer}(?:[*_]|\s?[{_ORNAMENT}])*+(?:{'|'.join(links)})){_GAP}{then}"
+        rf"{answer}(?:[*_]|\s?[{_ORNAMENT}])*+(?:,\s*+(?:{then}),)?{of_what}(?:{'|'.join(links)}))"
+        rf"{_GAP}(?:(?:{then}){end}{_GAP},?\s*+)*+"
     )
-    before_reason = r"[,;(]?(?<!\s)\s++" if of.spaced else r"[,，;；(（\s]\s*+"
+    before_reason = r"[,;(]?(?<!\s)\s++(?:[(-]++\s*+)?" if of.spaced else r"[,，;；(（\s]\s*+"
+    reasons = languages.any_of(of.reasons) or "(?!)"
     return _Patterns(
         re.compile(marker, re.IGNORECASE | re.MULTILINE),
-        re.compile(rf"{before_reason}(?:{languages.any_of(of.reasons)}){end}.*" if of.reasons else "(?!)", re.I),
+        re.compile(rf"{before_reason}(?:{reasons}){end}.*|;\s.*", re.IGNORECASE),
         re.compile(rf"(?:{languages.any_of(of.nothing)}){blank}[^\W\d_]" if of.nothing else "(?!)", re.IGNORECASE),
         re.compile(languages.any_of(of.not_right) or "(?!)", re.IGNORECASE),
         tuple(languages.listed(of.endings)),

@@ -1,7 +1,4 @@
-"""Words of several languages that introduce an answer, explain it, or follow its number; they stand in `words.toml`.
-
-The English words that introduce an answer stand beside the patterns that read them.
-"""
+"""Words of several languages that introduce an answer, explain it, or follow its number; they stand in `words.toml`."""
 
 import re
 import tomllib
@@ -21,6 +18,7 @@ class Language(NamedTuple):
     nothing: str = ""
     not_right: str = ""
     endings: str = ""
+    of_what: str = ""
     spaced: bool = True
     verb_last: bool = False
 
@@ -34,6 +32,11 @@ PEOPLE = frozenset(_TABLE["people"].split())
 """Nouns, in the singular, that name people."""
 PHRASES: dict[str, str] = _TABLE["phrases"]
 """Phrases of the same meaning by one of them, or by a formula."""
+NUMBERS = {word: value for value, word in enumerate(_TABLE["numbers"]["units"].split())}
+NUMBERS |= {word: 10 * value for value, word in enumerate(_TABLE["numbers"]["tens"].split(), start=2)}
+"""English numbers below a hundred."""
+PARTS = {word: value for value, words in enumerate(_TABLE["numbers"]["parts"].split(", "), 2) for word in words.split()}
+"""English names of parts, in the singular, with how many make a whole."""
 SCALES = {name.lower(): int(power) for power, names in _TABLE["scales"].items() for name in names.split()}
 """Words behind a number, in lower case, by which power of ten it is multiplied."""
 

@@ -5,20 +5,15 @@ And times of day, dates and ratios, all of which may be written with colons or w
 
 import math
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
 from espalier.search.grading.notation import languages
 
-_SMALL = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-_MORE = "seventeen eighteen nineteen"
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_VALUES = {word: value for value, word in enumerate(f"{_SMALL} {_MORE}".split())}
-_VALUES |= {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
-_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_PARTS = "half third quarter fifth sixth seventh eighth ninth tenth eleventh twelfth"
-_DENOMINATORS = {word: value for value, word in enumerate(_PARTS.split(), start=2)} | {"halve": 2, "fourth": 4}
+_VALUES = languages.NUMBERS
+_DENOMINATORS = languages.PARTS
 _SIGNS = ("negative", "minus", "minu")  # the last: as if it were a plural
 
 
@@ -47,11 +42,12 @@ def _whole(tokens: list[str]) -> Fraction | None:
     for place, token in enumerate(tokens):
         if token == "and" and 0 < place < len(tokens) - 1 and (group or total):
             continue
-        if place == 0 and (token in _SCALES or token == "hundred"):  # a hundred
+        power = languages.SCALES.get(token, 0)
+        if place == 0 and power:  # a hundred
             group = 1
-        if token in _SCALES and group and _SCALES[token] < least:
-            total, group, least = total + group * _SCALES[token], 0, _SCALES[token]
-        elif token == "hundred" and 0 < group < 100:
+        if power > 2 and group and 10**power < least:
+            total, group, least = total + group * 10**power, 0, 10**power
+        elif power == 2 and 0 < group < 100:
             group *= 100
         elif (value := _VALUES.get(token, int(token) if token.isdigit() and len(tokens) < 3 else None)) is not None:
             if group and (value == 0 or group % (100 if value > 9 else 10) or value > 99):
@@ -65,17 +61,10 @@ def _whole(tokens: list[str]) -> Fraction | None:
 
 
 _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
-_DECIMAL = re.compile(_DIGITS)
-_QUOTIENT = re.compile(rf"({_DIGITS})\s*/\s*({_DIGITS})")
-_FRACTION = re.compile(rf"(\d+)?\s*\\frac\{{\s*(-?\s*{_DIGITS})\s*\}}\{{\s*(-?\s*{_DIGITS})\s*\}}")
-_MIXED = re.compile(r"(\d+)\s+(?:and\s+)?(\d+)\s*/\s*(\d+)")
 _SCIENTIFIC = re.compile(
     rf"({_DIGITS})(?:[eE]\s*(?:\{{)?([+-]?\d{{1,3}})\}}?|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{{?\s*([+-]?\s*\d{{1,3}})\s*\}}?)"
 )
-_POWER = re.compile(r"10\s*\^\s*\{?\s*([+-]?\s*\d{1,3})\s*\}?")
-_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
 _ROUNDED = re.compile(r"-?\s*(\d*)\.(\d+)")
-_SCALED = re.compile(r"(.*\S)\s+(\S+)")
 _LONG_DECIMAL = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++)?(?:\.[0-9]*+)?(?<=[0-9.])")
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:\.\d{3})+,\d+|(?:\.\d{3}){2,}|(?:'\d{3})+(?:[.,]\d+)?)|\d+,0\d+")
 """Numbers of other countries that nothing else can be: 1.234,5 and 1.234.567 and 1'234 and 0,05."""
@@ -154,35 +143,31 @@ def rounds_to(exact: Fraction, text: str) -> bool:
 
 def _size(text: str) -> Fraction | None:
     """The absolute value."""
-    if _DECIMAL.fullmatch(text):
-        return _decimal(text)
-    if _GROUPED.fullmatch(text):
-        return _ungrouped(text)
-    if found := _QUOTIENT.fullmatch(text):
-        return _decimal(found[1]) / _decimal(found[2])
-    if found := _FRACTION.fullmatch(text):
-        part = _decimal(found[2]) / _decimal(found[3])
-        if found[1] is None:
-            return part
-        return int(found[1]) + part if part > 0 else None
-    if found := _MIXED.fullmatch(text):
-        return int(found[1]) + Fraction(int(found[2]), int(found[3]))
-    if found := _SCIENTIFIC.fullmatch(text):
-        return _decimal(found[1]) * Fraction(10) ** int((found[2] or found[3]).replace(" ", ""))
-    if found := _POWER.fullmatch(text):
-        return Fraction(10) ** int(found[1].replace(" ", ""))
-    if found := _REPEATING.fullmatch(text):
-        whole, start, again = found.groups()
-        shown = Fraction(int((whole + start) or "0"), 10 ** len(start))
-        return shown + Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(start))
-    if (found := _SCALED.fullmatch(text)) and found[2] in languages.SCALES:
-        scaled = _size(found[1])
-        return None if scaled is None else scaled * 10 ** languages.SCALES[found[2]]
-    return None
+    for form, size in _FORMS:
+        if found := form.fullmatch(text):
+            return size(found)
+    number, _, scale = text.rpartition(" ")
+    scaled = _size(number.rstrip()) if scale in languages.SCALES else None
+    return None if scaled is None else scaled * 10 ** languages.SCALES[scale]
+
+
+def _mixed(found: re.Match[str]) -> Fraction | None:
+    part = _decimal(found[2]) / _decimal(found[3])
+    return part if not found[1] else int(found[1]) + part if part > 0 else None
+
+
+def _repeating(found: re.Match[str]) -> Fraction:
+    whole, start, again = found.groups()
+    shown = Fraction(int((whole + start) or "0"), 10 ** len(start))
+    return shown + Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(start))
 
 
 def _decimal(text: str) -> Fraction:
     return Fraction(text.replace(",", "").replace(" ", "").rstrip(".") if text != "." else "0")
+
+
+def _power_of_ten(exponent: str) -> Fraction:
+    return Fraction(10) ** int(exponent.replace(" ", ""))
 
 
 def _ungrouped(text: str) -> Fraction:
@@ -191,6 +176,18 @@ def _ungrouped(text: str) -> Fraction:
     if len(decimals) == 3 and point in whole:  # the last of several groups
         whole, decimals = whole + decimals, ""
     return Fraction(re.sub(r"[ '.,]", "", whole) + "." + (decimals or "0"))
+
+
+_FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction | None]], ...] = (
+    (re.compile(_DIGITS), lambda found: _decimal(found[0])),
+    (_GROUPED, lambda found: _ungrouped(found[0])),
+    (re.compile(rf"(?:(\d+)\s+(?:and\s+)?)?({_DIGITS})\s*/\s*({_DIGITS})"), _mixed),
+    (re.compile(rf"(\d+)?\s*\\frac\{{\s*(-?\s*{_DIGITS})\s*\}}\{{\s*(-?\s*{_DIGITS})\s*\}}"), _mixed),
+    (_SCIENTIFIC, lambda found: _decimal(found[1]) * _power_of_ten(found[2] or found[3])),
+    (re.compile(r"10\s*\^\s*\{?\s*([+-]?\s*\d{1,3})\s*\}?"), lambda found: _power_of_ten(found[1])),
+    (re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?"), _repeating),
+)
+"""Ways to write a number, each with how its size is read."""
 
 
 def _digits(number: int) -> str:
