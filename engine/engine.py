@@ -125,7 +125,7 @@ class Engine:
         self._batches = Batches(
             self.schedulers,
             self._runners,
-            role_policy or GeneratorFirst(),
+            role_policy or GeneratorFirst.on(device.type),
             self.sharing,
             self._preemption,
             self.settings.max_batch_tokens,

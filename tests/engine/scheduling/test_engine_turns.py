@@ -31,6 +31,12 @@ def test_scores_wait_for_so_many_steps_of_the_generator_at_most():
     assert [policy.choose(busy, few) for _ in range(4)] == [GENERATOR] * 3 + [VERIFIER], "each wait begins anew"
 
 
+def test_a_gpu_takes_more_tokens_at_a_time():
+    busy, waiting = RoleLoad(3, 0), RoleLoad(0, 600)
+    chosen = {device: GeneratorFirst.on(device).choose(busy, waiting) for device in ("cpu", "cuda")}
+    assert chosen == {"cpu": VERIFIER, "cuda": GENERATOR}
+
+
 def test_a_role_is_busy_with_branches_or_with_tokens():
     assert (RoleLoad(2, 3).tokens, RoleLoad(2, 3).busy) == (5, True)
     assert [RoleLoad(1, 0).busy, RoleLoad(0, 1).busy, IDLE.busy] == [True, True, False]
