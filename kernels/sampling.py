@@ -42,6 +42,22 @@ def filter_logits(
     return logits.scatter(1, order, torch.where(keep, ordered, FILTERED))
 
 
+class Filters(NamedTuple):
+    """Filters of B rows of logits; see `filter_logits`.
+
+    Attributes:
+        rows: int64, the rows that are filtered at all, ascending.
+        top_ks: int64 `[B]`.
+        top_ps: float32 `[B]`.
+        min_ps: float32 `[B]`.
+    """
+
+    rows: torch.Tensor
+    top_ks: torch.Tensor
+    top_ps: torch.Tensor
+    min_ps: torch.Tensor
+
+
 class TokenPenalties(NamedTuple):
     """Penalties of R draws for the tokens before them; tensors, or arrays.
 

@@ -18,7 +18,7 @@ from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, Layer
 from espalier.kernels.layout import KVLayout, copy_blocks
 from espalier.kernels.linear import GroupedLinear, Kept, Linear, QuantizedPacker
 from espalier.kernels.recurrent import causal_convolution, gated_recurrence, selective_scan, state_space_scan
-from espalier.kernels.sampling import draw_tokens, filter_logits, mask_tokens, penalize_tokens
+from espalier.kernels.sampling import Filters, draw_tokens, filter_logits, mask_tokens, penalize_tokens
 
 
 class TorchBackend:
@@ -38,12 +38,14 @@ class TorchBackend:
         mask_tokens: see `kernels.sampling.mask_tokens`.
         filter_logits: see `kernels.sampling.filter_logits`.
         draw_tokens: see `kernels.sampling.draw_tokens`.
+        reads_any_logits: whether operations on logits read them in any dtype; else they are given float32.
         keeps_int8: whether weights in int8 can be kept for a later process; see `layers_of_kept`.
         causal_convolution: see `kernels.recurrent`, as of the three others there.
     """
 
     layout: type[KVLayout] = KVLayout
     rows_are_independent = False
+    reads_any_logits = False
     keeps_int8 = False
     prepare_attention: PrepareAttention = GatheredAttention
     write_kv = staticmethod(write_kv)
@@ -109,6 +111,24 @@ class TorchBackend:
 
     def quantized_packer(self) -> QuantizedPacker | None:
         """Packer of quantised weights for this backend's own product; None where the quantising library has one."""
+
+    def draw_filtered(
+        self,
+        logits: torch.Tensor,
+        candidates: torch.Tensor,
+        temperatures: torch.Tensor,
+        draws: torch.Tensor,
+        rows: torch.Tensor,
+        filters: Filters,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`draw_tokens` from what `filters` leave of the candidates."""
+        limits = temperatures, *filters[1:]
+        if len(filters.rows) == len(candidates):
+            left = self.filter_logits(candidates, *limits)
+        else:
+            left = candidates.clone()
+            left[filters.rows] = self.filter_logits(candidates[filters.rows], *(each[filters.rows] for each in limits))
+        return self.draw_tokens(logits, left, temperatures, draws, rows)
 
     def warm_up(self, layout: KVLayout, kv_pool: torch.Tensor, vocabulary: int) -> None:
         """Do once what would hold up the first copies of blocks and draws: nothing, unless a subclass says otherwise.

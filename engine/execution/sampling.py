@@ -9,7 +9,7 @@ import torch
 
 from espalier.engine.work import NO_PENALTIES, Penalties, Sampling
 from espalier.kernels.backend import Backend
-from espalier.kernels.sampling import FILTERED, TokenPenalties
+from espalier.kernels.sampling import FILTERED, Filters, TokenPenalties
 
 _INCREMENT = 0x9E3779B97F4A7C15
 """Added by SplitMix64 for each position."""
@@ -148,8 +148,8 @@ class SamplingBatch:
         def tensor(values: np.ndarray) -> torch.Tensor:
             return backend.to_device(values, device)
 
-        def of_groups(values: Sequence[float], chosen: np.ndarray, dtype: type = np.float32) -> torch.Tensor:
-            return tensor(np.array(values, dtype=dtype)[kind_of[chosen]])
+        def of_groups(values: Sequence[float], dtype: type = np.float32) -> torch.Tensor:
+            return tensor(np.array(values, dtype=dtype)[kind_of])
 
         everyone = np.arange(len(begins))
         self._group_of = tensor(np.repeat(everyone, np.diff(begins, append=len(samplings))))
@@ -157,7 +157,7 @@ class SamplingBatch:
         parted = len(everyone) and len(everyone) > group_rows[-1] + 1
         self._rows = group_rows if parted else None
         self._logit_rows = tensor(group_rows) if parted else None
-        self._temperatures = of_groups(temperatures, everyone)
+        self._temperatures = of_groups(temperatures)
         numbers = kind_of.tolist()
         pairs = [(i, token) for i, kind in enumerate(numbers) for token in banned[kind]] if any(banned) else []
         self._banned = tuple(tensor(np.array(ids, dtype=np.int64)) for ids in zip(*pairs, strict=True))
@@ -165,14 +165,9 @@ class SamplingBatch:
         of_rows = [penalties[kind] for kind in numbers] if some else []
         self._penalties = PenaltyBatch(of_rows, group_rows, device, backend) if some else None
         filters = np.array([k > 0 or p < 1 or m > 0 for k, p, m in zip(top_k, top_p, min_p, strict=True)], dtype=bool)
-        filtered = np.flatnonzero(filters[kind_of])
-        self._filtered = tensor(filtered)
-        self._filters = (
-            of_groups(temperatures, filtered),
-            of_groups(top_k, filtered, np.int64),
-            of_groups(top_p, filtered),
-            of_groups(min_p, filtered),
-        )
+        self._filters: Filters | None = None
+        if len(filtered := np.flatnonzero(filters[kind_of])):
+            self._filters = Filters(tensor(filtered), of_groups(top_k, np.int64), of_groups(top_p), of_groups(min_p))
 
     def draw(
         self,
@@ -194,13 +189,16 @@ class SamplingBatch:
             Token ids int64 `[D]`, and their log-probabilities under the untempered model, without penalties, float32
             `[D]`.
         """
-        logits = logits.float() if self._logit_rows is None else logits[self._logit_rows].float()
+        logits = logits if self._logit_rows is None else logits[self._logit_rows]
+        logits = logits if self._backend.reads_any_logits else logits.float()
         draws = self._backend.to_device(uniforms(self._keys, positions), logits.device)
-        candidates = self._candidates(logits, allowed, before)
-        return self._backend.draw_tokens(logits, candidates, self._temperatures, draws, self._group_of)
+        drawn = logits, self._candidates(logits, allowed, before), self._temperatures, draws, self._group_of
+        if self._filters is None:
+            return self._backend.draw_tokens(*drawn)
+        return self._backend.draw_filtered(*drawn, self._filters)
 
     def _candidates(self, given: torch.Tensor, allowed: np.ndarray | None, before: TokensBefore) -> torch.Tensor:
-        """Logits `[B, vocabulary]`, float32, as penalties leave them, with a mask over what must not be drawn.
+        """Logits `[B, vocabulary]` as penalties leave them, float32 then, with a mask over what must not be drawn.
 
         Those `given` stay as they are, as log-probabilities are told of them.
         """
@@ -215,13 +213,7 @@ class SamplingBatch:
         if self._banned:
             logits = logits.clone() if logits is given else logits
             logits[self._banned] = FILTERED
-        if not len(self._filtered):
-            return logits
-        if len(self._filtered) == len(logits):
-            return self._backend.filter_logits(logits, *self._filters)
-        candidates = logits.clone()
-        candidates[self._filtered] = self._backend.filter_logits(logits[self._filtered], *self._filters)
-        return candidates
+        return logits
 
 
 class PenaltyBatch:
@@ -251,15 +243,15 @@ class PenaltyBatch:
         self._bias = [backend.to_device(np.array(column, kind), device) for column, kind in columns]
 
     def apply(self, given: torch.Tensor, before: TokensBefore, out: torch.Tensor | None) -> torch.Tensor:
-        """Penalize logits, float32 `[B, vocabulary]`, that stay as they are.
+        """Penalized logits, float32 `[B, vocabulary]`.
 
         Args:
-            given: the logits.
+            given: the logits, which stay as they are.
             before: asked for the tokens of rows whose penalties read them.
             out: written to and returned; None for new memory.
         """
         if out is None:
-            out = torch.empty_like(given, memory_format=torch.contiguous_format)
+            out = torch.empty_like(given, dtype=torch.float32, memory_format=torch.contiguous_format)
         out.copy_(given)
         if self._bias:
             rows, tokens, values = self._bias

@@ -129,10 +129,11 @@ def plan_memory(
         CheckpointError: when nothing is left for the KV pool.
     """
     models = list(models)
-    # Of each model that takes its turn: a layer's intermediate results, partial results of attention, and logits.
+    # Of each model that takes its turn: a layer's intermediate results, partial results of attention, and logits: as
+    # the head gives them, a copy where draws of a row differ, and in 4 bytes each penalized ones and tokens' counts.
     workspace = _LIBRARIES + max(
         max_batch_tokens * (_activations(model, item_bytes) + 4 * _partial(model))
-        + 4 * 4 * ROWS_AT_A_TIME * model.vocab_size
+        + (2 * item_bytes + 8) * ROWS_AT_A_TIME * model.vocab_size
         for model in models
     )
     # Recorded steps keep what the largest of them needs, in which the others run, too.

@@ -8,10 +8,10 @@ from espalier.kernels.attention import Call, PrepareStep
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import GroupedLinear, Linear
+from espalier.kernels.sampling import Filters
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, copy_blocks
 from espalier.kernels.triton.calls import CallPlanner
-from espalier.kernels.triton.filters import filter_logits
 from espalier.kernels.triton.layers import TritonLayers
 from espalier.kernels.triton.linear import FixedLinear, StackedLinear
 from espalier.kernels.triton.plan import Costs
@@ -33,6 +33,7 @@ class TritonBackend(TorchBackend):
     """
 
     layout: type[KVLayout] = TokenMajorLayout
+    reads_any_logits = True
 
     def __init__(
         self, costs: Costs | None = None, recorder: Recorder | None = None, *, batch_invariant: bool = False
@@ -67,13 +68,24 @@ class TritonBackend(TorchBackend):
         return FixedLinear(weight, bias) if self.rows_are_independent else Linear(weight, bias)
 
     copy_blocks = staticmethod(copy_blocks)
-    filter_logits = staticmethod(filter_logits)
     draw_tokens = staticmethod(draw_tokens)
     causal_convolution = staticmethod(causal_convolution)
     gated_recurrence = staticmethod(gated_recurrence)
     selective_scan = staticmethod(selective_scan)
     to_device = staticmethod(to_device)
     fetch = staticmethod(fetch)
+
+    def draw_filtered(
+        self,
+        logits: torch.Tensor,
+        candidates: torch.Tensor,
+        temperatures: torch.Tensor,
+        draws: torch.Tensor,
+        rows: torch.Tensor,
+        filters: Filters,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Backend`."""
+        return draw_tokens(logits, candidates, temperatures, draws, rows, filters)
 
     def warm_up(self, layout: KVLayout, kv_pool: torch.Tensor, vocabulary: int) -> None:
         """See `Backend`: Triton compiles a kernel when it is first launched.
@@ -85,9 +97,10 @@ class TritonBackend(TorchBackend):
         if not vocabulary:
             return
         zeros, first = torch.zeros(1, device=kv_pool.device), torch.zeros(1, dtype=torch.int64, device=kv_pool.device)
-        logits = torch.zeros((1, vocabulary), device=kv_pool.device)
-        left = filter_logits(logits, zeros, first, zeros + 1, zeros)
-        draw_tokens(logits, left, zeros, zeros.double(), first)
+        logits, filters = torch.zeros((1, vocabulary), device=kv_pool.device), Filters(first, first, zeros + 1, zeros)
+        for dtype in (layout.dtype, torch.float32):  # with penalties, candidates are float32
+            for its in (None, filters):
+                draw_tokens(logits.to(layout.dtype), logits.to(dtype), zeros, zeros.double(), first, its)
         for count in (1, 16, 17):
             take_drawn(torch.zeros(count, dtype=torch.int32, device=kv_pool.device), first)
 

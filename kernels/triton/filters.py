@@ -1,59 +1,34 @@
 """Top-k, top-p and min-p over any vocabulary, without a sort of it and without waiting for the device.
 
-Tokens are kept from the most likely one on, so that a filter is a limit: the last logit that is kept, and how many of
-the tokens that have it. It is searched digit by digit, in base 16: among few candidates, which are all tokens that are
-not less likely than the 1024th of the largest of each group of tokens, or among all where these do not suffice.
+Tokens are kept from the most likely one on, equal ones from the lowest id on, so that a filter is a limit: the last
+token that is kept. It is searched bit by bit among candidates, tokens from a floor on that the largest of each group of
+tokens give: for top-k no limit is below the floor; for top-p hardly any is. Where the candidates do not suffice, or are
+more than there is room for, all tokens are searched. Weights are summed as integers: exactly, so in any order.
 """
 
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 # (within kernels, numbers and tensors have Triton's types, which are not those of Python)
 
-import torch
 import triton
 import triton.language as tl
 
-from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
+from espalier.kernels.sampling import LEAST_TEMPERATURE
 
 SEGMENT = tl.constexpr(4096)
 GROUPS = tl.constexpr(2048)
-"""Groups of a row at most: of neighbouring tokens, as many in each."""
-ENOUGH_GROUPS = 1024
-CANDIDATES = tl.constexpr(4096)
-_PORTION = tl.constexpr(1024)
+"""Groups of a row at most."""
+CANDIDATES = tl.constexpr(2048)
+"""Room for candidates of a row."""
+ENOUGH_GROUPS = tl.constexpr(512)
+"""Groups with a candidate, where the largest of each do not have the weight that top-p asks for."""
 OPTIONS = {"num_warps": 8}
 _UNIT = tl.constexpr(2**44)
-"""The weight of the likeliest token where weights are summed as integers: exactly, so in any order."""
-_LEAST, _FILTERED = tl.constexpr(LEAST_TEMPERATURE), tl.constexpr(FILTERED)
-
-
-def filter_logits(
-    logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
-) -> torch.Tensor:
-    """See `kernels.sampling.filter_logits`."""
-    rows, vocabulary = logits.shape
-    logits = logits.contiguous()
-    output = torch.empty_like(logits)
-    if not rows:
-        return output
-    segments, group = triton.cdiv(vocabulary, SEGMENT.value), group_size(vocabulary)
-
-    def of_rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty((rows, *shape), dtype=dtype, device=logits.device)
-
-    measured = of_rows(GROUPS.value), of_rows(segments), of_rows(segments, dtype=torch.float64)
-    floors, counts, candidates = of_rows(dtype=torch.int64), of_rows(dtype=torch.int32), of_rows(CANDIDATES.value)
-    tops, totals = of_rows(), of_rows(dtype=torch.float64)
-    limits = of_rows(dtype=torch.int64), of_rows(dtype=torch.int64)
-    measure_groups[rows, segments](logits, temperatures, *measured, vocabulary, GROUP=group, **OPTIONS)
-    enough = ENOUGH_GROUPS if group > 1 else GROUPS.value
-    sizes, padded = (triton.cdiv(vocabulary, group), enough, segments), triton.next_power_of_2(segments)
-    combined = floors, tops, totals, counts
-    find_floors[(rows,)](temperatures, *measured, *combined, *sizes, PADDED_SEGMENTS=padded, **OPTIONS)
-    collect_candidates[rows, segments](logits, floors, counts, candidates, vocabulary, **OPTIONS)
-    searched = tops, totals, counts, candidates
-    find_limits[(rows,)](logits, temperatures, top_ks, top_ps, *searched, *limits, vocabulary, **OPTIONS)
-    filter_rows[rows, segments](logits, temperatures, min_ps, tops, *limits, output, vocabulary, **OPTIONS)
-    return output
+"""The weight of the likeliest token."""
+_LEAST = tl.constexpr(LEAST_TEMPERATURE)
+_ORDER_BITS, _TOKEN_BITS = tl.constexpr(32), tl.constexpr(24)
+_TOKENS = tl.constexpr(2**24)
+_NOWHERE = tl.constexpr(2**32)
+"""A floor above all logits."""
 
 
 def group_size(vocabulary: int) -> int:
@@ -62,245 +37,238 @@ def group_size(vocabulary: int) -> int:
 
 
 @triton.jit
-def measure_groups(logits, temperatures, group_tops, segment_tops, masses, vocabulary, GROUP: tl.constexpr):
-    """Largest logits and weights of a segment of a row; the grid is `[B, segments]`.
-
-    Args:
-        logits: float32 `[B, vocabulary]`.
-        temperatures: float32 `[B]`.
-        group_tops: float32 `[B, GROUPS]`, the largest logit of each group, written.
-        segment_tops: float32 `[B, segments]`, the largest of each segment, written.
-        masses: float64 `[B, segments]`, the sum of `exp((logits - largest) / temperature)`, written.
-        vocabulary: its size.
-    """
-    row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    in_segment: tl.constexpr = SEGMENT // GROUP
-    group = segment * in_segment + tl.arange(0, in_segment)
-    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    mask = token < vocabulary
-    logit = tl.load(logits + row * vocabulary + token, mask=mask, other=float("-inf"))
-    largest = tl.max(logit, 1)
-    tl.store(group_tops + row * GROUPS + group, largest, mask=group * GROUP < vocabulary)
-    top = tl.max(largest, 0)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    temperature = tl.maximum(tl.load(temperatures + row), _LEAST)
-    mass = tl.where(mask, tl.exp((logit - base) / temperature), 0.0).to(tl.float64)
-    at = row * tl.num_programs(1) + segment
-    tl.store(segment_tops + at, top)
-    tl.store(masses + at, tl.sum(tl.sum(mass, 1), 0))
-
-
-@triton.jit
 def find_floors(
-    temperatures,
-    group_tops,
-    segment_tops,
-    masses,
-    floors,
-    tops,
-    totals,
-    counts,
-    groups,
-    enough_groups,
-    segments,
-    PADDED_SEGMENTS: tl.constexpr,
-):
-    """Combine what was measured of a row; the grid is `[B]`.
+    temperatures, top_ks, top_ps, min_ps, group_tops, segment_tops, masses, floors, counts, vocabulary, groups,
+    segments, PADDED_SEGMENTS: tl.constexpr,
+):  # fmt: skip
+    """Say which tokens of a row are candidates; the grid is `[B]`.
 
     Args:
-        floors: int64 `[B]`, the logit from which tokens are candidates, as `_ordered` makes it, written.
-        tops: float32 `[B]`, the largest logit, written.
-        totals: float64 `[B]`, the sum of `exp((logits - top) / temperature)`, written.
+        temperatures: float32 `[B]`.
+        top_ks: int64 `[B]`; 0 keeps all.
+        top_ps: float32 `[B]`; 1 keeps all.
+        min_ps: float32 `[B]`; 0 keeps all.
+        group_tops: float32 `[B, GROUPS]`; see `sampling.measure_segments`, as of the next two.
+        segment_tops: float32 `[B, segments]`.
+        masses: int64 `[B, segments]`.
+        floors: int64 `[B]`, the logit from which tokens are candidates, as `ordered` makes it, written; one above all
+            for a row without filters, and for one whose most likely token is drawn.
         counts: int32 `[B]`, zeros, written.
+        vocabulary: its size.
         groups: number of groups.
-        enough_groups: how many of them have a candidate at least, if there are as many.
-        segments: number of segments; the other arguments are those of `measure_groups`.
+        segments: number of segments.
     """
     row = tl.program_id(0).to(tl.int64)
-    segment = tl.arange(0, PADDED_SEGMENTS)
-    floor, _ = _last_kept(group_tops + row * GROUPS, enough_groups, -1, 0.0, 0.0, 1.0, groups, True)
-    at = row * segments + segment
-    segment_top = tl.load(segment_tops + at, mask=segment < segments, other=float("-inf"))
-    top = tl.max(segment_top, 0)
-    temperature = tl.maximum(tl.load(temperatures + row), _LEAST)
-    share = tl.exp((segment_top - top) / temperature).to(tl.float64)
-    mass = tl.load(masses + at, mask=segment < segments, other=0.0)
+    given = tl.load(temperatures + row)
+    temperature = tl.maximum(given, _LEAST)
+    top_k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row)
+    by_rank = (top_k > 0) & (top_k < vocabulary)
+    floor = tl.full([], _NOWHERE, tl.int64)
+    if (given > 0) & (by_rank | (top_p < 1) | (min_p > 0)):
+        top, total = top_and_total(segment_tops, masses, row, temperature, segments, PADDED_SEGMENTS)
+        floor = tl.zeros([], tl.int64)
+        if by_rank | (top_p < 1):
+            group = tl.arange(0, GROUPS)
+            largest = tl.load(group_tops + row * GROUPS + group, mask=group < groups, other=float("-inf"))
+            order = tl.where(group < groups, ordered(largest), -1)
+            wanted = tl.where(by_rank, top_k, ENOUGH_GROUPS).to(tl.float64)
+            floor = _last_kept(order, (order >= 0).to(tl.int64), wanted, _ORDER_BITS)
+            if not by_rank:
+                weight = tl.where(order >= 0, counted(largest, top, temperature), 0)
+                by_mass = _last_kept(order, weight, top_p.to(tl.float64) * total, _ORDER_BITS)
+                floor = tl.where(by_mass > 0, by_mass, floor)
+        if not by_rank:
+            floor = tl.maximum(floor, _least_order(min_p, top, temperature))
     tl.store(floors + row, floor)
-    tl.store(tops + row, top)
-    tl.store(totals + row, tl.sum(tl.where(mass > 0, share * mass, 0.0), 0))
     tl.store(counts + row, 0)
 
 
 @triton.jit
-def collect_candidates(logits, floors, counts, candidates, vocabulary):
-    """Collect the logits from the floor on, in any order; the grid is `[B, segments]`.
+def collect_candidates(logits, segment_tops, floors, counts, candidates, vocabulary):
+    """Collect the tokens from the floor on, in any order; the grid is `[B, segments]`.
 
     Args:
-        logits: float32 `[B, vocabulary]`.
+        logits: `[B, vocabulary]`.
+        segment_tops: float32 `[B, segments]`.
         floors: int64 `[B]`.
         counts: int32 `[B]`, how many there are, which may be more than there is room for; added to.
-        candidates: float32 `[B, CANDIDATES]`, written.
+        candidates: int64 `[B, CANDIDATES]`, as `_keys` makes them, written.
         vocabulary: its size.
     """
     row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    floor = tl.load(floors + row)
+    if ordered(tl.load(segment_tops + row * tl.num_programs(1) + segment)) < floor:
+        return
     token = segment * SEGMENT + tl.arange(0, SEGMENT)
     mask = token < vocabulary
-    logit = tl.load(logits + row * vocabulary + token, mask=mask, other=float("-inf"))
-    chosen = mask & (_ordered(logit) >= tl.load(floors + row))
-    count = tl.sum(chosen.to(tl.int32), 0)
-    if count > 0:
-        place = tl.atomic_add(counts + row, count) + tl.cumsum(chosen.to(tl.int32), 0) - 1
-        tl.store(candidates + row * CANDIDATES + place, logit, mask=chosen & (place < CANDIDATES))
+    order = ordered(tl.load(logits + row * vocabulary + token, mask=mask, other=float("-inf")).to(tl.float32))
+    chosen = (mask & (order >= floor)).to(tl.int32)
+    place = tl.atomic_add(counts + row, tl.sum(chosen, 0)) + tl.cumsum(chosen, 0) - 1
+    tl.store(candidates + row * CANDIDATES + place, _keys(order, token), mask=(chosen > 0) & (place < CANDIDATES))
 
 
 @triton.jit
-def find_limits(logits, temperatures, top_ks, top_ps, tops, totals, counts, candidates, thresholds, ties, vocabulary):
+def find_limits(
+    logits, temperatures, top_ks, top_ps, min_ps, segment_tops, masses, floors, counts, candidates, limits, vocabulary,
+    segments, PADDED_SEGMENTS: tl.constexpr,
+):  # fmt: skip
     """The limit of top-k, and of top-p of what that left; the grid is `[B]`.
 
-    Both keep a prefix of the tokens in the order of their logits, equal ones in that of their ids.
+    Where the candidates do not suffice, `counts` becomes 0 and `masses` those of tokens that are left.
 
     Args:
-        logits: float32 `[B, vocabulary]`.
-        temperatures: float32 `[B]`.
-        top_ks: int64 `[B]`; 0 keeps all.
-        top_ps: float32 `[B]`.
-        tops: float32 `[B]`, the largest logits.
-        totals: float64 `[B]`, the sums of `exp((logits - top) / temperature)`.
+        logits: `[B, vocabulary]`.
+        segment_tops: float32 `[B, segments]`.
+        masses: int64 `[B, segments]`.
+        floors: int64 `[B]`.
         counts: int32 `[B]`, numbers of candidates.
-        candidates: float32 `[B, CANDIDATES]`, the largest logits if there are no more, in any order.
-        thresholds: int64 `[B]`, the last logit that is kept, as `_ordered` makes it, written.
-        ties: int64 `[B]`, how many of the tokens that have it are kept, written.
-        vocabulary: its size.
+        candidates: int64 `[B, CANDIDATES]`, if there are no more.
+        limits: int64 `[B]`, the last token that is kept, as `_keys` makes it, written; 0 for a row without filters.
+        vocabulary: its size; the other arguments are those of `find_floors`.
     """
     row = tl.program_id(0).to(tl.int64)
+    floor = tl.load(floors + row)
+    if floor >= _NOWHERE:
+        tl.store(limits + row, 0)
+        return
     temperature = tl.maximum(tl.load(temperatures + row), _LEAST)
-    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row).to(tl.float64)
-    top, total = tl.load(tops + row), tl.load(totals + row)
-
-    count = tl.load(counts + row)
-    held = tl.arange(0, CANDIDATES)
-    candidate = tl.load(candidates + row * CANDIDATES + held, mask=held < count, other=float("-inf"))
-    weight = tl.where(held < count, _counted(candidate, top, temperature), 0)
+    top_k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row).to(tl.float64), tl.load(min_ps + row)
+    top, total = top_and_total(segment_tops, masses, row, temperature, segments, PADDED_SEGMENTS)
     by_rank = (top_k > 0) & (top_k < vocabulary)
-    reached = tl.sum(weight, 0).to(tl.float64) / _UNIT
-    suffice = tl.where(by_rank, top_k <= count, (top_p * total <= reached) | (count == vocabulary))
-    searched_at, searched = logits + row * vocabulary, vocabulary
-    if suffice & (count <= CANDIDATES):
-        searched_at, searched = candidates + row * CANDIDATES, count
-    threshold, kept_ties = _limit(searched_at, by_rank, top_k, top_p, top, total, temperature, searched)
-    tl.store(thresholds + row, threshold)
-    tl.store(ties + row, tl.maximum(kept_ties, 1))
-
-
-@triton.jit
-def filter_rows(logits, temperatures, min_ps, tops, thresholds, ties, output, vocabulary):
-    """Remove the tokens of a segment that are beyond the limit, or below min-p; the grid is `[B, segments]`.
-
-    Args:
-        logits: float32 `[B, vocabulary]`.
-        temperatures: float32 `[B]`.
-        min_ps: float32 `[B]`.
-        tops: float32 `[B]`, the largest logits.
-        thresholds: int64 `[B]`, the last logit that is kept, as `_ordered` makes it.
-        ties: int64 `[B]`, how many of the tokens that have it are kept: those with the lowest ids.
-        output: float32 `[B, vocabulary]`, written: `logits`, or `FILTERED` for a token that is removed.
-        vocabulary: its size.
-    """
-    row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    count = tl.load(counts + row)
+    key, _logit, weight = held_candidates(candidates, row, count, top, temperature)
     row_at = logits + row * vocabulary
-    temperature = tl.maximum(tl.load(temperatures + row), _LEAST)
-    top, threshold = tl.load(tops + row), tl.load(thresholds + row)
-    token = segment * SEGMENT + tl.arange(0, SEGMENT)
-    mask = token < vocabulary
-    logit = tl.load(row_at + token, mask=mask, other=float("-inf"))
-    order = _ordered(logit)
-    share = tl.exp((logit - top) / temperature)
-    kept = (order >= threshold) & (share > 0) & (share >= tl.load(min_ps + row))
-    is_tie = (mask & (order == threshold)).to(tl.int32)
-    in_segment = tl.sum(is_tie, 0)
-    if in_segment > 0:
-        before = tl.zeros([], tl.int32)
-        for begin in range(0, segment * SEGMENT, SEGMENT):
-            other = tl.load(row_at + begin + tl.arange(0, SEGMENT))
-            before += tl.sum((_ordered(other) == threshold).to(tl.int32), 0)
-        kept &= (is_tie == 0) | (before + tl.cumsum(is_tie, 0) <= tl.load(ties + row))
-    tl.store(output + row * vocabulary + token, tl.where(kept, logit, _FILTERED), mask=mask)
+    searched = row_at, vocabulary, top, temperature
+    limit = _limit(key, weight, searched, by_rank, top_k, top_p, total, False)
+    # What min-p leaves are candidates all.
+    suffice = (limit > 0) | ((min_p > 0) & (floor <= _least_order(min_p, top, temperature)) & (not by_rank))
+    if (not suffice) | (count > CANDIDATES):
+        limit = _limit(key, weight, searched, by_rank, top_k, top_p, total, True)
+        for segment in range(segments):
+            _kept, left = segment_of_row(row_at, segment, vocabulary, top, temperature, limit, min_p)
+            tl.store(masses + row * segments + segment, tl.sum(left, 0))
+        tl.store(counts + row, 0)
+    tl.store(limits + row, tl.maximum(limit, 1))
 
 
 @triton.jit
-def _limit(row_at, by_rank, top_k, top_p, top, total, temperature, vocabulary):
-    """The last logit that is kept, as `_ordered` makes it, and how many of the tokens with it are."""
-    threshold = tl.full([], -1, tl.int64)
-    ties = tl.full([], 0, tl.int64)
+def _limit(key, weight, searched, by_rank, top_k, top_p, total, ALL: tl.constexpr):
+    """The last token that top-k and top-p keep, of the candidates or of all tokens; 0 where these are too few."""
+    limit = tl.zeros([], tl.int64)
     if by_rank:
         goal = top_k.to(tl.float64)
-        threshold, above = _last_kept(row_at, goal, -1, 0.0, top, temperature, vocabulary, True)
-        ties = top_k - above.to(tl.int64)
-        # Their weight, with that of all above.
-        above_at = threshold + 1 + tl.zeros([16], tl.int64)
-        weights = _weight_from(row_at, above_at, top, temperature, vocabulary, False)
-        total = tl.max(weights, 0) + ties.to(tl.float64) * _weight_at(threshold, top, temperature)
+        if ALL:
+            limit = _last_kept_of_all(searched, goal, True)
+            total = _reached(searched, limit, False).to(tl.float64)
+        else:
+            limit = _last_kept(key, (key >= 0).to(tl.int64), goal, _ORDER_BITS + _TOKEN_BITS)
+            total = tl.sum(tl.where(key >= limit, weight, 0), 0).to(tl.float64)
     if top_p < 1:
-        goal = top_p * total
-        last, above = _last_kept(row_at, goal, threshold, total, top, temperature, vocabulary, False)
-        needed = tl.ceil((goal - above) / tl.maximum(_weight_at(last, top, temperature), 1e-300)).to(tl.int64)
-        ties = tl.where(last == threshold, tl.minimum(ties, needed), needed)
-        threshold = last
-    return threshold, ties
+        if ALL:
+            limit = tl.maximum(limit, _last_kept_of_all(searched, top_p * total, False))
+        else:
+            limit = tl.maximum(limit, _last_kept(key, weight, top_p * total, _ORDER_BITS + _TOKEN_BITS))
+    return limit
 
 
 @triton.jit
-def _ordered(logit):
+def _last_kept(key, amount, goal, BITS: tl.constexpr):
+    """The largest number that keys of amounts from `goal` on reach; 0 where there is none."""
+    limit = tl.zeros([], tl.int64)
+    for bit in range(BITS):
+        tried = limit + (tl.full([], 1, tl.int64) << (BITS - 1 - bit))
+        reached = tl.sum(tl.where(key >= tried, amount, 0), 0)
+        limit = tl.where(reached.to(tl.float64) >= goal, tried, limit)
+    return limit
+
+
+@triton.jit
+def _last_kept_of_all(searched, goal, COUNTS: tl.constexpr):
+    """`_last_kept` of a whole row, whose tokens count 1 each or their weights."""
+    limit = tl.zeros([], tl.int64)
+    for bit in range(_ORDER_BITS + _TOKEN_BITS):
+        tried = limit + (tl.full([], 1, tl.int64) << (_ORDER_BITS + _TOKEN_BITS - 1 - bit))
+        limit = tl.where(_reached(searched, tried, COUNTS).to(tl.float64) >= goal, tried, limit)
+    return limit
+
+
+@triton.jit
+def _reached(searched, limit, COUNTS: tl.constexpr):
+    """Number of a row's tokens that reach a limit, or their weight."""
+    row_at, vocabulary, top, temperature = searched
+    total = tl.zeros([SEGMENT], tl.int64)
+    for segment in range(tl.cdiv(vocabulary, SEGMENT)):
+        kept, weight = segment_of_row(row_at, segment, vocabulary, top, temperature, limit, 0.0)
+        total += kept.to(tl.int64) if COUNTS else weight
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def segment_of_row(row_at, segment, vocabulary, top, temperature, limit, min_p):
+    """Of a segment's tokens, which are kept, and their weights, int64, 0 for others."""
+    token = segment * SEGMENT + tl.arange(0, SEGMENT)
+    logit = tl.load(row_at + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
+    kept = (token < vocabulary) & (_keys(ordered(logit), token) >= limit)
+    kept &= tl.exp((logit - top) / temperature) >= min_p
+    return kept, tl.where(kept, counted(logit, top, temperature), 0)
+
+
+@triton.jit
+def held_candidates(candidates, row, count, top, temperature):
+    """Candidates of a row, -1 where there is none, their logits, and their weights, int64."""
+    held = tl.arange(0, CANDIDATES)
+    key = tl.load(candidates + row * CANDIDATES + held, mask=held < count, other=-1)
+    bits = (key // _TOKENS - 2147483648).to(tl.int32)
+    logit = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    logit = tl.where(key >= 0, logit, float("-inf"))
+    return key, logit, counted(logit, top, temperature)
+
+
+@triton.jit
+def top_and_total(segment_tops, masses, row, temperature, segments, PADDED_SEGMENTS: tl.constexpr):
+    """A row's largest logit, and the weight of all of its tokens, float64."""
+    segment = tl.arange(0, PADDED_SEGMENTS)
+    at = row * segments + segment
+    tops = tl.load(segment_tops + at, mask=segment < segments, other=float("-inf"))
+    top = tl.max(tops, 0)
+    mass = tl.load(masses + at, mask=segment < segments, other=0).to(tl.float64)
+    share = tl.exp((tops - top) / temperature).to(tl.float64)
+    return top, tl.sum(tl.where(mass > 0, share * mass, 0.0), 0)
+
+
+@triton.jit
+def ordered(logit):
     """Integers, as int64 from 0, in the order of the float32 numbers `logit`."""
     bits = (logit + 0.0).to(tl.int32, bitcast=True)  # + 0.0: zeros of either sign are equal
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
 
 
 @triton.jit
-def _weight_from(row_at, thresholds, top, temperature, vocabulary, COUNTS: tl.constexpr):
-    """For each of 16 thresholds, float64, how many tokens reach it (`COUNTS`), or their weights' sum."""
-    total = tl.zeros([16], tl.int64)
-    for begin in range(0, vocabulary, _PORTION):
-        token = begin + tl.arange(0, _PORTION)
-        mask = token < vocabulary
-        logit = tl.load(row_at + token, mask=mask, other=float("-inf"))
-        weight = mask.to(tl.int64)
-        if not COUNTS:
-            weight = tl.where(mask, _counted(logit, top, temperature), 0)
-        reaches = _ordered(logit)[:, None] >= thresholds[None, :]
-        total += tl.sum(tl.where(reaches, weight[:, None], 0), 0)
-    return total.to(tl.float64) if COUNTS else total.to(tl.float64) / _UNIT
-
-
-@triton.jit
-def _counted(logit, top, temperature):
-    """The weights of logits, in parts of `_UNIT`."""
+def counted(logit, top, temperature):
+    """The weights of logits, int64, in parts of `_UNIT`."""
     return (tl.exp((logit - top) / temperature) * _UNIT).to(tl.int64)
 
 
 @triton.jit
-def _last_kept(row_at, goal, floor, kept, top, temperature, vocabulary, COUNTS: tl.constexpr):
-    """The largest threshold that tokens of weight `goal` reach, and the weight of those above it.
-
-    All tokens from `floor` down count as ones of weight `kept` together.
-    """
-    digit = tl.arange(0, 16).to(tl.int64)
-    threshold = tl.zeros([], tl.int64)
-    above = tl.zeros([], tl.float64)
-    for step in range(8):
-        thresholds = threshold + (digit << (28 - 4 * step))
-        weight = _weight_from(row_at, thresholds, top, temperature, vocabulary, COUNTS)
-        weight = tl.where(thresholds <= floor, kept, weight)
-        reached = weight >= goal
-        threshold = tl.max(tl.where(reached, thresholds, 0), 0)
-        # The nearest threshold that is too high: the heavier, the nearer.
-        above = tl.maximum(above, tl.max(tl.where(reached, 0.0, weight), 0))
-    return threshold, above
+def _least_order(min_p, top, temperature):
+    """A logit, as `ordered` makes it, below all that min-p leaves, if not far; 0 where it leaves all."""
+    least = top + temperature * tl.log(tl.maximum(min_p, 1e-30)) - (1e-3 * temperature + 1e-6 * tl.abs(top))
+    return tl.where(min_p > 0, ordered(least), 0)
 
 
 @triton.jit
-def _weight_at(order, top, temperature):
-    """The weight of tokens whose logit `_ordered` made `order` of."""
-    bits = (order - 2147483648).to(tl.int32)
-    logit = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return tl.exp((logit - top) / temperature).to(tl.float64)
+def _keys(order, token):
+    """Tokens as int64, in the order in which they are kept: by the order of their logits, the lowest ids last."""
+    return order * _TOKENS + (_TOKENS - 1 - token)
+
+
+@triton.jit
+def first_beyond(key, weight, target):
+    """Of the tokens in order of their ids, the first with which the sum of weights exceeds `target`, int64."""
+    token = tl.where(key >= 0, _TOKENS - 1 - key % _TOKENS, _TOKENS)
+    chosen = tl.zeros([], tl.int64)
+    for bit in range(_TOKEN_BITS):
+        tried = chosen + (tl.full([], 1, tl.int64) << (_TOKEN_BITS - 1 - bit))
+        before = tl.sum(tl.where(token < tried, weight, 0), 0)
+        chosen = tl.where(before <= target, tried, chosen)
+    return chosen

@@ -169,8 +169,6 @@ class FakeCuda(TorchDispatchMode):
             ids = arguments["token_ids"].held
             ids.copy_(self.draw(len(ids)))
             arguments["log_probabilities"].held.fill_(-1.0)
-        elif kernel == "filter_rows":
-            arguments["output"].held.copy_(arguments["logits"].held)
 
     def _run(self, work: Callable[[], None], counted: str) -> None:
         """Do something now, or with each replay of the graph that is being recorded."""
@@ -332,10 +330,12 @@ class FakeCuda(TorchDispatchMode):
             self.queue.to_host(target, source.held)
         elif isinstance(source, CudaTensor):
             target.copy_(source.held)
-        elif asynchronous:
-            self.queue.to_device(target.held, source)
         else:
-            target.held.copy_(source)
+            assert isinstance(target, CudaTensor)
+            if asynchronous:
+                self.queue.to_device(target.held, source)
+            else:
+                target.held.copy_(source)
         return target
 
 

@@ -1,5 +1,8 @@
 """Kernels at real sizes beside the CPU's float32; imports nothing above `kernels`."""
 
+# pyright: reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
+# (what tests share lies elsewhere, and arguments come as lists)
+
 import numpy as np
 import pytest
 import torch
@@ -47,9 +50,9 @@ def test_attention_at_real_sizes(heads: int, kv_heads: int, head_dim: int, dtype
 
 @pytest.mark.parametrize("vocabulary", [700, 32_000, 151_936])
 def test_filters_and_draws_over_large_vocabularies(vocabulary: int):
-    from espalier.kernels import sampling as reference
-    from espalier.kernels.sampling import FILTERED
-    from espalier.kernels.triton import filters, sampling
+    from espalier.kernels.sampling import Filters
+    from espalier.kernels.torch_backend import TorchBackend
+    from espalier.kernels.triton.sampling import draw_tokens
 
     generator = torch.Generator().manual_seed(vocabulary)
     logits = 3 * torch.randn(32, vocabulary, generator=generator)
@@ -58,12 +61,12 @@ def test_filters_and_draws_over_large_vocabularies(vocabulary: int):
     draws = torch.rand(64, generator=generator, dtype=torch.float64)
     rows = torch.arange(32).repeat_interleave(2)
     limits = torch.tensor([0, 1, 40, 5000]).repeat_interleave(8), torch.tensor([1.0, 0.9]).repeat(16), torch.zeros(32)
-    expected = reference.filter_logits(logits, temperatures, *limits)
-    there = [x.to(DEVICE) for x in (logits, temperatures, *limits)]
-    left = filters.filter_logits(*there)
-    assert ((left.cpu() != FILTERED) != (expected != FILTERED)).sum() <= 4, "but for tokens within rounding of a limit"
-    ids, log_probabilities = sampling.draw_tokens(there[0], left, there[1], draws.to(DEVICE), rows.to(DEVICE))
-    expected_ids, expected_log = reference.draw_tokens(logits, left.cpu(), temperatures, draws, rows)
-    same = ids.cpu() == expected_ids
-    assert same.sum() >= 62
-    assert error(log_probabilities[same.to(DEVICE)], expected_log[same]) < 1e-5
+    filters = Filters(torch.arange(32), *limits)
+    for dtype in (torch.float32, torch.bfloat16):
+        given = logits.to(dtype)
+        drawn = given, given, temperatures, draws, rows
+        ids, log_probabilities = draw_tokens(*(x.to(DEVICE) for x in drawn), Filters(*(x.to(DEVICE) for x in filters)))
+        expected_ids, expected_log = TorchBackend().draw_filtered(given.float(), given.float(), *drawn[2:], filters)
+        same = ids.cpu() == expected_ids
+        assert same.sum() >= 62
+        assert error(log_probabilities[same.to(DEVICE)], expected_log[same]) < 1e-5

@@ -166,7 +166,7 @@ def test_the_layers_above_take_nothing_that_computes_from_kernels_but_a_backend(
         ),
         *("layers.DecoderSpec", "layers.LayerWeights", "layers.EmbeddingAndNorm", "layers.UnsupportedShapeError"),
         *("layers.Activation", "linear.Kept", "rotary.ROPE_TYPES", "rotary.Rotary", "sampling.FILTERED"),
-        "sampling.TokenPenalties",
+        *("sampling.Filters", "sampling.TokenPenalties"),
         "cpu.gguf_blocks.expand",  # files are read by the host, whatever the device
     }
     found = {path.relative_to(ROOT).as_posix(): kernel_imports(path) for path in sources("engine", "prm", "search")}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from search_runs import ALL, BEAM, BEST_OF_N, GREEDY, run
 from tiny_models import edit_json
 from trunk_heads import write_head
 
+from espalier.engine.batches import GeneratorFirst
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.errors import CheckpointError, MisuseError
 from espalier.engine.models.checkpoint import Checkpoint
@@ -60,7 +62,7 @@ def cuda(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> 
 def load(cuda: FakeCuda, tiny_checkpoints: dict[str, Path]) -> Load:
     """Loads a tiny generator onto the fake GPU."""
 
-    def make(name: str = "talker", device: str = "cuda", **options: object) -> Model:
+    def make(name: str = "talker", device: str = "cuda", **options: Any) -> Model:
         return load_generator(Checkpoint(tiny_checkpoints[name], **options), torch.bfloat16, device)
 
     return make
@@ -75,7 +77,7 @@ def searches(cuda: FakeCuda, load: Load, tiny_checkpoints: dict[str, Path]) -> M
         settings: EngineSettings = ENGINE,
         verifier: str = "classifier",
         talk: dict[str, float] = TALK,
-        **options: object,
+        **options: Any,
     ) -> Orchestrator:
         model = model or load(**options)
         device = options.pop("device", "cuda")
@@ -133,7 +135,7 @@ def test_filtered_and_greedy_searches_wait_for_nothing_more(settings: EngineSett
     orchestrator = searches(settings=settings)
     cuda.launched.clear()
     solve(cuda, orchestrator, *FILTERED)
-    assert "filter_rows" in {launch.kernel for launch in cuda.launched}
+    assert "find_limits" in {launch.kernel for launch in cuda.launched}
 
 
 @pytest.mark.parametrize("settings", [ENGINE, AHEAD], ids=["waiting", "ahead"])
@@ -187,6 +189,11 @@ def test_engines_in_a_row_record_their_own_steps(cuda: FakeCuda, load: Load, sea
     graphs = cuda.counts["graphs"]
     solve(cuda, searches(model, replace(ENGINE, block_size=8)), BEAM)
     assert cuda.counts["graphs"] == graphs + len(LADDER)
+
+
+def test_an_engine_on_a_gpu_takes_its_thresholds(cuda: FakeCuda, load: Load):
+    engine = Engine({"generator": load()}, ENGINE)
+    assert engine._batches.role_policy == GeneratorFirst.on("cuda") != GeneratorFirst.on("cpu")
 
 
 def test_a_model_serves_two_engines_at_once(cuda: FakeCuda, load: Load, searches: Make):

@@ -307,67 +307,52 @@ def _attend(s: ModelShape, tile: attention.Tile, windowed: bool, extras: bool = 
 
 def _sampling(s: ModelShape) -> Named:
     """Kernels that filter logits and draw from them."""
-    measured = {"log_masses": "*fp32", "largest": "*fp32", "best": "*i32", "masses": "*fp64", "vocabulary": "i32"}
-    given = dict.fromkeys(("logits", "candidates", "temperatures"), "*fp32")
-    segments = triton.cdiv(s.config.vocab_size, sampling.SEGMENT.value)
-    yield (
-        "measure_segments",
-        Specialisation(sampling.measure_segments, {**given, **measured}, {}, moves=True),
-    )
-    yield (
-        "draw_rows",
-        Specialisation(
-            sampling.draw_rows,
-            {
-                **given,
-                **measured,
-                "draws": "*fp64",
-                **dict.fromkeys(("rows", "token_ids"), "*i64"),
-                "log_probabilities": "*fp32",
-                "segments": "i32",
-            },
-            {"PADDED_SEGMENTS": triton.next_power_of_2(segments)},
-        ),
-    )
-    f32, f64, i32, i64 = "*fp32", "*fp64", "*i32", "*i64"
-    vocabulary, row = {"vocabulary": "i32"}, {"logits": f32, "temperatures": f32}
-    tops = {"group_tops": f32, "segment_tops": f32, "masses": f64}
-    combined = {"tops": f32, "totals": f64, "counts": i32}
-    limits = {"thresholds": i64, "ties": i64}
-    for kernel, types, constants, moves in (
+    bf16, f32, f64, i32, i64 = "*bf16", "*fp32", "*fp64", "*i32", "*i64"
+    vocabulary, row = {"vocabulary": "i32"}, {"logits": bf16, "temperatures": f32}
+    segments = triton.cdiv(s.config.vocab_size, filters.SEGMENT.value)
+    padded = {"PADDED_SEGMENTS": triton.next_power_of_2(segments)}
+    measured = {"log_masses": f32, "group_tops": f32, "tops": f32, "best": i32, "masses": i64}
+    of_filters = {"top_ks": i64, "top_ps": f32, "min_ps": f32}
+    read = {"segment_tops": f32, "masses": i64, "group_tops": f32, "segments": "i32", "groups": "i32"}
+    found = {"floors": i64, "counts": i32}
+    draw = {
+        **row,
+        **measured,
+        "candidates": bf16,
+        "draws": f64,
+        **dict.fromkeys(("rows", "token_ids"), i64),
+        "log_probabilities": f32,
+        "segments": "i32",
+    }
+    left = {"min_ps": f32, "limits": i64, "counts": i32, "keys": i64}
+    for name, kernel, types, constants, moves in (
         (
-            filters.measure_groups,
-            {**row, **tops, **vocabulary},
+            "measure_segments",
+            sampling.measure_segments,
+            {**row, **measured, "candidates": bf16},
             {"GROUP": filters.group_size(s.config.vocab_size)},
             True,
         ),
+        ("find_floors", filters.find_floors, {**row, **of_filters, **read, **found}, padded, False),
         (
-            filters.find_floors,
-            {"temperatures": f32, **tops, "floors": i64, **combined}
-            | dict.fromkeys(("groups", "enough_groups", "segments"), "i32"),
-            {"PADDED_SEGMENTS": triton.next_power_of_2(segments)},
-            False,
-        ),
-        (
+            "collect_candidates",
             filters.collect_candidates,
-            {"logits": f32, "floors": i64, "counts": i32, "candidates": f32, **vocabulary},
+            {**row, **read, **found, "candidates": i64},
             {},
             True,
         ),
         (
+            "find_limits",
             filters.find_limits,
-            {**row, "top_ks": i64, "top_ps": f32, **combined, "candidates": f32, **limits, **vocabulary},
-            {},
+            {**row, **of_filters, **read, **found, "candidates": i64, "limits": i64},
+            padded,
             False,
         ),
-        (
-            filters.filter_rows,
-            {**row, "min_ps": f32, "tops": f32, **limits, "output": f32, **vocabulary},
-            {},
-            True,
-        ),
+        ("draw_rows", sampling.draw_rows, draw, padded, False),
+        ("draw_rows, filtered", sampling.draw_rows, {**draw, **left}, padded, False),
     ):
-        yield kernel.__name__, Specialisation(kernel, types, constants, filters.OPTIONS, moves=moves)
+        needed = {argument: kind for argument, kind in (types | vocabulary).items() if argument in kernel.arg_names}
+        yield name, Specialisation(kernel, needed, constants, filters.OPTIONS, moves=moves)
 
 
 def compile_kernel(one: Specialisation, architecture: str) -> dict[str, Any]:

@@ -29,13 +29,14 @@ from espalier.experiments.demo import generator_path, verifier_path
 from espalier.experiments.lab.bench.baselines.transformers_models import TransformersModels
 from espalier.experiments.lab.bench.report import Show, nothing_shown
 from espalier.experiments.planning.roofline import MODELS, PAIRS, Card, decode_seconds, known_model, scoring_seconds
+from espalier.kernels.attention import Terms
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import AttentionBatch, KVLayout, StepBatch
-from espalier.kernels.triton.attention import attend, merge_partials, padded, rows_of_tiles
+from espalier.kernels.sampling import Filters
+from espalier.kernels.triton.attention import attend, merge_partials, rows_of_tiles
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, norm_rotate_write
-from espalier.kernels.triton.filters import filter_logits
 from espalier.kernels.triton.plan import Costs, plan_attention
 from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.sampling import draw_tokens
@@ -154,7 +155,7 @@ def attention_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, A
         query = torch.randn(rows, c.num_heads, c.head_dim, device=bench.device, dtype=bench.dtype)
 
         places = on_device.plans[0], on_device.positions, on_device.tables[0]
-        run = partial(attend, query, layer_kv, *places, c.head_dim**-0.5)
+        run = partial(attend, query, layer_kv, *places, Terms(c.head_dim**-0.5, None))
         seconds = bench.kernel_seconds(run)
         needed = (shared + rows * (context - shared)) * s.kv_bytes_per_token
         found.append(
@@ -187,17 +188,18 @@ def kernel_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]
         return torch.full((rows,), value, device=bench.device, dtype=dtype)
 
     for rows in (1, 4) if bench.rehearse else (1, 64, 256):
-        logits, temperatures = 3 * random(rows, c.vocab_size), full(rows, 0.8)
-        for name, top_k, top_p, some in (
-            ("filter, top-k 50", 50, 1.0, logits),
-            ("filter, top-p 0.95", 0, 0.95, 2 * logits),
-            ("filter, top-p 0.95 of nearly equal tokens", 0, 0.95, logits / 3),
-        ):
-            filters = full(rows, top_k, torch.int64), full(rows, top_p), full(rows, 0)
-            measure(name, rows, partial(filter_logits, some, temperatures, *filters), 2 * logits.nbytes)
+        logits, temperatures = 3 * random(rows, c.vocab_size, dtype=bench.dtype), full(rows, 0.8)
         uniforms, each = full(rows, 0.5, torch.float64), torch.arange(rows, device=bench.device)
-        draw = partial(draw_tokens, logits, logits, temperatures, uniforms, each)
-        measure("draw", rows, draw, 2 * logits.nbytes)
+        for name, top_k, top_p, some in (
+            ("draw", 0, 1.0, logits),
+            ("draw, top-k 50", 50, 1.0, logits),
+            ("draw, top-k 20 and top-p 0.8", 20, 0.8, logits),
+            ("draw, top-p 0.95", 0, 0.95, 2 * logits),
+            ("draw, top-p 0.95 of nearly equal tokens", 0, 0.95, logits / 3),
+        ):
+            filters = Filters(each, full(rows, top_k, torch.int64), full(rows, top_p), full(rows, 0))
+            given = some, some, temperatures, uniforms, each, filters if top_k or top_p < 1 else None
+            measure(name, rows, partial(draw_tokens, *given), logits.nbytes)
         hidden, weight = random(rows, c.hidden_size, dtype=bench.dtype), random(c.hidden_size, dtype=bench.dtype)
         measure("add and norm", rows, partial(add_norm, hidden, hidden, weight, 1e-6), 4 * hidden.nbytes)
         gate_up = random(rows, 2 * c.intermediate_size, dtype=bench.dtype)
@@ -211,8 +213,8 @@ def kernel_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]
         starts, nothing = torch.zeros(rows + 1, device=bench.device, dtype=torch.int32), full(1, 0, torch.int32)
         partial_results, weights = random(1, c.num_heads, c.head_dim), random(1, c.num_heads)
         output = random(rows, c.num_heads, c.head_dim, dtype=bench.dtype)
-        sizes = {"HEADS": c.num_heads, "VALUE_DIM": c.head_dim, "PADDED_VALUE": padded(c.head_dim), "SINKS": False}
-        read = partial_results, weights, starts, nothing, weights
+        sizes = {"HEADS": c.num_heads, "VALUE_DIM": c.head_dim}
+        read = partial_results, weights, starts, nothing, None
         merge = partial(merge_partials[rows, c.num_heads], *read, output, **sizes)
         measure("merge of nothing", rows, merge, starts.nbytes)
     return found
