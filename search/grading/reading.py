@@ -88,29 +88,12 @@ _PRODUCT = re.compile(rf"(.*(?:[\d}})]|\\pi))\s?([A-Za-z]{{1,2}})({_POWER}(?:/[A
 _CALLED = re.compile(r"([^=:<>,;\d+*/^]{2,60}+)[=:]\s*(?=[^\s=])")
 _HOUR = re.compile(r"(?<=\d)\s*(?:\\text\{\s*)?([AaPp])\.?\s?[Mm]\b\.?\s*\}?")
 _COLONS = re.compile(r"\d+(?:\s*:\s*\d+)+")
-_FUNCTIONS = "sin cos tan cot sec csc log exp max gcd lcm det dim arcsin arccos arctan sinh cosh tanh abc xyz pqr"
-"""Names of functions and products of variables, which are not words."""
-_NOT_A_UNIT = f"""{_FUNCTIONS} or and to than plus minus over factorial choose mod modulo is are was not no if when
-where but half halves third thirds fourth fourths quarters fifth fifths sixth sixths seventh sevenths eighth eighths
-ninth ninths tenth tenths hundredth hundredths thousandth thousandths hundred thousand million billion trillion dozen
-dozens score negative squared cubed root roots base infinity remainder through until between from
-january february march april may june july august september october november december"""
-"""Words after a number that are not a unit: they change the number, or make it something else."""
-_FILLERS = """unit total more left altogether overall in of the a an per each every for to on at from with by and so far
-now"""
-_NO_WORDS = frozenset(_FUNCTIONS.split())
-_BLOCKED = frozenset(_NOT_A_UNIT.split()) | languages.SCALES.keys()
-_SAYING_NOTHING = frozenset(_FILLERS.split())
-_SHORT_WORDS = frozenset(["no", "or", "up", "yes", "odd", "dne", "one", "two", "six", "ten"])
-"""Words of up to three letters, which are words in capitals, too: others may be the names of points."""
-_WHOLE_WORDS = frozenset(["he", "it", "we", "us"])
-"""Words that are one only where they are the whole answer: they may be products."""
+_BLOCKED = languages.WORDS["no_unit"] | languages.WORDS["functions"] | languages.SCALES.keys()
 _NOTHING = re.compile(
     r"no such [a-z]+(?: exist)?|"
     r"no (?:(?:real|such|possible|valid|finite) )*(?:solution|root|zero|value|answer|number|[a-z])"
     r"(?: (?:of|for) [a-z])?(?: exist| satisf\w+.*)?|(?:[a-z]+ ){0,3}(?:doe not|do not|doesn't|don't) exist"
 )
-_BEFORE_A_UNIT = ("in", "of", "sq", "cu", "C", "F")
 _STOPS = re.compile(
     r"there's|(?<!\d)[,.;!?\"'](?!\d)|[,.;!?\"'](?!\w)|(?<!\w)(?:the|an?|there\s+(?:is|are))(?!\w)", re.IGNORECASE
 )
@@ -319,7 +302,7 @@ def _with_value(whole: str, label: frozenset[str]) -> Reading:
 
 def _is_text(value: str) -> bool:
     """Return whether a value is words, or numbers with colons, and not a list of quantities."""
-    if not (is_words(value) or _COLONS.fullmatch(value) or value.lower() in _WHOLE_WORDS):
+    if not (is_words(value) or _COLONS.fullmatch(value) or value.lower() in languages.WORDS["whole"]):
         return False
     parts = [read(part) for part in value.split(", ")] if ", " in value else []
     return not parts or not all(part.unit and part.number is not None for part in parts)
@@ -471,15 +454,19 @@ def _is_unit(glued: str) -> bool:
 
 def _starts_a_tail(word: str) -> bool:
     bare = re.split(r"[\^{/*\d-]", word.strip(".,;/"), maxsplit=1)[0]
-    return bool(symbol(bare)) or _is_word(bare) or bare in _BEFORE_A_UNIT
+    return bool(symbol(bare)) or _is_word(bare) or bare in languages.WORDS["before_a_unit"]
 
 
 def _is_word(word: str) -> bool:
     """Return whether letters form a word: at least three (four if all are capitals), with a vowel."""
-    if word.lower() in _SHORT_WORDS or (not word.isascii() and _FOREIGN_LETTER.search(word)):
+    if word.lower() in languages.WORDS["short"] or (not word.isascii() and _FOREIGN_LETTER.search(word)):
         return True
     least = 4 if word.isupper() else 3
-    return len(word) >= least and word.lower() not in _NO_WORDS and bool(re.search("[aeiouy]", word.lower()))
+    return (
+        len(word) >= least
+        and word.lower() not in languages.WORDS["functions"]
+        and bool(re.search("[aeiouy]", word.lower()))
+    )
 
 
 def _as_words(text: str) -> str:
@@ -492,7 +479,7 @@ def _nouns(tail: str, unit: str) -> frozenset[str]:
     if unit:
         return frozenset()
     words = (_singular(word.strip(".,;'").lower()) for word in tail.split())
-    return frozenset(word for word in words if word and word not in _SAYING_NOTHING)
+    return frozenset(word for word in words if word and word not in languages.WORDS["fillers"])
 
 
 def _singular(word: str) -> str:

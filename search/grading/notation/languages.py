@@ -28,6 +28,8 @@ UNITS = {name.lower(): symbol for symbol, names in _TABLE["units"].items() for n
 """Units by their names in lower case."""
 MEASURES: dict[str, str] = _TABLE["measures"]
 """Symbols of units, each with a number and the unit that it is this many of."""
+WORDS = {what: frozenset(words.split()) for what, words in _TABLE["words"].items()}
+"""Words of English beside a number; `words.toml` says what each set is."""
 PEOPLE = frozenset(_TABLE["people"].split())
 """Nouns, in the singular, that name people."""
 PHRASES: dict[str, str] = _TABLE["phrases"]
@@ -37,6 +39,12 @@ NUMBERS |= {word: 10 * value for value, word in enumerate(_TABLE["numbers"]["ten
 """English numbers below a hundred."""
 PARTS = {word: value for value, words in enumerate(_TABLE["numbers"]["parts"].split(", "), 2) for word in words.split()}
 """English names of parts, in the singular, with how many make a whole."""
+FUNCTIONS = {name: command for command, names in _TABLE["functions"].items() for name in (command, *names.split())}
+"""Functions' LaTeX commands, without backslash, by their names."""
+SIGNS: dict[str, str] = _TABLE["signs"]
+"""Signs that stand for a LaTeX command, by that without backslash."""
+ASCII_SIGNS: dict[str, str] = _TABLE["ascii_signs"]
+"""Signs that mean the same as one of ASCII, or as the degree's, by that."""
 SCALES = {name.lower(): int(power) for power, names in _TABLE["scales"].items() for name in names.split()}
 """Words behind a number, in lower case, by which power of ten it is multiplied."""
 

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
+from espalier.search.grading.notation import languages
 from espalier.search.grading.notation.units import symbol, upright_unit
 
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
@@ -24,28 +25,10 @@ _UNIT_AFTER = re.compile(r"(?:\^\{?-?\d\}?)?\s*(?:$|[,;.)\]}/&]|\\text|\\cdot\s*
 _APPLIED = re.compile(r"\s*[\^(\\{_A-Za-z0-9|]")
 _ENDS_IN_COMMAND = re.compile(r"\\[A-Za-z]+$")
 
-_NAMES = """sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan arccot arcsec arccsc ln log exp max min
-gcd lcm det dim ker deg arg"""
-_OTHER_NAMES = {
-    "sin": "sen",
-    "tan": "tg",
-    "cot": "ctg cotg ctan",
-    "csc": "cosec",
-    "arcsin": "arcsen asin",
-    "arccos": "acos",
-    "arctan": "arctg atan",
-    "arccot": "arcctg",
-    "sinh": "sh",
-    "cosh": "ch",
-    "log": "lg",  # to base 10, as math-verify reads \log
-}
-_FUNCTIONS = {name: name for name in _NAMES.split()}
-_FUNCTIONS |= {name: function for function, names in _OTHER_NAMES.items() for name in names.split()}
-
 
 def function(name: str) -> str:
     r"""The LaTeX command of a function by one of its names: `\tan ` for tg."""
-    return f"\\{_FUNCTIONS[name]} "
+    return f"\\{languages.FUNCTIONS[name]} "
 
 
 def upright(text: str) -> str:
@@ -73,7 +56,7 @@ def _unwrapped(found: re.Match[str]) -> str:
     if unit := _unit(found[1], before, after):
         return f"\\text{{{unit}}}"
     space = " " if _ENDS_IN_COMMAND.search(before) else ""
-    if inside in _FUNCTIONS and _APPLIED.match(after):
+    if inside in languages.FUNCTIONS and _APPLIED.match(after):
         return space + function(inside)
     if _LETTER.fullmatch(inside) or (_POINTS.fullmatch(inside) and not symbol(inside)):
         return space + inside
@@ -139,25 +122,8 @@ def _system(rows: list[str]) -> str:
     return ", ".join(rows) if all(_RELATION.search(row) and "&" not in row for row in rows) else ""
 
 
-_COMMANDS_OF_SIGNS = """π pi, θ theta, α alpha, β beta, γ gamma, λ lambda, μ mu, σ sigma, φ phi, ω omega, Ω Omega,
-Δ Delta, ∞ infty, ∅ emptyset, ∪ cup, ∩ cap, ∈ in, ∠ angle, △ triangle, ▲ triangle, ± pm, × times, ✖ times, ⋅ cdot,
-· cdot, ∙ cdot, ≦ le, ≤ le, ⩽ le, ≧ ge, ≥ ge, ⩾ ge, ≠ ne, ≈ approx, ≡ equiv, √ sqrt, ⟨ langle, ⟩ rangle"""
-"""Signs, each with its LaTeX command."""
-_ASCII_SIGNS = {
-    "-": "−–—‐‑﹣➖",
-    "+": "➕",
-    "/": "÷⁄➗",
-    "°": "º˚",
-    "'": "’‘",
-    '"': "“”",
-    ".": "。٫",
-    ",": "、،٬",
-    ";": "؛",
-    "%": "٪",
-}
-"""Signs that mean the same as one of ASCII, or the degree's."""
-_SIGNS = {sign: f"\\{name} " for sign, name in map(str.split, _COMMANDS_OF_SIGNS.split(","))}
-_SIGNS |= {sign: plain_sign for plain_sign, signs in _ASCII_SIGNS.items() for sign in signs}
+_SIGNS = {sign: f"\\{name} " for name, signs in languages.SIGNS.items() for sign in signs}
+_SIGNS |= {sign: plain_sign for plain_sign, signs in languages.ASCII_SIGNS.items() for sign in signs}
 _SIGNS |= {sign: f"\\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC", strict=True)}
 _SIGNS |= {"∛": "\\sqrt[3] ", "🔟": "10"}
 _TABLE = str.maketrans(_SIGNS)
