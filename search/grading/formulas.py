@@ -1,13 +1,13 @@
-"""Formulas as sympy's expressions, which math-verify parses and compares."""
+"""Formulas as sympy's expressions, which math-verify compares, and its parser latex2sympy parses."""
 
 import re
 from functools import lru_cache
 from math import prod
 from typing import Any
 
-from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
-from math_verify import parse, verify
-from math_verify.parser import LatexExtractionConfig
+from latex2sympy2_extended.latex2sympy2 import NormalizationConfig, latex2sympy
+from math_verify import verify
+from math_verify.parser import should_treat_as_complex
 from mpmath import mp
 from sympy import Abs, Basic, Float, I, MatrixBase, Pow, Rational, UnevaluatedExpr, exp, factorial, preorder_traversal
 
@@ -112,7 +112,6 @@ def _exponential(logarithm: Any) -> Any:
 MAX_FORMULA = 5000
 """Characters of a formula that is parsed, which takes about a second; a longer one equals only the same text."""
 _CAPITAL = re.compile(r"\\(?:begin|end|text|math[a-z]+)\s*\{[^{}]*\}|\\[A-Za-z]+|([A-Z])(?:_\{?(\w+)\}?)?(?!\()")
-_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
 _LARGE_BINOMIAL = re.compile(r"\\binom\{(\d{5,9})\}\{(\d{1,9})\}")
 
 
@@ -133,22 +132,18 @@ def expression_of(reading: Reading) -> Any:
 
 @lru_cache(_READINGS)
 def parsed(formula: str) -> Any:
-    """Parse a formula by math-verify, with decimals as exact fractions; None if it cannot be parsed, or is too long."""
+    """Parse a formula, with decimals as exact fractions and degrees in radians; None if it is none, or too long."""
     if len(formula) > MAX_FORMULA:
         return None
 
-    # Units have been removed already; removing them again would take a variable from `5m` and `3t`.
-    normalization = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
+    # math-verify's `parse` is this behind a search for formulas in a text.
     try:
-        found = parse(
-            f"${_parseable(formula)}$",
-            [LatexExtractionConfig(normalization_config=normalization)],
-            # No timeout of math-verify's own, which would silently count as wrong: the pool's timeout kills and
-            # reports.
-            parsing_timeout=None,  # pyright: ignore[reportArgumentType]
-            raise_on_error=True,
+        expression = latex2sympy(
+            _parseable(formula),
+            is_real=not should_treat_as_complex(formula),
+            convert_degrees=True,
+            normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none"),
         )
-        expression = found[0] if found else None
         if not isinstance(expression, Basic | MatrixBase):
             return None
         return expression.xreplace({number: Rational(str(number)) for number in expression.atoms(Float)})
@@ -159,10 +154,9 @@ def parsed(formula: str) -> Any:
 
 
 def _parseable(formula: str) -> str:
-    radians = _DEGREES.sub(r"{\\frac{\1 \\pi}{180}}", formula)
-    # math-verify would compute these at once.
-    factorials = _LARGE_BINOMIAL.sub(_in_factorials, radians) if "\\binom" in radians else radians
-    return _CAPITAL.sub(_small, factorials).replace("$", "")
+    # They would be computed at once.
+    factorials = _LARGE_BINOMIAL.sub(_in_factorials, formula) if "\\binom" in formula else formula
+    return _CAPITAL.sub(_small, factorials).replace("°", "^{\\circ}").replace("$", "")
 
 
 def _in_factorials(binomial: re.Match[str]) -> str:
@@ -171,7 +165,7 @@ def _in_factorials(binomial: re.Match[str]) -> str:
 
 
 def _small(capital: re.Match[str]) -> str:
-    """Replace a capital letter, which math-verify would lowercase, by a distinct variable; LaTeX commands are kept."""
+    """Replace a capital letter by a variable of its own; it would be made small, I imaginary, and T a transposition."""
     return f" y_{{77{ord(capital[1])}{capital[2] or ''}}}" if capital[1] else capital[0]
 
 
