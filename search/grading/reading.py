@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 from espalier.search.grading.notation import languages, numerals
-from espalier.search.grading.notation.latex import in_one_line, plain, undressed, upright
+from espalier.search.grading.notation.latex import in_one_line, plain, undressed, until_same, upright
 from espalier.search.grading.notation.units import product_unit, ratio, symbol, unit_of, units_agree, upright_unit
 from espalier.search.grading.programs import as_program, is_program, is_text_of_lines
 
@@ -49,7 +49,6 @@ _PRICE = re.compile(r"(-?)\s*([$€£¥₹₩₽])\s*(-?)\s*(?=[\d.])")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _AROUND = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}|\\text\{([^{}]*)\}")
 _FUNCTION = re.compile(r"\\(?!frac|pi(?![a-z]))[a-z]+")
-_UNIT_QUOTIENT = re.compile(r"\\frac\{\s*\\text\{([^{}]*)\}\s*\}\{\s*\\text\{([^{}]*)\}\s*\}")
 _POWER = r"(?:\^?\{?-?\d\}?)?"
 _TAIL_WORD = re.compile(
     rf"(?:/\s*)?(?:[A-Za-z][A-Za-z'-]*|[$€£¥₹₩₽¢Ω]|[^\W\d_][^\x00-\x40\x5b-\x60\x7b-\x7f]*)\.?{_POWER}"
@@ -319,10 +318,7 @@ def _counted(words: str) -> tuple[Fraction, str] | None:
 
 def _with_bare_powers(text: str) -> str:
     r"""Drop braces within `\text`: m s^{-2} becomes m s^-2."""
-    before = ""
-    while text != before and "\\text" in text:
-        before, text = text, _POWER_IN_TEXT.sub(r"\1\2", text)
-    return text
+    return until_same(partial(_POWER_IN_TEXT.sub, r"\1\2"), text)
 
 
 def _compound(whole: str, said: str) -> Reading | None:
@@ -400,7 +396,7 @@ def _lead(text: str) -> tuple[str, str]:
 
 def _tail(text: str) -> tuple[str, str]:
     """Split `text` into a number or formula and the words after it; no split if these cannot be units."""
-    unfolded = _TEXT.sub(r" \1 ", _UNIT_QUOTIENT.sub(r"\\text{\1/\2}", _with_quotient(text)))
+    unfolded = _TEXT.sub(r" \1 ", _with_quotient(text))
     unfolded = _TIMES.sub(
         lambda found: f"{found[1]}*" if symbol(re.split(r"\^", found[1])[0]) and symbol(found[2]) else found[0],
         unfolded,

@@ -6,6 +6,7 @@ What stands around an answer and is no part of it is stripped: markdown, HTML, q
 import re
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 
 from espalier.search.grading.notation import languages
 from espalier.search.grading.notation.units import symbol, upright_unit
@@ -18,17 +19,22 @@ _FORMULA_ALONE = re.compile(rf"(?<![\^_}}A-Za-z]){_FORMULA_IN_FONT.pattern}\{{({
 _QUOTIENT = re.compile(r"\\frac\{\s*\\text\{([^{}]*)\}\s*\}\{\s*\\text\{([^{}]*)\}\s*(\^\{?\d\}?)?\s*\}")
 _TWO_LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}|[^\W\d_A-Za-z]")
 _POINTS = re.compile("[A-Z]{2,3}")
-_LETTER = re.compile(r"[A-Za-z]|\\[A-Za-z]+")
 _UNIT_BEFORE = re.compile(r"\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?(?:\s|/|\\cdot)*$")
 _MEASURED = re.compile(r"(?:[\d})\]°]|\\(?:pi|infty))\s*$")
 _UNIT_AFTER = re.compile(r"(?:\^\{?-?\d\}?)?\s*(?:$|[,;.)\]}/&]|\\text|\\cdot\s*\\text|\\\\)")
 _APPLIED = re.compile(r"\s*[\^(\\{_A-Za-z0-9|]")
-_ENDS_IN_COMMAND = re.compile(r"\\[A-Za-z]+$")
 
 
 def function(name: str) -> str:
     r"""The LaTeX command of a function by one of its names: `\tan ` for tg."""
     return f"\\{languages.FUNCTIONS[name]} "
+
+
+def until_same(change: Callable[[str], str], text: str) -> str:
+    """Apply a change to a text until it makes none."""
+    while (changed := change(text)) != text:
+        text = changed
+    return text
 
 
 def upright(text: str) -> str:
@@ -39,9 +45,7 @@ def upright(text: str) -> str:
     if "\\text" not in text:
         return text
     text = _QUOTIENT.sub(_unit_quotient, text)
-    before = None
-    while text != before and "\\text{" in text:  # what was nested comes out from the inside
-        before, text = text, _TEXT.sub(_unwrapped, text)
+    text = until_same(partial(_TEXT.sub, _unwrapped), text)  # what was nested comes out from the inside
     return _FORMULA_IN_FONT.sub("", _FORMULA_ALONE.sub(r"\1", text))
 
 
@@ -55,10 +59,10 @@ def _unwrapped(found: re.Match[str]) -> str:
     before, after = found.string[: found.start()], found.string[found.end() :]
     if unit := _unit(found[1], before, after):
         return f"\\text{{{unit}}}"
-    space = " " if _ENDS_IN_COMMAND.search(before) else ""
+    space = " " if before[-1:].isalpha() else ""
     if inside in languages.FUNCTIONS and _APPLIED.match(after):
         return space + function(inside)
-    if _LETTER.fullmatch(inside) or (_POINTS.fullmatch(inside) and not symbol(inside)):
+    if inside.isascii() and (len(inside) == 1 or (_POINTS.fullmatch(inside) and not symbol(inside))):
         return space + inside
     return found[0] if _TWO_LETTERS.search(inside) or not inside else space + found[1]
 
@@ -286,17 +290,16 @@ _HTML_TAG = re.compile(_HTML, re.IGNORECASE)
 
 def undressed(answer: str) -> str:
     """Strip markdown, HTML tags, quotes, dollars, punctuation and ornaments from both ends of `answer`."""
-    foreign = not answer.isascii()
-    if foreign:
-        answer = visible(answer)
-    before, text = None, answer
-    while text != before:
-        before = text
-        text = _without_stops(text.strip(), _FOREIGN_STOPS if foreign else _STOPS)
-        text = _without_marks(_without_tags(text), _DRESS)
-        if foreign:
-            text = _without_marks(_without_ornaments(text), _FOREIGN_DRESS)
-    return text
+    if answer.isascii():
+        return until_same(
+            lambda text: _without_marks(_without_tags(_without_stops(text.strip(), _STOPS)), _DRESS), answer
+        )
+    return until_same(_undressed_foreign, visible(answer))
+
+
+def _undressed_foreign(text: str) -> str:
+    bare = _without_tags(_without_stops(text.strip(), _FOREIGN_STOPS))
+    return _without_marks(_without_ornaments(_without_marks(bare, _DRESS)), _FOREIGN_DRESS)
 
 
 def visible(text: str) -> str:
