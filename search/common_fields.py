@@ -4,13 +4,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from annotated_types import Interval
 
+from espalier.engine.errors import Violation
 from espalier.search import rules
 from espalier.search.conversation import AboutProblem, ChatMessage
 from espalier.search.schema import MAX_ITEMS, CodeName, Parsed, mapping_text, option, optional, parsed, read_texts
+
+if TYPE_CHECKING:
+    from espalier.search.tools.declared import Offered, Tool
+    from espalier.search.tools.plan import CallPlan
 
 DEFAULT_MAX_TOKENS = 2048
 """Default limit on the generated tokens of one path."""
@@ -143,8 +148,62 @@ class PenaltyFields:
         read_texts(self)
 
 
+def _read_tools(text: str) -> "Offered":
+    from espalier.search.tools.declared import read_tools  # for requests with tools alone
+
+    return read_tools(text)
+
+
+CHOICES = ("auto", "none", "required")
+"""Values of `tool_choice` that are no name of a tool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFields(PenaltyFields):
+    """Tools that the generator may call, as OpenAI's clients have them.
+
+    Attributes:
+        tools: a JSON list of their declarations; empty for none.
+        tool_choice: `auto` leaves it to the model, `none` forbids calls and `required` asks for one; or the name of the
+            tool to call.
+        parallel_tool_calls: whether one answer may have several calls.
+    """
+
+    tools: Parsed[Any] = parsed(_read_tools)
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+
+    @property
+    def callable_tools(self) -> "tuple[Tool, ...]":
+        """The tools that may be called."""
+        offered = self.tools.value if isinstance(self.tools, Parsed) else None  # text that is wrong has no value
+        if not offered or self.tool_choice == "none":
+            return ()
+        if self.tool_choice in CHOICES:
+            return offered.tools
+        return tuple(tool for tool in offered.tools if tool.name == self.tool_choice)
+
+    @property
+    def call_plan(self) -> "CallPlan | None":
+        """The plan of its answers' calls; None where there are none, and before it is resolved."""
+        return self.tools.value.plan if self.tools.value else None
+
+    @property
+    def must_call(self) -> bool:
+        """True if the answer must be a call."""
+        return self.tool_choice not in ("auto", "none")
+
+    def tool_violations(self) -> list[Violation]:
+        """Validate the choice against the tools."""
+        if not self.must_call or self.callable_tools:
+            return []
+        named = ", ".join(tool.name for tool in self.tools.value.tools[:16]) if self.tools.value else "there are none"
+        rule = f"must be auto, none, required, or the name of one of the tools ({named}), is {self.tool_choice[:80]!r}"
+        return [Violation("tool_choice", rule)]
+
+
 @dataclass(frozen=True, slots=True)
-class CommonFields(PenaltyFields, AboutProblem):
+class CommonFields(ToolFields, AboutProblem):
     """One problem and the fields of a search on it that an algorithm may read.
 
     `beam_width` is N, the number of paths kept after each step; `expansion` is M, the children sampled from each kept
@@ -301,6 +360,14 @@ class CommonFields(PenaltyFields, AboutProblem):
 
 def answer_in(text: str, request: CommonFields) -> str:
     """The answer of a complete path with this text behind its thought; empty if it gives none."""
+    if request.callable_tools:
+        from espalier.search.tools.declared import answer_of_calls  # for requests with tools alone
+        from espalier.search.tools.plan import calls_in
+
+        if calls := calls_in(text, request.call_plan, request.callable_tools, request.parallel_tool_calls):
+            return answer_of_calls(calls)
+        if request.must_call:
+            return ""
     if request.text_form:
         return text.strip()
     if request.answer_form.value:

@@ -4,16 +4,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.work import TOP_TOKENS
-from espalier.search.common_fields import DEFAULT_MAX_TOKENS, PenaltyFields
+from espalier.search.common_fields import DEFAULT_MAX_TOKENS, ToolFields
 from espalier.search.result import StopReason, Usage
 from espalier.search.rules import Form, read_form
 from espalier.search.schema import Parsed, parsed, text_violations, violations
+
+if TYPE_CHECKING:
+    from espalier.search.tools.declared import ToolCall
 
 PLAIN = "plain"
 """Strategy in a model's name that samples without a search; see `CompletionRequest`."""
@@ -46,7 +49,7 @@ Prompt = str | tuple[int, ...] | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionRequest(PenaltyFields):
+class CompletionRequest(ToolFields):
     """Prompts and how to continue them by plain sampling.
 
     Attributes:
@@ -111,7 +114,7 @@ class CompletionRequest(PenaltyFields):
         Raises:
             InvalidRequestError: lists all violations.
         """
-        found = violations(self, without=("prompts", "stop"))
+        found = [*violations(self, without=("prompts", "stop")), *self.tool_violations()]
         if not 1 <= len(self.prompts) <= MAX_PROMPTS:
             found.append(Violation("prompts", f"must be between 1 and {MAX_PROMPTS}, are {len(self.prompts)}"))
         elif "samples" not in {wrong.field for wrong in found} and (
@@ -169,6 +172,7 @@ class Choice:
         thought: what the model thought before its answer to a conversation.
         thought_tokens: new tokens that belong to the thought, its marks included.
         error: why it ended with `error`.
+        calls: of tools, which are no part of `text`.
     """
 
     index: int
@@ -181,6 +185,7 @@ class Choice:
     thought: str = ""
     thought_tokens: int = 0
     error: str = ""
+    calls: "tuple[ToolCall, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +227,7 @@ class CompletionResult:
 
 @dataclass(frozen=True, slots=True)
 class TextSampled:
-    """New text of a choice, or of its thought, and its tokens' log-probabilities if they are wanted.
+    """New text of a choice, or of its thought, new calls, and its tokens' log-probabilities if they are wanted.
 
     `prompt` comes with the first one of a choice.
     """
@@ -235,6 +240,7 @@ class TextSampled:
     prompt: ReadPrompt | None = None
     finish_reason: str | None = None
     thought: str = ""
+    calls: "tuple[ToolCall, ...]" = ()
 
     def including(self, earlier: "TextSampled") -> "TextSampled":
         """Return this text behind an earlier one of the same choice that was not delivered."""
@@ -242,6 +248,7 @@ class TextSampled:
             self,
             text=earlier.text + self.text,
             thought=earlier.thought + self.thought,
+            calls=earlier.calls + self.calls,
             token_ids=earlier.token_ids + self.token_ids,
             logprobs=earlier.logprobs + self.logprobs,
             prompt=earlier.prompt or self.prompt,

@@ -1,7 +1,7 @@
 """The request for one search: the problem, the algorithm and its parameters."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, TypedDict
@@ -61,6 +61,9 @@ class SearchRequest(CommonFields):
         found = AboutProblem.all_violations(self)
         if self.answer_form and self.text_form:
             found.append(Violation("answer_form", "binds a part of what text_form binds; give one of them"))
+        found += self.tool_violations()
+        if self.answer_form and self.callable_tools:
+            found.append(Violation("answer_form", "binds boxes, and calls of tools are in none; leave one out"))
         if self.stop_when and not self.probe_every:
             found.append(Violation("stop_when", "needs probe_every: the rule reads probes"))
         if "algorithm" not in {violation.field for violation in found}:
@@ -113,6 +116,9 @@ class SearchFields(TypedDict, total=False):
     verifier_budget: int | None
     time_limit: float | None
     merge_duplicates: bool
+    tools: str | Sequence[Mapping[str, Any] | Callable[..., Any]]
+    tool_choice: str
+    parallel_tool_calls: bool
     early_stop: EarlyStop | str
     history: Sequence[ChatMessage | Mapping[str, str]]
 
@@ -128,6 +134,10 @@ def make_request(problem: str | SearchRequest, given: Mapping[str, Any]) -> Sear
         raise TypeError(f"a problem is a text or a SearchRequest, not an object of the type {type(problem).__name__}")
     base = {"problem": problem} if isinstance(problem, str) else problem.to_dict()
     values = base | dict(given)
+    if not isinstance(values.get("tools", ""), str):
+        from espalier.search.tools.declared import tools_text  # for requests with tools alone
+
+        values["tools"] = tools_text(values["tools"])
     try:
         return from_values(SearchRequest, values)
     except InvalidRequestError as error:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from html import escape
 from itertools import dropwhile
-from typing import Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from annotated_types import Ge
 
@@ -16,6 +16,9 @@ from espalier.search.algorithms.base import Expand
 from espalier.search.request import SearchRequest
 from espalier.search.tree import NodeRecord as NodeRecord
 from espalier.search.tree import path_to
+
+if TYPE_CHECKING:
+    from espalier.search.tools.declared import ToolCall
 
 _COMPUTED = "Tokens whose KV the model computed for searches, the prompts' too."
 _IN_TREE = "Tokens of the search trees; siblings that share a prefix count it once."
@@ -180,7 +183,8 @@ class Candidate:
     """A complete path: its answer, its aggregated score, and the number of sampled paths merged into it.
 
     With a vote by confidence the score is the generator's confidence in the path, whatever its steps' scores.
-    `thought_tokens` are those that the model sampled for its thought, marks included.
+    `thought_tokens` are those that the model sampled for its thought, marks included. `calls` are those of tools at its
+    end, and `beside_calls` what it says besides.
     """
 
     node_id: int
@@ -189,6 +193,8 @@ class Candidate:
     multiplicity: int
     steps: tuple[ScoredStep, ...]
     thought_tokens: int = 0
+    calls: "tuple[ToolCall, ...]" = ()
+    beside_calls: str = ""
 
     @property
     def text(self) -> str:
@@ -202,8 +208,13 @@ class Candidate:
 
     @property
     def content(self) -> str:
-        """The text of the path without its thought."""
-        return "".join(content_of(self.steps))
+        """The text of the path without its thought, and without calls of tools."""
+        return "".join(self.content_steps)
+
+    @property
+    def content_steps(self) -> tuple[str, ...]:
+        """The same by steps; in one where there are calls."""
+        return (self.beside_calls,) if self.calls else content_of(self.steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,10 @@ class _LibraryMatcher:
             return self._failure.error
         return _reason(self.library.get_error())
 
+    @property
+    def ended(self) -> bool:
+        return bool(self.library.is_stopped())
+
     def allow(self, bits: np.ndarray) -> None:
         if not self._failure.error and not self.library.is_error():
             bits[:] = np.frombuffer(self.library.compute_bitmask(), dtype=np.uint8)[: len(bits)]

@@ -1,6 +1,7 @@
 """Grammars that callers write: regular expressions, JSON schemas, and grammars in llguidance's dialect of Lark."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +32,13 @@ class Grammar:
 
     def within(self, lark: str) -> "Grammar":
         """A grammar in Lark that refers to this one as `@answer`."""
-        (own,) = json.loads(self.source)["grammars"]
-        return _of({"name": "text", "lark_grammar": lark}, {**own, "name": _ANSWER})
+        return lark_with(lark, {_ANSWER: self})
+
+
+def lark_with(lark: str, parts: Mapping[str, Grammar]) -> Grammar:
+    """A grammar in Lark that refers to others, each of one grammar, by their names: `@name`."""
+    own = [{**json.loads(part.source)["grammars"][0], "name": name} for name, part in parts.items()]
+    return _of({"name": "text", "lark_grammar": lark}, *own)
 
 
 def regex_grammar(*patterns: str) -> Grammar:

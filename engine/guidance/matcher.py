@@ -29,6 +29,11 @@ class Matcher(Protocol):
         """The reason why it cannot go on; empty while it can."""
         ...
 
+    @property
+    def ended(self) -> bool:
+        """True if no text may follow."""
+        ...
+
     def allow(self, bits: np.ndarray) -> None:
         """Write the allowed tokens to `bits`, uint8 `[ceil(vocabulary / 8)]`: a bit for each, the lowest one first."""
         ...

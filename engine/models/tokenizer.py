@@ -20,8 +20,15 @@ MAX_GROWTH = 64
 """Factor by which a tokenizer's rules may lengthen a text."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Fields of tokenizer_config.json that name a special token; a chat template has them as variables."""
-END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>")
+END_NAMES = (
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>"),
+    *("<|call|>", "<|tool_response>"),
+)
 """Tokens that end what a model says, in every model that has them."""
+_CALL_MARK = re.compile(
+    r"[<\[].*(?:tool.?call|TOOL_CALL|CALL_ID|ARGS|DSML|tool▁(?:call|sep)|python_tag).*[>\]]|<\|\"\|>"
+)
+"""Pattern of special tokens that mark calls of tools: they have text, as a call is part of what the model says."""
 _CONTROL = re.compile(r"<.+>|\[.+\]")
 """Pattern of special tokens, which words do not match."""
 _MARK = re.compile(r"<[｜|][^<>\s]+[｜|]>")
@@ -66,7 +73,7 @@ class TextTokenizer:
             self._config |= {name: listed[name] for name in (*SPECIAL_TOKENS, *_LISTS) if name in listed}
         self._special = self._mark_special(self._named_tokens())
         self._require_ids(checkpoint, written)
-        self._template = self._chat_template(checkpoint)
+        self._template, self._template_for_tools = self._chat_templates(checkpoint)
         if self._folder.suffix == GGUF:
             self._mark_untyped(checkpoint)
         # What cuts, pads or varies a text may be on for training.
@@ -158,6 +165,11 @@ class TextTokenizer:
         """The text of the chat template; None without one."""
         return self._template and self._template.source
 
+    @property
+    def chat_template_for_tools(self) -> str | None:
+        """The text of the chat template for conversations with tools."""
+        return self._template_for_tools and self._template_for_tools.source
+
     def render_chat(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, /, **variables: object
     ) -> str:
@@ -172,26 +184,31 @@ class TextTokenizer:
             TemplateLimitError: when the template takes too much time or memory, or makes too long a text.
             CheckpointError: when there is no template, it fails, or it refuses the messages.
         """
-        if self._template is None:
+        template = self._template_for_tools if variables.get("tools") else self._template
+        if template is None:
             raise CheckpointError(f"{self._folder} has no chat template")
         special = {name: self.special_token(name) for name in SPECIAL_TOKENS}
-        return self._template.render(messages, add_generation_prompt, special, **variables)
+        return template.render(messages, add_generation_prompt, special, **variables)
 
-    def _chat_template(self, checkpoint: Checkpoint) -> ChatTemplate | None:
+    def _chat_templates(self, checkpoint: Checkpoint) -> tuple[ChatTemplate | None, ChatTemplate | None]:
+        """The chat template, and the one for conversations with tools, which is the same unless it has a name."""
         if (source := checkpoint.files.text(name := "chat_template.jinja")) is not None:
-            return ChatTemplate(source, str(self._folder / name))
+            return (template := ChatTemplate(source, str(self._folder / name))), template
         place = checkpoint.files.place(_CONFIG)
         source = self._config.get("chat_template")
         if isinstance(source, list):  # transformers 4 wrote several with names
             source = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        for_tools = None
         if isinstance(source, dict):
             if "default" not in source:
                 checkpoint.warn(f"chat_template in {place} has none named default: prompts are plain text")
-            source = source.get("default")
-        if source is None:
-            return None
-        require(place, "chat_template", source, *A_TEXT)
-        return ChatTemplate(source, f"chat_template in {place}")
+            source, for_tools = source.get("default"), source.get("tool_use")
+        made = [
+            ChatTemplate(require(place, "chat_template", each, *A_TEXT), f"chat_template in {place}")
+            for each in (source, for_tools)
+            if each is not None
+        ]
+        return (made[0], made[-1]) if source is not None else (None, None)
 
     def _named_tokens(self) -> Iterator[AddedToken]:
         """The tokens that tokenizer_config.json describes, and `END_NAMES`."""
@@ -223,7 +240,7 @@ class TextTokenizer:
                 self._tokenizer.add_special_tokens([token]) if token.special else self._tokenizer.add_tokens([token])
             if token.special:
                 special.add(i)
-        return special
+        return {i for i in special if not _CALL_MARK.fullmatch(self._tokenizer.id_to_token(i) or "")}
 
     def _mark_untyped(self, checkpoint: Checkpoint) -> None:
         """Recognise marks whose type in a GGUF file is that of words: converters lose it, and llama.cpp mends ends'.

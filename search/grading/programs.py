@@ -46,6 +46,11 @@ def as_program(text: str) -> str:
     return "\n".join([line.rstrip() for line in text.splitlines()]).strip("\n")
 
 
+def are_calls(answer: str) -> bool:
+    """Return whether an answer is calls of tools, as `tools.declared.answer_of_calls` writes them."""
+    return answer.startswith('{"tool_calls":[{"arguments":{')
+
+
 def is_program(text: str) -> bool:
     """Return whether a text is code: by what its lines end in, or because Python can parse it and no formula is so."""
     if len(text) > _MAX_CODE:

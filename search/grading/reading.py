@@ -13,7 +13,7 @@ from functools import cache, lru_cache, partial
 from espalier.search.grading.notation import languages, numerals
 from espalier.search.grading.notation.latex import in_one_line, plain, undressed, until_same, upright
 from espalier.search.grading.notation.units import product_unit, ratio, symbol, unit_of, units_agree, upright_unit
-from espalier.search.grading.programs import as_program, is_program, is_text_of_lines
+from espalier.search.grading.programs import are_calls, as_program, is_program, is_text_of_lines
 
 MAX_PARSED = 400
 """Maximum characters of an answer that is parsed; a longer one is kept as plain text, unless it is a decimal."""
@@ -157,7 +157,7 @@ def read(answer: str) -> Reading:
     """Parse an answer; any text can be parsed."""
     if _SIMPLE.fullmatch(answer):
         return Reading(answer, answer, Fraction(answer))
-    if is_text_of_lines(answer) or is_program(answer):
+    if is_text_of_lines(answer) or are_calls(answer) or is_program(answer):
         code = as_program(answer)
         return Reading(code, code, words=code, program=True)
     if len(answer) > MAX_PARSED:

@@ -18,7 +18,7 @@ class Endings:
 
     def __init__(self, resolved: ResolvedRequest, rule: StepRule) -> None:
         request = resolved.request
-        self._ends_at_box = request.end_at_box and not request.text_form
+        self._ends_at_box = request.end_at_box and not request.text_form and not request.callable_tools
         self._max_tokens = resolved.generator_limits.path_tokens
         self._max_steps = request.max_steps
         self._whole_paragraphs = rule.delimiter == PARAGRAPH

@@ -286,6 +286,8 @@ class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
 
     def _on_complete(self, node: Node) -> result.Candidate:
         """Extract the answer of a path that has just become complete."""
+        plan = self.request.call_plan
+        content, calls = plan.split(node.answer_text()) if plan else ("", ())
         found = self._found[node] = result.Candidate(
             node_id=node.node_id,
             answer=answer_in(node.answer_text(), self.request),
@@ -293,6 +295,8 @@ class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
             multiplicity=node.multiplicity,
             steps=tuple(result.ScoredStep(n.text, n.score, n.thought_chars, n.written.text) for n in node.lineage()),
             thought_tokens=sum(n.num_tokens for n in node.lineage() if n.thought_chars),
+            calls=calls,
+            beside_calls=content if calls else "",
         )
         self._on_event(result.CandidateDone(self.search_id, found))
         return found

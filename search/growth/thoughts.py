@@ -32,8 +32,11 @@ class PathThoughts(PathPolicy):
         self._plan = plan
         self._stop = context.resolved.request.stop_when.value
         self._budget = budget
-        self._reader = make_reader(plan.marks, model.tokenizer, model.eos_token_ids)
+        calls = context.resolved.request.call_plan is not None
+        self._reader = make_reader(plan.marks, model.tokenizer, model.eos_token_ids, calls)
         self._banned = tuple(set(plan.mark_ids).difference(model.eos_token_ids))
+        if calls and plan.marks.message:  # as a call has a channel of its own
+            self._banned = ()
         self._start = OPENED if plan.opened else Position()
         self._positions: dict[Node, Position] = {}
 

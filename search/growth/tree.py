@@ -50,7 +50,10 @@ def make_policies(context: PolicyContext) -> list[PathPolicy]:
     if resolved.grammar:
         from espalier.search.growth.forms import PathForms
 
-        policies.append(PathForms(context.matchers[resolved.grammar], thoughts))
+        guide = context.matchers[resolved.grammar]
+        if request.call_plan:
+            guide = request.call_plan.guide(guide, context.engine.model(GENERATOR).tokenizer)
+        policies.append(PathForms(guide, thoughts))
     unsure = request.stop_unsure.value if "stop_unsure" not in unused_fields(request) else None
     if unsure or (request.vote and request.vote.reads_confidence):
         from espalier.search.growth.confidence import ConfidenceFilter, LogProbabilities

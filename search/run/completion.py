@@ -68,7 +68,7 @@ class ChoiceState:
         text, reason = self.text, self.finish_reason or "abort"
         of_tokens = tuple(self.logprobs), text.thought, text.thought_tokens
         sampled = text.text, tuple(self.token_ids), reason, text.stopped_by
-        return Choice(self.index, self.prompt, *sampled, *of_tokens, self.error)
+        return Choice(self.index, self.prompt, *sampled, *of_tokens, self.error, text.calls)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,12 +95,15 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         request.validate()
         resolver.require_in_vocabulary(request)
         generator = resolver.generator
+        request = resolver.planned(request)
         prompts = tuple(generator.completion_prompt(prompt, request) for prompt in request.prompts)
         wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         context = generator.model.config.max_positions
         limits = tuple(min(wanted, context - len(prompt.token_ids)) for prompt in prompts)
         filled = replace(request, **generator.defaults.sampling_of(request))
-        grammar = resolver.compile("text_form", form.grammar) if (form := request.text_form.value) else None
+        grammar = request.call_plan and request.call_plan.grammar
+        if (form := request.text_form.value) and not request.call_plan:
+            grammar = resolver.compile("text_form", form.grammar)
         together = max(1, min(len(prompts), _MAX_BRANCHES // request.samples))
         each: dict[str, int] = {}  # the most of any prompt
         for prompt, most in zip(prompts, limits, strict=True):
@@ -133,10 +136,11 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
     def _empty_text(self, number: int) -> SampledText:
         """A text behind a prompt, which is the answer's alone where a thought is told apart."""
         request, prompt = self.resolved.request, self.resolved.prompts[number]
+        calls = request.call_plan.reader() if request.call_plan else None
         how = self._tokenizer, request.stop, request.include_stop
         if self.resolved.marks and prompt.thinks:
-            return SampledAnswer(*how, self.resolved.marks, prompt.opened)
-        return SampledText(*how)
+            return SampledAnswer(*how, self.resolved.marks, prompt.opened, calls)
+        return SampledText(*how, calls)
 
     def _begin(self) -> None:
         for _ in range(self.resolved.together):
@@ -204,9 +208,12 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
         """The matcher of texts behind a prompt; a thought is free where one is told apart."""
         resolved, prompt = self.resolved, self.resolved.prompts[number]
         guide = self.matchers[resolved.grammar] if resolved.grammar else None
+        if guide and resolved.request.call_plan:
+            guide = resolved.request.call_plan.guide(guide, self._tokenizer)
         if guide is None or resolved.marks is None or not prompt.thinks:
             return guide
-        reader, forbidden = make_reader(resolved.marks, self._tokenizer), self._engine.model(GENERATOR).eos_token_ids
+        reader = make_reader(resolved.marks, self._tokenizer, calls=resolved.request.call_plan is not None)
+        forbidden = self._engine.model(GENERATOR).eos_token_ids
         return AfterThought(guide, reader, forbidden, inside=prompt.opened)
 
     def _end_prompt(self, number: int) -> None:
@@ -274,7 +281,7 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
             self._report(choice)
 
     def _finish(self, choice: ChoiceState, reason: str) -> None:
-        choice.text.end()
+        choice.text.end(cut=reason != "stop")
         choice.finish_reason = reason
         self._unfinished[choice.prompt] -= 1
         self._report(choice)
@@ -284,11 +291,11 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
             return
         first = not choice.reported
         text, reason = choice.text.take(choice.finish_reason is not None), choice.finish_reason
-        thought = choice.text.take_thought()
+        thought, calls = choice.text.take_thought(), choice.text.take_calls()
         new, choice.reported = slice(choice.reported, None), len(choice.token_ids)
         of_tokens = tuple(choice.token_ids[new]), tuple(choice.logprobs[new])
         prompt = self._prompts[choice.prompt] if first else None
-        self._on_event(TextSampled(self.search_id, choice.index, text, *of_tokens, prompt, reason, thought))
+        self._on_event(TextSampled(self.search_id, choice.index, text, *of_tokens, prompt, reason, thought, calls))
 
     # ---- tokens
 
@@ -317,4 +324,6 @@ class RunningCompletion(Running[ResolvedCompletion, CompletionResult]):
     def _own_fields(self) -> dict[str, Any]:
         warnings = dict.fromkeys(warning for prompt in self.resolved.prompts for warning in prompt.warnings)
         choices = tuple(choice.result() for choice in self._choices)
-        return {"prompts": tuple(self._prompts), "choices": choices, "warnings": tuple(warnings)}
+        plan = self.resolved.request.call_plan
+        told = (*warnings, *(plan.warnings if plan else ()))
+        return {"prompts": tuple(self._prompts), "choices": choices, "warnings": told}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import (
@@ -35,6 +35,9 @@ from espalier.search.rules import SWITCHES, ThinkingMode
 from espalier.search.run.executor import RenderedPrompt, RequestDefaults
 from espalier.search.run.generation_config import Parameters, sampling_defaults, sampling_for
 from espalier.search.thoughts.marks import ThoughtMarks, find_marks
+
+if TYPE_CHECKING:
+    from espalier.search.tools.forms import CallForm
 
 Advice = Callable[[str], tuple[str, ...]]
 """Takes a problem's text and returns warnings, whole sentences for the caller; empty where there are none."""
@@ -97,9 +100,19 @@ class Generator:
         return self.prompt(problem, history).token_ids
 
     def prompt(
-        self, problem: str, history: Sequence[ChatMessage] = (), mode: ThinkingMode = ThinkingMode.AUTO
+        self,
+        problem: str,
+        history: Sequence[ChatMessage] = (),
+        mode: ThinkingMode = ThinkingMode.AUTO,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedPrompt:
         """Return the prompt; see `render_turns`. What callers write is text, whatever tokens look like it.
+
+        Args:
+            problem: what the user says last.
+            history: the messages around it.
+            mode: whether the model is to think.
+            tools: what the chat template is to list.
 
         Raises:
             InvalidRequestError: the chat template rejects the conversation, or the generator cannot think.
@@ -114,7 +127,8 @@ class Generator:
             raise InvalidRequestError([Violation("thinking", why)])
         tags: list[str] = []
         problem = self._caller_text.protect(problem, tags)
-        chat = self._render(problem, [self._earlier(message, tags) for message in history], mode)
+        more = self._shown_tools(tools, tags)
+        chat = self._render(problem, [self._earlier(message, tags) for message in history], mode, more)
         text, opened, thinks = self._opened(chat.text, mode)
         ids = self._caller_text.encode(text, tags)
         return RenderedPrompt(self._require_room(ids, 1), opened, thinks, chat.warnings)
@@ -163,8 +177,22 @@ class Generator:
         auto, off = (self._render("2", (), mode).text for mode in (ThinkingMode.AUTO, ThinkingMode.OFF))
         return self._has_switch and auto == off
 
-    def _render(self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode) -> RenderedChat:
-        switches = SWITCHES[mode if self.marks else ThinkingMode.OFF]
+    @cached_property
+    def call_form(self) -> "CallForm | None":
+        """How the model writes calls of tools; None if it does not, or in a form that is not known."""
+        from espalier.search.tools.forms import find_form  # for requests with tools alone
+
+        return find_form(self.model.tokenizer)
+
+    def _shown_tools(self, tools: Any, tags: list[str]) -> dict[str, Any]:
+        """The variable of chat templates that lists tools, whose texts are the caller's; none without tools."""
+        written = json.dumps(tools, ensure_ascii=False)  # without escapes that hide marks
+        return {"tools": json.loads(self._caller_text.protect(written, tags))} if tools else {}
+
+    def _render(
+        self, problem: str, history: Sequence[ChatMessage], mode: ThinkingMode, more: Mapping[str, Any] | None = None
+    ) -> RenderedChat:
+        switches = {**SWITCHES[mode if self.marks else ThinkingMode.OFF], **(more or {})}
         try:
             return render_turns(self.model.tokenizer, self.system_prompt, problem, history, switches)
         except CheckpointError as error:
@@ -237,8 +265,9 @@ class Generator:
                 raise InvalidRequestError([Violation("prompts", "must end with the user's message: no chat template")])
             return plain_text(self.model.tokenizer, messages, continued)
         try:
+            variables = {**prompt.variables, **self._shown_tools(prompt.variables.get("tools"), tags)}
             chat = render_conversation(
-                self.model.tokenizer.render_chat, messages, not prompt.continue_last, **prompt.variables
+                self.model.tokenizer.render_chat, messages, not prompt.continue_last, **variables
             )
         except CheckpointError as error:
             why = f"are rejected by the generator's chat template: {error.__cause__ or error}"
@@ -271,7 +300,7 @@ def render_turns(
     system_prompt: str,
     problem: str,
     history: Sequence[ChatMessage] = (),
-    switches: Mapping[str, bool] = MappingProxyType({"enable_thinking": False}),
+    variables: Mapping[str, Any] = MappingProxyType({"enable_thinking": False}),
 ) -> RenderedChat:
     """Render the prompt: through the chat template, or as plain text and a blank line without one.
 
@@ -280,7 +309,7 @@ def render_turns(
         system_prompt: used unless `history` starts with a system message.
         problem: what the user says last.
         history: the messages around it.
-        switches: variables of the template that switch thinking on or off; see `SWITCHES`.
+        variables: of the template: `SWITCHES` of thinking, and tools.
 
     Raises:
         TemplateLimitError: the template takes too much time or memory.
@@ -295,7 +324,7 @@ def render_turns(
         messages.pop(0)
     if tokenizer.chat_template is None:
         return plain_text(tokenizer, messages)
-    rendered = render_conversation(tokenizer.render_chat, messages, **switches)
+    rendered = render_conversation(tokenizer.render_chat, messages, **variables)
     if any(message.role == ChatRole.SYSTEM for message in history):  # the caller's own
         return rendered
     return replace(rendered, warnings=tuple(each for each in rendered.warnings if each not in (FOLDED, DROPPED)))

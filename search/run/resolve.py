@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, Violation
@@ -21,6 +22,8 @@ from espalier.search.run.executor import RenderedPrompt, ResolvedRequest
 from espalier.search.run.generator import Generator
 from espalier.search.thoughts.marks import ThoughtMarks
 from espalier.search.thoughts.plans import THINKING_MAX_TOKENS, ProbePlan, ThoughtPlan, plan_probes, plan_thoughts
+
+R = TypeVar("R", SearchRequest, CompletionRequest)
 
 
 def worst_case(engine: Engine, role: str, estimates: Sequence[MemoryEstimate], limits: PathLimits) -> dict[str, int]:
@@ -164,6 +167,19 @@ class Resolver:
         if wrong := unknown_bias(request.logit_bias.value, vocabulary):
             raise InvalidRequestError([Violation("logit_bias", wrong)])
 
+    def planned(self, request: R) -> R:
+        """Return a request with the plan of its answers' calls, if tools may be called.
+
+        Raises:
+            InvalidRequestError: the generator cannot call tools, or not as is asked for.
+        """
+        if not request.callable_tools:
+            return request
+        from espalier.search.tools.plan import with_plan  # for requests with tools alone
+
+        of_generator = self.generator.model.tokenizer, self.generator.call_form
+        return with_plan(request, *of_generator, request.text_form.value, self.compile)
+
     def require_fits(self, blocks: Mapping[str, int], lower: str) -> None:
         """Check that the KV pool could hold so many blocks.
 
@@ -193,7 +209,7 @@ _STEP_TOKENS = 50
 """Mean length of steps for bounds on the verifier's tokens where the number of steps has no limit."""
 _NO_THOUGHT = "is about thoughts, and the generator has none here: it does not think, or thinking is off; leave it out"
 _NO_MARK = "needs a closing mark that is one token, which the model can be kept from; this generator's {!r} is text"
-_NOT_PROBED = "binds the whole text, which has no box to probe: leave probe_every out, or give answer_form"
+_NOT_PROBED = "leaves a path no box to probe; leave probe_every out"
 
 
 def resolve_search(resolver: Resolver, request: SearchRequest) -> ResolvedRequest:
@@ -204,9 +220,11 @@ def resolve_search(resolver: Resolver, request: SearchRequest) -> ResolvedReques
     request = algorithms.named(request, defaults.scores)
     request.validate()
     resolver.require_in_vocabulary(request)
-    filled = defaults.fill(request)
+    filled = resolver.planned(defaults.fill(request))
     scorer = _scorer_of(resolver, filled)
-    prompt = generator.prompt(request.problem, request.history, request.thinking.value.mode)
+    tools = filled.tools.value.tools if filled.tools.value else ()
+    listed = [tool.for_template for tool in tools]
+    prompt = generator.prompt(request.problem, request.history, request.thinking.value.mode, listed)
     _require_thoughts(generator.marks, filled, prompt)
     effective = _with_limits(request, filled, scorer, prompt, generator.model.config.max_positions)
     of_path = PathLimits(len(prompt.token_ids), effective.max_tokens or 1, effective.max_tokens or 1)
@@ -214,9 +232,12 @@ def resolve_search(resolver: Resolver, request: SearchRequest) -> ResolvedReques
     if generator.marks:
         how = effective.thinking.value, prompt.opened, of_path.path_tokens, effective.more_thinking
         thoughts = plan_thoughts(generator.marks, tokenizer, *how)
+        if effective.call_plan:  # whose address the model writes in place of the answer's header
+            thoughts = replace(thoughts, header=())
     if effective.probe_every:
         probes = plan_probes(effective.probe_every, tokenizer, thoughts, generator.model.config.max_positions)
     grammar, probe_grammar = _grammars_of(resolver, effective, probes is not None)
+    plan = effective.call_plan
     limits = _generator_limits(of_path, effective, scorer, thoughts, probes)
     reads = scorer if scorer and not scorer.needs.question_lengths else None
     verifier_prompt = reads.prompt(request.problem_text) if reads else ()
@@ -237,7 +258,7 @@ def resolve_search(resolver: Resolver, request: SearchRequest) -> ResolvedReques
         generator_prompt=tuple(prompt.token_ids),
         verifier_prompt=verifier_prompt,
         score_final_only=final_only,
-        warnings=(*generator.advice(request.problem), *prompt.warnings, *warnings),
+        warnings=(*generator.advice(request.problem), *prompt.warnings, *warnings, *(plan.warnings if plan else ())),
         thoughts=thoughts,
         probes=probes,
         grammar=grammar,
@@ -298,8 +319,10 @@ def _grammars_of(resolver: Resolver, request: SearchRequest, probed: bool) -> tu
     Raises:
         InvalidRequestError: a form is none, or too complex; a path of a form cannot be probed.
     """
-    if request.text_form and probed:
-        raise InvalidRequestError([Violation("text_form", _NOT_PROBED)])
+    if probed and (field := "tools" if request.call_plan else "text_form" if request.text_form else ""):
+        raise InvalidRequestError([Violation(field, _NOT_PROBED)])
+    if request.call_plan:
+        return request.call_plan.grammar, None
     if form := request.text_form.value:
         return resolver.compile("text_form", form.grammar), None
     if not (form := request.answer_form.value):

@@ -5,10 +5,15 @@ The thought of a conversation's answer is no part of the text: it is kept apart,
 
 import codecs
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.search.thoughts.marks import ThoughtMarks
 from espalier.search.thoughts.reading import OPENED, Phase, Position, StepReading, make_reader
+
+if TYPE_CHECKING:
+    from espalier.search.tools.declared import ToolCall
+    from espalier.search.tools.reading import CallReader
 
 
 class SampledText:
@@ -21,8 +26,10 @@ class SampledText:
         thought_tokens: how many of them belong to a thought before the text, marks included.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str], include_stop: bool) -> None:
-        """Begin an empty text that ends where one of `stop` appears."""
+    def __init__(
+        self, tokenizer: TextTokenizer, stop: Sequence[str], include_stop: bool, calls: "CallReader | None" = None
+    ) -> None:
+        """Begin an empty text that ends where one of `stop` appears, outside of the `calls` of tools in it."""
         self.text = ""
         self.num_tokens = self.thought_tokens = 0
         self.stopped_by: str | None = None
@@ -31,7 +38,8 @@ class SampledText:
         self._stop = stop
         self._include_stop = include_stop
         self._longest = max(map(len, stop), default=0)
-        self._emitted = self._emitted_thought = 0
+        self._emitted = self._emitted_thought = self._emitted_calls = 0
+        self._calls = calls
         self._thought = ""
 
     @property
@@ -47,10 +55,26 @@ class SampledText:
             self.num_tokens += 1
             self._extend(self._decoded(token_id))
 
-    def end(self) -> None:
-        """Take no more tokens; bytes that are no whole character become the replacement character."""
+    def end(self, cut: bool = False) -> None:
+        """Take no more tokens; bytes that are no whole character become the replacement character.
+
+        Args:
+            cut: whether a limit ended the text, not the model.
+        """
         if self.stopped_by is None:
             self._extend(self._rest())
+            if self._calls:
+                self._find_stop(self._calls.end(cut))
+
+    @property
+    def calls(self) -> "tuple[ToolCall, ...]":
+        """The calls of tools that are whole so far."""
+        return tuple(self._calls.calls) if self._calls else ()
+
+    def take_calls(self) -> "tuple[ToolCall, ...]":
+        """The calls since the last call of this method."""
+        start, self._emitted_calls = self._emitted_calls, len(self.calls)
+        return self.calls[start:]
 
     def take_thought(self) -> str:
         """The thought since the last call."""
@@ -76,6 +100,9 @@ class SampledText:
         return self._decoder.decode(b"", True)
 
     def _extend(self, piece: str) -> None:
+        self._find_stop(self._calls.feed(piece) if self._calls else piece)
+
+    def _find_stop(self, piece: str) -> None:
         before = len(self.text)
         self.text += piece
         if not self._stop or not piece:
@@ -91,12 +118,18 @@ class SampledAnswer(SampledText):
     """The answer of a model that may think before it."""
 
     def __init__(
-        self, tokenizer: TextTokenizer, stop: Sequence[str], include_stop: bool, marks: ThoughtMarks, opened: bool
+        self,
+        tokenizer: TextTokenizer,
+        stop: Sequence[str],
+        include_stop: bool,
+        marks: ThoughtMarks,
+        opened: bool,
+        calls: "CallReader | None" = None,
     ) -> None:
-        """Begin behind a prompt, which may have opened the thought."""
-        super().__init__(tokenizer, stop, include_stop)
+        """Begin behind a prompt, which may have opened the thought; `calls` reads those of tools in the answer."""
+        super().__init__(tokenizer, stop, include_stop, calls)
         self._answering = False
-        self._reader = make_reader(marks, tokenizer)
+        self._reader = make_reader(marks, tokenizer, calls=calls is not None)
         self._position = OPENED if opened else Position(header=None if marks.message is None else ())
         self._text_marks = [mark.text for pair in marks.pairs for mark in pair if mark.token_id is None]
         self._blank = ""

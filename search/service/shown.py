@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from espalier.search.result import Candidate, NodeRecord, SearchResult, content_of, thought_of
 from espalier.search.tree import path_to
+
+if TYPE_CHECKING:
+    from espalier.search.tools.declared import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +20,14 @@ class Shown:
         finish_reason: `stop` if the path is complete, `length` if a limit cut it.
         thought: what the model thought, empty if it did not.
         thought_tokens: number of tokens sampled for its thought.
+        calls: of tools, in none of its texts.
     """
 
     steps: tuple[str, ...]
     finish_reason: str
     thought: str = ""
     thought_tokens: int = 0
+    calls: "tuple[ToolCall, ...]" = ()
 
     def stopped(self, stop: Sequence[str], include_stop: bool) -> "Shown":
         """The path up to the first of the texts `stop` that is in it, which may lie across steps."""
@@ -49,7 +55,7 @@ def shown_paths(result: SearchResult, count: int) -> list[Shown]:
     """Return the path to show first, then complete paths by their scores, `count` at most."""
     candidates, probed = candidates_shown(result, count), result.probed
     if candidates and not probed:
-        return [Shown(content_of(each.steps), "stop", each.thought, each.thought_tokens) for each in candidates]
+        return [Shown(each.content_steps, "stop", each.thought, each.thought_tokens, each.calls) for each in candidates]
     furthest = max(result.nodes, key=lambda node: (len(node.path), _score(node)), default=None)
     nodes = {node.node_id: node for node in result.nodes}
     path = path_to(nodes, probed.node_id if probed else furthest.node_id if furthest else None)

@@ -219,11 +219,16 @@ _NAME = re.compile(r"\s*(analysis|commentary|final|\w*)")
 _ROLE = re.compile(r"\s*assistant\b|\s*assistant(?=[A-Z])")
 _ADDRESS = re.compile(r"(?:\s*to=\S+)?(?:\s*(?:code|json)\b)?")
 _FINAL = "final"
+_FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
+CALL = "<|channel|>commentary to=functions.{}<|message|>"
+"""The address of a call, however a model has written it."""
 
 
-def make_reader(marks: ThoughtMarks, tokenizer: TextTokenizer, ends: Collection[int] = ()) -> ThoughtReader:
-    """The reader of a checkpoint's paths; `ends` are tokens that end one."""
-    return ChannelReader(marks, tokenizer, ends) if marks.message else ThoughtReader(marks, tokenizer)
+def make_reader(
+    marks: ThoughtMarks, tokenizer: TextTokenizer, ends: Collection[int] = (), calls: bool = False
+) -> ThoughtReader:
+    """The reader of a checkpoint's paths; `ends` are tokens that end one, `calls` as of `ChannelReader`."""
+    return ChannelReader(marks, tokenizer, ends, calls) if marks.message else ThoughtReader(marks, tokenizer)
 
 
 class ChannelReader(ThoughtReader):
@@ -231,8 +236,17 @@ class ChannelReader(ThoughtReader):
 
     state = OPENED
 
-    def __init__(self, marks: ThoughtMarks, tokenizer: TextTokenizer, ends: Collection[int] = ()) -> None:
-        """Read by the marks of channels with headers; `ends` are tokens that end a path."""
+    def __init__(
+        self, marks: ThoughtMarks, tokenizer: TextTokenizer, ends: Collection[int] = (), calls: bool = False
+    ) -> None:
+        """Read by the marks of channels with headers.
+
+        Args:
+            marks: of the channels.
+            tokenizer: the checkpoint's.
+            ends: tokens that end a path.
+            calls: whether a channel that addresses a function is the answer's, with its address as `CALL` writes it.
+        """
         super().__init__(marks, tokenizer)
         assert marks.message
         self._channel, self._end = marks.opening.token_id, marks.closing.token_id
@@ -240,6 +254,7 @@ class ChannelReader(ThoughtReader):
         self._message = marks.message.token_id
         self._structure = {*self._begins, self._message, self._end}
         self._ends = frozenset(ends)
+        self._calls = calls
 
     def closes(self, token_id: int, state: Position) -> tuple[bool, Position]:
         """See `ThoughtReader`."""
@@ -254,7 +269,10 @@ class ChannelReader(ThoughtReader):
                 if not self._ends_header(token, header):
                     reading.position = reading.position._replace(header=(*header, token))
                     continue
-                if token == self._message:
+                if token == self._message and (called := self._function(header)):
+                    reading.position = self._named(reading.position, _FINAL)
+                    reading.say(CALL.format(called))
+                elif token == self._message:
                     reading.position = self._named(reading.position, self._words(header)[0])
                 else:
                     self._without_end(reading, header)
@@ -291,6 +309,11 @@ class ChannelReader(ThoughtReader):
         if token == self._end:
             return position._replace(header=()) if position.phase is Phase.ANSWER else Position(closed=True, header=())
         return position
+
+    def _function(self, header: Sequence[int]) -> str:
+        """The function that a header addresses, where calls are read; empty for none."""
+        found = _FUNCTION.search(self._tokenizer.decode(list(header))) if self._calls else None
+        return found[1] if found else ""
 
     def _words(self, header: Sequence[int]) -> tuple[str | None, str]:
         """The last channel that a header names, None if it names none, and the words behind its name."""
@@ -354,6 +377,11 @@ class AfterThought:
     def error(self) -> str:
         """See `Matcher`."""
         return self.answer.error
+
+    @property
+    def ended(self) -> bool:
+        """See `Matcher`."""
+        return self.begun and not self.inside and self.answer.ended
 
     def allow(self, bits: np.ndarray) -> None:
         """See `Matcher`."""

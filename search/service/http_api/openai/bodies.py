@@ -21,6 +21,7 @@ from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import spellings
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import SearchCall, in_places
+from espalier.search.tools.declared import read_tools
 
 T = TypeVar("T")
 
@@ -30,22 +31,20 @@ PRIORITY, TIME_LIMIT = "priority", "time_limit"
 _OF_PLAIN = (PRIORITY, TIME_LIMIT, "text_form")
 """Fields of `espalier` that sampling without a search has."""
 IGNORED = {
-    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
+    "metadata", "prediction", "prompt_cache_key",
     "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier", "service_tier", "store",
     "user", "verbosity",
 }  # fmt: skip
 """Parameters that do not change what is sampled; clients send them to every server."""
-NO_TOOLS = "tools are not called; with `tool_choice` none a chat may list them, and its messages may tell of calls"
+_OLDER = "is the older name of tools; give `tools` and `tool_choice`"
 NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
     # parameter: why it is refused, and the values besides null that ask for nothing
     "length_penalty": ("is of beam search by likelihood, which is not offered", (1,)),
     "modalities": ("only text is offered", (["text"],)),
     "audio": ("only text is offered", ()),
-    "tools": (NO_TOOLS, ([],)),
-    "tool_choice": (NO_TOOLS, ("none", "auto")),
-    "functions": (NO_TOOLS, ([],)),
-    "function_call": (NO_TOOLS, ("none", "auto")),
-    "web_search_options": (NO_TOOLS, ()),
+    "functions": (_OLDER, ([],)),
+    "function_call": (_OLDER, ("none", "auto")),
+    "web_search_options": ("the server has no tools of its own", ()),
     "best_of": ("is not offered; choose a search by the model's name, such as NAME@best-of-8", (1,)),
     "use_beam_search": ("is not offered; choose a search by the model's name, such as NAME@beam-n4-m4", (False,)),
     "suffix": ("text cannot be filled in before a suffix", ("",)),
@@ -339,6 +338,9 @@ class Conversation(BaseModel, extra="allow"):
     continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: InstanceOf[str] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: StrictBool | None = None
 
 
 class ChatBody(Conversation, SamplingBody, extra="allow"):
@@ -364,8 +366,6 @@ ITS_BUDGET = "x-its-budget"
 _OF_BOTH = {*PLAIN_PARAMETERS, *spellings.FORM_PARAMETERS, "stop"}
 _OF_CHATS = {*ChatBody.model_fields, *_OF_BOTH, *spellings.THINKING_PARAMETERS}
 _OF_COMPLETIONS = {*CompletionBody.model_fields, *_OF_BOTH} - {"max_completion_tokens", "return_response_only"}
-_TOOLS = {"tools": "tool_choice", "functions": "function_call"}
-"""Lists of tools with the parameter that says which to call."""
 _PLAIN_ALONE = ("logprobs", "return_token_ids", "return_tokens_as_token_ids", "continue_final_message", "top_logprobs")
 """Parameters that a search cannot honour."""
 
@@ -399,8 +399,9 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> SampledCall:
         return _read_plain(chat, body)
     places = {"priority": "espalier.priority", **dict.fromkeys(named, "model")}
     its = BodyFields(body, {"seed": secrets.randbits(SEED_BITS), **named}, places)
-    its.found += [*not_honoured(body, _known(body), _FIELDS), *few([*_not_of_search(chat)])]
+    its.found += [*not_honoured(body, _OF_CHATS, _FIELDS), *few([*_not_of_search(chat)])]
     its.set_sampling(_PARAMETERS)
+    _set_tools(chat, its)
     stop = its.stop_texts()
     thinking = spellings.read_thinking_parameters(body, its.found)
     if thinking.field:
@@ -419,14 +420,10 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> SampledCall:
     return its.call(request, priority, chat, thinking.shown, report_nodes=nodes, choices=choices, stop=stop)
 
 
-def _known(body: dict[str, Any]) -> set[str]:
-    """Parameters that are read here: tools among them where none is to be called."""
-    return _OF_CHATS | {tools for tools, choice in _TOOLS.items() if body.get(choice) == "none"}
-
-
 def _read_plain(chat: ChatBody, body: dict[str, Any]) -> SampledCall:
     its = sampled_fields(body)
-    its.found += not_honoured(body, _known(body))
+    its.found += not_honoured(body, _OF_CHATS)
+    _set_tools(chat, its)
     if chat.budget is not None:
         its.refuse("budget", "is of a search, and this is none")
     top = chat.top_logprobs
@@ -497,7 +494,7 @@ def chat_prompt(chat: Conversation, thinking: spellings.AskedThinking, found: li
     variables = {**thinking.variables, **(chat.chat_template_kwargs or {})}
     own = {"messages", "add_generation_prompt", "tools", "documents"} & variables.keys()
     found += (Violation(f"chat_template_kwargs.{name}", "is set by the server") for name in sorted(own))
-    variables |= _tools_shown(chat, found)
+    variables |= {"tools": _shown_tools(chat, found)} if chat.tools else {}
     return ChatPrompt(tuple(_as_sent(message.read) for message in chat.messages), continued, variables)
 
 
@@ -507,16 +504,46 @@ def _as_sent(message: ChatMessage) -> dict[str, Any]:
     return {"role": str(message.role), "content": message.content, **thought, **message.fields}
 
 
-def _tools_shown(chat: Conversation, found: list[Violation]) -> dict[str, Any]:
-    """Tools that are not to be called: what the template shows of them, as it may by vLLM's default."""
-    given = chat.model_extra or {}
-    functions, tools = given.get("functions") or [], given.get("tools") or []
-    for name, each in (("functions", functions), ("tools", tools)):
-        if not isinstance(each, list) or not all(isinstance(tool, dict) for tool in each):
-            found.append(Violation(name, "must be a list of objects"))
-            return {}
-    tools = [*tools, *({"type": "function", "function": function} for function in functions)]
-    return {"tools": tools} if tools else {}
+def _shown_tools(chat: Conversation, found: list[Violation]) -> list[dict[str, Any]]:
+    """The tools of a chat as templates list them, also where none is to be called."""
+    try:
+        return [tool.for_template for tool in read_tools(json.dumps(chat.tools)).tools]
+    except ValueError as error:
+        found.append(Violation("tools", str(error)))
+        return []
+
+
+def _set_tools(chat: Conversation, its: BodyFields) -> None:
+    """Set what tools a chat offers, and whether one must be called; without tools a choice says nothing."""
+    if not (tools := chat.tools):
+        if chat.tool_choice not in (None, "auto", "none"):
+            its.refuse("tool_choice", "needs `tools`")
+        return
+    choice = chat.tool_choice
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)  # beside their type in /v1/responses
+        names = list(map(_named, allowed.get("tools") or ())) if isinstance(allowed, dict) else []
+        tools = [tool for tool in tools if isinstance(tool, dict) and _named(tool) in names]
+        if not tools:
+            its.refuse("tool_choice", "allows none of `tools`")
+        choice = allowed.get("mode") if isinstance(allowed, dict) else None
+    elif isinstance(choice, dict):
+        choice = _named(choice)
+        if choice not in map(_named, tools):
+            its.refuse("tool_choice", f"names {str(choice)[:80]!r}, which is none of `tools`")
+            return
+    if choice is not None and not isinstance(choice, str):
+        its.refuse("tool_choice", "must be auto, none, required, or an object that names a function")
+        return
+    its.set("tools", json.dumps(tools), "tools")
+    its.set("tool_choice", choice or "auto", "tool_choice")
+    its.set("parallel_tool_calls", chat.parallel_tool_calls is not False, "parallel_tool_calls")
+
+
+def _named(tool: Any) -> Any:
+    """The name in a tool, or in a choice of one; it stands in `function`, or beside the type."""
+    its = tool.get("function", tool) if isinstance(tool, dict) else None
+    return its.get("name") if isinstance(its, dict) else None
 
 
 def _not_of_search(chat: ChatBody) -> Iterator[Violation]:
@@ -531,14 +558,30 @@ def _not_of_search(chat: ChatBody) -> Iterator[Violation]:
 
 
 def _not_read(messages: list[_Message]) -> Iterator[Violation]:
-    """Messages without content, which only an assistant's may be, and calls of tools by others."""
+    """Messages without content, which only an assistant's may be, calls of tools by others, and results of no call."""
+    called = set[str | None]()
     for index, message in enumerate(messages):
         if message.role == "assistant":
+            called.update(call.id for call in message.tool_calls or ())
+            for number, call in enumerate(message.tool_calls or ()):
+                if not _are_arguments(call.function.arguments):
+                    place = f"messages[{index}].tool_calls[{number}].function.arguments"
+                    yield Violation(place, "must be a JSON object, or the text of one")
             continue
+        if message.role == "tool" and message.tool_call_id is not None and message.tool_call_id not in called:
+            yield Violation(f"messages[{index}].tool_call_id", "must be the id of a call before it")
         if message.content is None:
             yield Violation(f"messages[{index}].content", "must be a text, or a list of parts")
         if message.tool_calls or message.function_call:
             yield Violation(f"messages[{index}].tool_calls", "are of the assistant")
+
+
+def _are_arguments(given: str | dict[str, Any] | None) -> bool:
+    """Return whether these are the arguments of a call; none, and an empty text, are those of a call without any."""
+    try:
+        return isinstance(json.loads(given or "{}") if not isinstance(given, dict) else given, dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def set_conversation(messages: list[_Message], its: BodyFields) -> None:

@@ -12,6 +12,7 @@ from espalier.search.result import Finished, SearchResult, Started, StepDone
 from espalier.search.run.executor import AnyEvent
 from espalier.search.service.http_api.openai.bodies import SampledCall
 from espalier.search.service.shown import Shown, candidates_shown, shown_paths
+from espalier.search.tools.declared import ToolCall
 
 AnyCompletion = SearchResult | CompletionResult
 _BEGINNING = {"role": "assistant", "content": ""}
@@ -36,6 +37,7 @@ class Completion:
     _offsets: dict[int, int] = field(default_factory=dict[int, int])  # characters of tokens sent, by choice
     _read: dict[int, int] = field(default_factory=dict[int, int])  # tokens, by prompt
     _sampled: dict[int, int] = field(default_factory=dict[int, int])  # tokens so far, by node or choice
+    _called: dict[int, int] = field(default_factory=dict[int, int])  # calls of tools so far, by choice
 
     def whole(self, result: AnyCompletion) -> dict[str, Any]:
         """The completion of a result."""
@@ -73,14 +75,18 @@ class Completion:
         self._sampled[event.index] = self._sampled.get(event.index, 0) + len(event.token_ids)
         if event.prompt:
             self._read[event.index // self.call.sampled.samples] = len(event.prompt.token_ids)
+        delta, calls = self._reasoning(event.thought), self._calls(event.index, event.calls, streamed=True)
         choice, own = self._told(event, event.prompt), {"seed": self.call.sampled.seed} if event.finish_reason else None
         if not self.chat:
             return [self._chunk(choice, own)]
-        delta = self._reasoning(event.thought)
-        if event.text or not (event.finish_reason or delta):
+        if event.text or not (event.finish_reason or delta or calls):
             delta["content"] = event.text
-        first = [self._chunk({"index": event.index, "delta": _BEGINNING})] if event.prompt else []
-        return [*first, self._chunk({**choice, "delta": delta}, own)]
+        deltas = [*([_BEGINNING] if event.prompt else []), *([delta] if delta else []), *calls]
+        if not deltas or (event.finish_reason and self._called.get(event.index)):  # clients look for it alone
+            deltas.append({})
+        *before, last = deltas
+        chunks = [self._chunk({"index": event.index, "delta": each}) for each in before]
+        return [*chunks, self._chunk({**choice, "delta": last}, own)]
 
     def last_chunks(self, result: AnyCompletion) -> list[dict[str, Any]]:
         """The chunks of what has ended: of a search the paths that are shown, and the usage if it is wanted."""
@@ -91,8 +97,9 @@ class Completion:
                 deltas: list[dict[str, Any]] = [_BEGINNING] if index else []
                 deltas += [thought] if (thought := self._reasoning(path.thought)) else []
                 deltas += [{"content": step} for step in path.steps]
+                deltas += self._calls(index, path.calls, streamed=True)
                 chunks += [self._chunk({"index": index, "delta": delta}) for delta in deltas]
-                end = {"index": index, "delta": {}, "finish_reason": path.finish_reason}
+                end = {"index": index, "delta": {}, "finish_reason": self._finish_reason(index, path.finish_reason)}
                 chunks.append(self._chunk(end) | ({} if index else own))
             own = {}
         if self.call.body.options.continuous_usage_stats:
@@ -115,13 +122,18 @@ class Completion:
         if prompts:
             told["stop_reason"] = choice.stop_text
         if self.chat:
-            thought = self._reasoning(choice.thought)
-            told["message"] = {"role": "assistant", "content": choice.text, **thought, "refusal": None}
+            thought, calls = self._reasoning(choice.thought), self._calls(choice.index, choice.calls)
+            told["finish_reason"] = self._finish_reason(choice.index, choice.finish_reason)
+            content = {"content": choice.text or (None if calls else ""), **thought, "refusal": None}
+            told["message"] = {"role": "assistant", **content, **({"tool_calls": calls} if calls else {})}
         return told
 
     def _told(self, part: Choice | TextSampled, prompt: ReadPrompt | None) -> dict[str, Any]:
         """The fields that a choice and its chunks have alike: of a chat all but its text."""
-        told: dict[str, Any] = {"index": part.index, "finish_reason": _finish_reason(part.finish_reason)}
+        told: dict[str, Any] = {
+            "index": part.index,
+            "finish_reason": self._finish_reason(part.index, part.finish_reason),
+        }
         if self.call.body.return_token_ids:
             told["token_ids"] = part.token_ids
         if self.chat:
@@ -132,6 +144,25 @@ class Completion:
         if prompt and self.call.sampled.echo:
             text, logprobs = prompt.text + text, (*prompt.logprobs, *logprobs)
         return {**told, "text": text, "logprobs": self._text_logprobs(logprobs, part.index)}
+
+    def _calls(self, index: int, calls: Sequence[ToolCall], streamed: bool = False) -> list[dict[str, Any]]:
+        """New calls of a choice: whole, or as deltas, of which the first of each has its name."""
+        told, first = list[dict[str, Any]](), self._called.get(index, 0)
+        self._called[index] = first + len(calls)
+        for number, call in enumerate(calls, first):
+            head = {"id": call_id(self.search_id, index, number), "type": "function"}
+            if not streamed:
+                told.append({**head, "function": {"name": call.name, "arguments": call.arguments}})
+                continue
+            told.append({"index": number, **head, "function": {"name": call.name, "arguments": ""}})
+            told.append({"index": number, "function": {"arguments": call.arguments}})
+        return [{"tool_calls": [each]} for each in told] if streamed else told
+
+    def _finish_reason(self, index: int, reason: str | None) -> str | None:
+        """`length` also for a choice that was cut from outside, as the OpenAI API has no other word for it."""
+        if reason == "stop" and self._called.get(index):
+            return "tool_calls"
+        return "length" if reason == "abort" else reason
 
     def _reasoning(self, thought: str) -> dict[str, str]:
         """A thought as a field of a message or a delta, by both names that clients know; empty if none is told."""
@@ -194,7 +225,19 @@ def choices_of(result: AnyCompletion, call: SampledCall) -> Sequence[Choice]:
     if isinstance(result, CompletionResult):
         return result.choices
     return [
-        Choice(index, 0, "".join(path.steps), (), path.finish_reason, None, (), path.thought, path.thought_tokens)
+        Choice(
+            index,
+            0,
+            "".join(path.steps),
+            (),
+            path.finish_reason,
+            None,
+            (),
+            path.thought,
+            path.thought_tokens,
+            "",
+            path.calls,
+        )
         for index, path in enumerate(paths_of(result, call))
     ]
 
@@ -225,7 +268,7 @@ def espalier_of(result: AnyCompletion, choices: int) -> dict[str, Any]:
     own = {"search_id": result.search_id, "stop_reason": result.stop_reason, "usage": asdict(result.usage)}
     if isinstance(result, SearchResult):
         configuration = result.configuration.to_dict()
-        del configuration["problem"], configuration["history"]
+        del configuration["problem"], configuration["history"], configuration["tools"]
         return {
             **own,
             "answer": result.answer,
@@ -266,6 +309,6 @@ def _length(token: TokenLogprob) -> int:
     return len(token.raw.decode(errors="ignore"))
 
 
-def _finish_reason(reason: str | None) -> str | None:
-    """`length` also for a choice that was cut from outside, as the OpenAI API has no other word for it."""
-    return "length" if reason == "abort" else reason
+def call_id(search_id: str, choice: int, number: int) -> str:
+    """The id of a call of a tool."""
+    return f"call_{search_id}_{choice}_{number}"

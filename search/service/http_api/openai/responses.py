@@ -1,9 +1,9 @@
-"""`/v1/responses` for plain text: a body is read as a chat's, and a result is written as OpenAI's response object.
+"""`/v1/responses`: a body is read as a chat's, and a result is written as OpenAI's response object.
 
-Nothing is stored, so a conversation is sent whole each time; what needs a stored response or a tool is refused by name.
+Nothing is stored, so a conversation is sent whole each time; what needs a stored response is refused by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -15,11 +15,12 @@ from espalier.search.result import Finished, SearchResult
 from espalier.search.run.executor import AnyEvent
 from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import bodies
-from espalier.search.service.http_api.openai.completion import AnyCompletion, choices_of, espalier_of, usage_of
+from espalier.search.service.http_api.openai.completion import AnyCompletion, call_id, choices_of, espalier_of, usage_of
 from espalier.search.service.http_api.openai.spellings import FORM_PARAMETERS, THINKING_PARAMETERS
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import in_places
 from espalier.search.service.shown import shown
+from espalier.search.tools.declared import ToolCall
 
 _PLACES = {
     "messages": "input",
@@ -30,6 +31,7 @@ _PLACES = {
 """Parameters of chats by other names."""
 _SAME = (
     *("model", *(name for name in bodies.SAMPLING if name != "max_tokens"), "stream", "espalier"),
+    *("tools", "tool_choice", "parallel_tool_calls"),
     *sorted(THINKING_PARAMETERS | FORM_PARAMETERS - {"response_format"}),
 )
 """Parameters that chats have by the same names."""
@@ -41,9 +43,7 @@ _NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "prompt": (_STORED, ()),
     "background": ("is not offered", (False,)),
     "include": ("is not offered", ([],)),
-    "tools": (bodies.NO_TOOLS, ([],)),
-    "tool_choice": (bodies.NO_TOOLS, ("none", "auto")),
-    "max_tool_calls": (bodies.NO_TOOLS, ()),
+    "max_tool_calls": ("is not offered; the client runs its tools", ()),
     "top_logprobs": ("give `logprobs` to /v1/chat/completions", (0,)),
     "truncation": ("a conversation is never cut", ("disabled",)),
 }
@@ -91,14 +91,6 @@ def _items(given: Any) -> Any:
     return items
 
 
-def _tools(given: Any) -> Any:
-    """Functions as chats list them; what else can be called is left out, as nothing is."""
-    if not isinstance(given, list):
-        return given
-    functions = [tool for tool in given if isinstance(tool, dict) and tool.get("type") == "function"]
-    return [{"type": "function", "function": {k: v for k, v in each.items() if k != "type"}} for each in functions]
-
-
 def _thought(content: Any) -> str:
     """The text of a thought that `_reasoning` has written; empty for those of others, which may be encrypted."""
     parts = content if isinstance(content, list) else []
@@ -123,6 +115,9 @@ class ResponsesBody(BaseModel, extra="allow"):
     stream_options: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     text: _Text | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: StrictBool | None = None
     metadata: dict[str, Any] | None = None
     espalier: dict[str, Any] | None = None
 
@@ -143,15 +138,12 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
         InvalidRequestError: lists everything that is wrong and what cannot be honoured.
     """
     its = validated(ResponsesBody, body)
-    uncalled = {"tools"} if body.get("tool_choice") == "none" else set[str]()
-    found = list(bodies.not_honoured(body, {*ResponsesBody.model_fields, *_SAME, *uncalled}, refused=_NOT_OFFERED))
+    found = list(bodies.not_honoured(body, {*ResponsesBody.model_fields, *_SAME}, refused=_NOT_OFFERED))
     messages = [item.message() for item in its.input]
     if its.instructions is not None:
         messages.insert(0, {"role": "system", "content": its.instructions})
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     chat |= {"messages": messages, "max_tokens": its.max_output_tokens}
-    if uncalled and body.get("tools"):
-        chat |= {"tools": _tools(body["tools"]), "tool_choice": "none"}
     if its.text and its.text.format is not None:  # whose schema stands beside its type
         chat["response_format"] = {**its.text.format, "json_schema": its.text.format}
     try:
@@ -167,6 +159,9 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
         "reasoning": {"effort": (its.reasoning or {}).get("effort"), "summary": None},
         "temperature": body.get("temperature"),
         "top_p": body.get("top_p"),
+        "tools": its.tools or [],
+        "tool_choice": its.tool_choice or "auto",
+        "parallel_tool_calls": its.parallel_tool_calls is not False,
     }
     return ResponseCall(replace(call, violations=found, places=places), echoed)
 
@@ -183,6 +178,8 @@ class ResponseObject:
         self._items: list[dict[str, Any]] = []  # those that are done
         self._begun = ""  # type of the item that the stream writes, if it writes one
         self._text = ""  # of that item
+        self._said = False  # whether the answer's text has begun
+        self._called = 0  # calls that were told
 
     def whole(self, result: AnyCompletion) -> dict[str, Any]:
         """The response of a result."""
@@ -197,6 +194,7 @@ class ResponseObject:
             case TextSampled():
                 made += self._thought(event.thought)
                 made += self._delta("message", event.text) if event.text else []
+                made += self._calls(event.calls)
             case Finished(result=SearchResult() | CompletionResult() as result):
                 made += self._last(result)
             case _:
@@ -207,10 +205,13 @@ class ResponseObject:
         """The events of what has ended: its thought if it is told, its text unless the stream had it, and the whole."""
         choice = choices_of(result, self._call.chat)[0]
         status = "incomplete" if choice.finish_reason in ("length", "abort") else "completed"
-        made = self._thought(choice.thought) if not self._begun else []
-        if self._begun != "message":
-            for step in (shown(result).steps or ("",)) if isinstance(result, SearchResult) else (choice.text,):
+        streamed = bool(self._begun or self._items)
+        made = self._thought(choice.thought) if not streamed else []
+        if choice.text or not choice.calls:
+            steps = shown(result).steps if isinstance(result, SearchResult) else (choice.text,)
+            for step in () if self._said else steps or ("",):
                 made += self._delta("message", step)
+        made += self._calls(choice.calls[self._called :])
         made += self._end_of_item(status)
         usage = usage_of(result, self._call.chat)
         ended = {
@@ -236,7 +237,7 @@ class ResponseObject:
         made: list[dict[str, Any]] = []
         if self._begun != kind:
             made += self._end_of_item("completed")
-            self._begun, self._text = kind, ""
+            self._begun, self._text, self._said = kind, "", self._said or kind == "message"
             item = {**self._item(kind, "", "in_progress"), "content": []}
             made.append(self._event("response.output_item.added", output_index=len(self._items), item=item))
             if kind == "message":
@@ -244,6 +245,24 @@ class ResponseObject:
         if text:
             self._text += text
             made.append(self._text_event("delta", delta=text))
+        return made
+
+    def _calls(self, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+        """The events of new calls, each an item that is told whole."""
+        made: list[dict[str, Any]] = []
+        for call in calls:
+            made += self._end_of_item("completed")
+            name, place = call_id(self._id, 0, self._called), {"output_index": len(self._items)}
+            item = {"id": f"fc_{name}", "type": "function_call", "call_id": name, "name": call.name}
+            begun = {**item, "arguments": "", "status": "in_progress"}
+            item |= {"arguments": call.arguments, "status": "completed"}
+            of_item, arguments = {"item_id": item["id"], **place}, "response.function_call_arguments"
+            made.append(self._event("response.output_item.added", **place, item=begun))
+            made.append(self._event(f"{arguments}.delta", **of_item, delta=call.arguments))
+            made.append(self._event(f"{arguments}.done", **of_item, arguments=call.arguments, name=call.name))
+            made.append(self._event("response.output_item.done", **place, item=item))
+            self._items.append(item)
+            self._called += 1
         return made
 
     def _end_of_item(self, status: str) -> list[dict[str, Any]]:
@@ -255,6 +274,7 @@ class ResponseObject:
             made.append(self._event("response.content_part.done", **self._place, part=item["content"][0]))
         made.append(self._event("response.output_item.done", output_index=len(self._items), item=item))
         self._items.append(item)
+        self._begun = ""
         return made
 
     @property
@@ -288,12 +308,9 @@ class ResponseObject:
             "incomplete_details": None,
             "model": self._call.chat.body.model,
             "output": output,
-            "parallel_tool_calls": False,
             "previous_response_id": None,
             "store": False,
             "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
             "truncation": "disabled",
             "usage": None,
             **self._call.echoed,

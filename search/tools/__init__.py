@@ -1,0 +1,1 @@
+"""Tools that a generator may call: what a request offers, how a checkpoint writes calls, and how they are read."""
