@@ -186,7 +186,7 @@ class ToolFields(PenaltyFields):
     @property
     def call_plan(self) -> "CallPlan | None":
         """The plan of its answers' calls; None where there are none, and before it is resolved."""
-        return self.tools.value.plan if self.tools.value else None
+        return self.tools.value if hasattr(self.tools.value, "form") else None
 
     @property
     def must_call(self) -> bool:

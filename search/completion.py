@@ -4,19 +4,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.engine.work import TOP_TOKENS
 from espalier.search.common_fields import DEFAULT_MAX_TOKENS, ToolFields
+from espalier.search.conversation import ToolCall
 from espalier.search.result import StopReason, Usage
 from espalier.search.rules import Form, read_form
 from espalier.search.schema import Parsed, parsed, text_violations, violations
-
-if TYPE_CHECKING:
-    from espalier.search.tools.declared import ToolCall
 
 PLAIN = "plain"
 """Strategy in a model's name that samples without a search; see `CompletionRequest`."""
@@ -185,7 +183,7 @@ class Choice:
     thought: str = ""
     thought_tokens: int = 0
     error: str = ""
-    calls: "tuple[ToolCall, ...]" = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +238,7 @@ class TextSampled:
     prompt: ReadPrompt | None = None
     finish_reason: str | None = None
     thought: str = ""
-    calls: "tuple[ToolCall, ...]" = ()
+    calls: tuple[ToolCall, ...] = ()
 
     def including(self, earlier: "TextSampled") -> "TextSampled":
         """Return this text behind an earlier one of the same choice that was not delivered."""

@@ -29,6 +29,19 @@ class ChatRole(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the generator made; `arguments` is the text of a JSON object, with the keys in the model's order."""
+
+    name: str
+    arguments: str
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return json.loads(self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a conversation.
 

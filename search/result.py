@@ -6,19 +6,17 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from html import escape
 from itertools import dropwhile
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from annotated_types import Ge
 
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.stats import counter, counters
 from espalier.search.algorithms.base import Expand
+from espalier.search.conversation import ToolCall
 from espalier.search.request import SearchRequest
 from espalier.search.tree import NodeRecord as NodeRecord
 from espalier.search.tree import path_to
-
-if TYPE_CHECKING:
-    from espalier.search.tools.declared import ToolCall
 
 _COMPUTED = "Tokens whose KV the model computed for searches, the prompts' too."
 _IN_TREE = "Tokens of the search trees; siblings that share a prefix count it once."
@@ -193,7 +191,7 @@ class Candidate:
     multiplicity: int
     steps: tuple[ScoredStep, ...]
     thought_tokens: int = 0
-    calls: "tuple[ToolCall, ...]" = ()
+    calls: tuple[ToolCall, ...] = ()
     beside_calls: str = ""
 
     @property

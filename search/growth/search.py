@@ -296,7 +296,7 @@ class RunningSearch(Running[ResolvedRequest, result.SearchResult]):
             steps=tuple(result.ScoredStep(n.text, n.score, n.thought_chars, n.written.text) for n in node.lineage()),
             thought_tokens=sum(n.num_tokens for n in node.lineage() if n.thought_chars),
             calls=calls,
-            beside_calls=content if calls else "",
+            beside_calls=content.strip() if calls else "",
         )
         self._on_event(result.CandidateDone(self.search_id, found))
         return found

@@ -179,7 +179,7 @@ class Generator:
 
     @cached_property
     def call_form(self) -> "CallForm | None":
-        """How the model writes calls of tools; None if it does not, or in a form that is not known."""
+        """The form in which the model writes calls of tools; None if it does not, or in a form that is not known."""
         from espalier.search.tools.forms import find_form  # for requests with tools alone
 
         return find_form(self.model.tokenizer)

@@ -20,6 +20,7 @@ from espalier.search.completion import CompletionRequest
 from espalier.search.request import SearchRequest
 from espalier.search.run.executor import RenderedPrompt, ResolvedRequest
 from espalier.search.run.generator import Generator
+from espalier.search.schema import Parsed
 from espalier.search.thoughts.marks import ThoughtMarks
 from espalier.search.thoughts.plans import THINKING_MAX_TOKENS, ProbePlan, ThoughtPlan, plan_probes, plan_thoughts
 
@@ -175,10 +176,15 @@ class Resolver:
         """
         if not request.callable_tools:
             return request
-        from espalier.search.tools.plan import with_plan  # for requests with tools alone
+        from espalier.search.tools.forms import no_form  # for requests with tools alone
+        from espalier.search.tools.plan import plan_calls
 
-        of_generator = self.generator.model.tokenizer, self.generator.call_form
-        return with_plan(request, *of_generator, request.text_form.value, self.compile)
+        if (form := self.generator.call_form) is None:
+            why = f"cannot be called: {no_form(self.generator.model.tokenizer)}"
+            raise InvalidRequestError([Violation("tools", why)])
+        how = {"must": request.must_call, "several": request.parallel_tool_calls, "text": request.text_form.value}
+        plan = plan_calls(request.tools.value, request.callable_tools, form, **how, compile=self.compile)
+        return replace(request, tools=Parsed(str(request.tools), plan))
 
     def require_fits(self, blocks: Mapping[str, int], lower: str) -> None:
         """Check that the KV pool could hold so many blocks.

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.search.conversation import ToolCall
 from espalier.search.thoughts.marks import ThoughtMarks
 from espalier.search.thoughts.reading import OPENED, Phase, Position, StepReading, make_reader
 
 if TYPE_CHECKING:
-    from espalier.search.tools.declared import ToolCall
     from espalier.search.tools.reading import CallReader
 
 
@@ -67,11 +67,11 @@ class SampledText:
                 self._find_stop(self._calls.end(cut))
 
     @property
-    def calls(self) -> "tuple[ToolCall, ...]":
+    def calls(self) -> tuple[ToolCall, ...]:
         """The calls of tools that are whole so far."""
         return tuple(self._calls.calls) if self._calls else ()
 
-    def take_calls(self) -> "tuple[ToolCall, ...]":
+    def take_calls(self) -> tuple[ToolCall, ...]:
         """The calls since the last call of this method."""
         start, self._emitted_calls = self._emitted_calls, len(self.calls)
         return self.calls[start:]

@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from espalier.search.conversation import ToolCall
 from espalier.search.result import Candidate, NodeRecord, SearchResult, content_of, thought_of
 from espalier.search.tree import path_to
-
-if TYPE_CHECKING:
-    from espalier.search.tools.declared import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +24,7 @@ class Shown:
     finish_reason: str
     thought: str = ""
     thought_tokens: int = 0
-    calls: "tuple[ToolCall, ...]" = ()
+    calls: tuple[ToolCall, ...] = ()
 
     def stopped(self, stop: Sequence[str], include_stop: bool) -> "Shown":
         """The path up to the first of the texts `stop` that is in it, which may lie across steps."""

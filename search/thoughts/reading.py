@@ -113,7 +113,7 @@ class ThoughtReader:
         state: of `closes`, at the beginning of a thought.
     """
 
-    state: Any = b""
+    state: Any = (OPENED, b"")
 
     def __init__(self, marks: ThoughtMarks, tokenizer: TextTokenizer) -> None:
         self._label = marks.label
@@ -129,11 +129,10 @@ class ThoughtReader:
 
     def closes(self, token_id: int, state: Any) -> tuple[bool, Any]:
         """Return whether a thought ends with a token, its answer's header included, and the state behind it."""
-        if self._of_token.get(token_id, ("", ""))[0] == "closing":
-            return True, state
+        position = self.read([token_id], state[0]).position
         longest = 2 * max(map(len, self._closing_texts), default=0) + 64
-        last = (state + self._tokenizer.decode_bytes([token_id]))[-longest:]
-        return any(text in last for text in self._closing_texts), last
+        last = (state[1] + self._tokenizer.decode_bytes([token_id]))[-longest:]
+        return not position.inside or any(text in last for text in self._closing_texts), (position, last)
 
     def read(self, token_ids: Sequence[int], position: Position) -> StepReading:
         """Read the tokens of a step that begins at `position`."""

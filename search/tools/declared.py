@@ -4,10 +4,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from espalier.search.tools.plan import CallPlan
+from espalier.search.conversation import ToolCall
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 * 1024
@@ -32,21 +31,9 @@ class Tool:
     @property
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates list it."""
-        its = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        described = {"description": self.description} if self.description else {}
+        its = {"name": self.name, **described, "parameters": dict(self.parameters)}
         return {"type": "function", "function": its}
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call that the generator made; `arguments` is the text of a JSON object, with the keys in the model's order."""
-
-    name: str
-    arguments: str
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The arguments by name."""
-        return json.loads(self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +41,6 @@ class Offered:
     """The tools of a request; once it is resolved, a `CallPlan`."""
 
     tools: tuple[Tool, ...]
-
-    @property
-    def plan(self) -> "CallPlan | None":
-        """The plan of calls; None before one is made."""
-        return None
 
 
 def answer_of_calls(calls: Sequence[ToolCall]) -> str:

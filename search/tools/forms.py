@@ -1,19 +1,18 @@
 r"""How checkpoints write calls of tools: one form a family, found from the marks in its chat template and vocabulary.
 
-A call is a mark, the name, the arguments as JSON or between tags, and often a closing mark, as in
-`<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`.
+The forms stand in `forms.toml`. A call is a mark, the name, the arguments as JSON or between tags, and often a closing
+mark, as in `<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`.
 """
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.search.thoughts.reading import CALL
 
 Content = Literal["json", "tags", "gemma", "python"]
-_NAME = r"(?P<name>[\w.-]+)"
-_BY_NAME = '{"name": "', '", "arguments": ', "}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,8 @@ class Writing:
         middle: between its name and its arguments.
         after: behind its arguments.
         first: in front of the first call.
-        between: between two calls; None where a message has one call at most.
+        between: between two calls.
+        several: whether a message may have more than one.
         last: behind the last call.
         parameter: around each argument, with `{}` for its name; None for arguments that are one JSON object.
     """
@@ -34,7 +34,8 @@ class Writing:
     middle: str
     after: str
     first: str = ""
-    between: str | None = "\n"
+    between: str = "\n"
+    several: bool = True
     last: str = ""
     parameter: tuple[str, str] | None = None
 
@@ -78,99 +79,17 @@ class CallForm:
         return next((text for text in self.around if start.startswith(text)), self.mark)
 
 
-_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_CALL, _CALL_END, _SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-_TOOL_CALL = "<tool_call>", "</tool_call>"
-_DEEPSEEK = rf"(?:function{_SEP})?{_NAME}(?:{_SEP}|\s*```json)"
+def _values(given: dict[str, Any]) -> dict[str, Any]:
+    """The values of a dataclass, of a table of TOML."""
+    return {name: tuple[Any, ...](value) if isinstance(value, list) else value for name, value in given.items()}
 
-FORMS = (
-    CallForm(
-        "GLM 4.5 and later", ("<arg_key>", _TOOL_CALL[0]), *_TOOL_CALL, "tags", rf"\s*{_NAME}",
-        r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
-        writing=Writing(
-            _TOOL_CALL[0], "\n", _TOOL_CALL[1], parameter=("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
-        ),
-    ),
-    CallForm(
-        "Qwen3-Coder, Qwen3.5, Nemotron 3", ("<function=", "<parameter="), *_TOOL_CALL, "tags",
-        r"\s*<function=(?P<name>[^>\n]+)>",
-        r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
-        writing=Writing(
-            "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>",
-            parameter=("<parameter={}>\n", "\n</parameter>\n"),
-        ),
-    ),
-    CallForm(
-        "MiniMax-M2", ("<minimax:tool_call>",), '<invoke name="', "</invoke>", "tags", r'(?P<name>[^"]+)">',
-        r'<parameter name="(?P<key>[^"]+)">(?P<value>.*?)</parameter>',
-        ("<minimax:tool_call>", "</minimax:tool_call>"),
-        writing=Writing(
-            '<invoke name="', '">\n', "</invoke>", "<minimax:tool_call>\n", "\n", "\n</minimax:tool_call>",
-            ('<parameter name="{}">', "</parameter>\n"),
-        ),
-    ),
-    CallForm(
-        "DeepSeek V3.2 and later", ("｜DSML｜",), '<｜DSML｜invoke name="', "</｜DSML｜invoke>", "tags",
-        r'(?P<name>[^"]+)">',
-        r'<｜DSML｜parameter name="(?P<key>[^"]+)"(?: string="(?P<string>true|false)")?>'
-        r"(?P<value>.*?)</｜DSML｜parameter>",
-        ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-    ),
-    CallForm("Gemma 4", ("<|tool_call>", "call:"), "<|tool_call>", "<tool_call|>", "gemma", rf"\s*call:{_NAME}"),
-    CallForm(
-        "DeepSeek V3, R1", (_CALL, "```json"), _CALL, _CALL_END, head=_DEEPSEEK, around=_CALLS,
-        writing=Writing(f"{_CALL}function{_SEP}", "\n```json\n", f"\n```{_CALL_END}", _CALLS[0], "\n", _CALLS[1]),
-    ),
-    CallForm(
-        "DeepSeek V3.1", (_CALL,), _CALL, _CALL_END, head=_DEEPSEEK, around=_CALLS,
-        writing=Writing(_CALL, _SEP, _CALL_END, _CALLS[0], "", _CALLS[1]),
-    ),
-    CallForm(
-        "Kimi-K2", (_SECTION[0],), "<|tool_call_begin|>", "<|tool_call_end|>",
-        head=r"\s*(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>", around=_SECTION,
-        writing=Writing(
-            "<|tool_call_begin|>functions.", ":0<|tool_call_argument_begin|>", "<|tool_call_end|>",
-            _SECTION[0], "", _SECTION[1],
-        ),
-    ),
-    CallForm("gpt-oss", ("<|channel|>", "functions."), CALL.partition("{}")[0], "", head=rf"{_NAME}<\|message\|>"),
-    CallForm(
-        "Mistral, tokenizers v11 and later", ("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]", "",
-        head=rf"\s*{_NAME}(?:\[CALL_ID\][\w-]*)?\[ARGS\]",
-        writing=Writing("[TOOL_CALLS]", "[ARGS]", "", between=""),
-    ),
-    CallForm(
-        "Mistral, tokenizers v3 to v7", ("[TOOL_CALLS]",), "[TOOL_CALLS]", "", bracket="[",
-        writing=Writing(*_BY_NAME, "[TOOL_CALLS][", ", ", "]"),
-    ),
-    CallForm("LFM2.5", ("<|tool_call_start|>",), "<|tool_call_start|>", "<|tool_call_end|>", "python"),
-    CallForm(
-        "Phi-4-mini", ("<|tool_call|>", "<|/tool_call|>"), "<|tool_call|>", "<|/tool_call|>", bracket="[{",
-        writing=Writing(*_BY_NAME, "<|tool_call|>[", ", ", "]<|/tool_call|>"),
-    ),
-    CallForm(
-        "Granite 3", ("<|tool_call|>",), "<|tool_call|>", "", bracket="[",
-        writing=Writing(*_BY_NAME, "<|tool_call|>[", ", ", "]"),
-    ),
-    CallForm(
-        "Phi-4-mini, by functools", ("functools[",), "functools", "", bracket="[",
-        writing=Writing(*_BY_NAME, "functools[", ", ", "]"),
-    ),
-    CallForm(
-        "Qwen2.5, Qwen3, Hermes, Granite 4", (_TOOL_CALL[0],), *_TOOL_CALL, bracket="[{",
-        writing=Writing('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
-    ),
-    CallForm(
-        "Functionary 3.1", ("<function=",), "<function=", "</function>", head=rf"{_NAME}>",
-        writing=Writing("<function=", ">", "</function>", between=""),
-    ),
-    CallForm("Functionary 3.2", (">>>all",), ">>>", "", head=rf"{_NAME}\n", writing=Writing(">>>", "\n", "")),
-    CallForm(
-        "Llama 3", ("ipython", '"parameters"'), "{", "", around=("<|python_tag|>",), at_start=True,
-        writing=Writing('{"name": "', '", "parameters": ', "}", between=None),
-    ),
-)  # fmt: skip
+
+def _form(given: dict[str, Any]) -> CallForm:
+    writing = given.pop("writing", None)
+    return CallForm(**_values(given), writing=writing and Writing(**_values(writing)))
+
+
+FORMS = tuple(map(_form, tomllib.loads(Path(__file__).with_name("forms.toml").read_text(encoding="utf-8"))["form"]))
 """The first whose evidence a checkpoint has is its form."""
 _SHOWN = "zq_shown_xkw"
 

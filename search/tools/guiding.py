@@ -37,8 +37,8 @@ def calls_grammar(
     arguments: dict[str, Grammar] = {}
     rules = [f"call{i}: {_text(tool.name)} {_arguments(writing, tool, arguments)}" for i, tool in enumerate(tools)]
     names, start = " | ".join(f"call{i}" for i in range(len(tools))), (writing.first + writing.before)[len(behind) :]
-    repeated = several and writing.between is not None and not (behind and not writing.last)
-    more = f"({_text(writing.between or '')} {_text(writing.before)} any)*" if repeated else ""
+    repeated = several and writing.several and not (behind and not writing.last)
+    more = f"({_text(writing.between)} {_text(writing.before)} any)*" if repeated else ""
     closing = writing.parameter[1] if writing.parameter else ""
     lines = [
         f"start: {_text(start)} any {more} {_text(writing.last)}{' | @other' if other else ''}",
@@ -50,7 +50,7 @@ def calls_grammar(
 
 
 def _arguments(writing: Writing, tool: Tool, grammars: dict[str, Grammar]) -> str:
-    """What stands between a tool's name and the end of its call, in Lark; grammars of JSON go to `grammars`."""
+    """Rule for the text between a tool's name and the end of its call, in Lark; grammars of JSON go to `grammars`."""
 
     def json_of(schema: Any) -> str:
         grammars[name := f"json{len(grammars)}"] = json_grammar(schema)

@@ -2,21 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.engine.errors import InvalidRequestError
 from espalier.engine.guidance.grammar import Grammar
 from espalier.engine.guidance.matcher import Matcher
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.search.common_fields import ToolFields
+from espalier.search.conversation import ToolCall
 from espalier.search.rules import Form
-from espalier.search.schema import Parsed
-from espalier.search.tools.declared import Offered, Tool, ToolCall
-from espalier.search.tools.forms import FORMS, CallForm, no_form
+from espalier.search.tools.declared import Offered, Tool
+from espalier.search.tools.forms import FORMS, CallForm
 from espalier.search.tools.guiding import FromMark, calls_grammar
 from espalier.search.tools.reading import CallReader
 
-R = TypeVar("R", bound=ToolFields)
 Compile = Callable[[str, Callable[[], Grammar]], Grammar]
 """Compiles a grammar of a field; see `Resolver.compile`."""
 
@@ -41,11 +38,6 @@ class CallPlan(Offered):
     from_mark: bool = False
     warnings: tuple[str, ...] = ()
 
-    @property
-    def plan(self) -> "CallPlan":  # pyright: ignore[reportIncompatibleMethodOverride]
-        """See `Offered`."""
-        return self
-
     def reader(self) -> CallReader:
         """A reader at the beginning of an answer."""
         return CallReader(self.form, self.callable, self.one)
@@ -57,44 +49,49 @@ class CallPlan(Offered):
         return content, tuple(reader.calls)
 
     def guide(self, grammar: Matcher, tokenizer: TextTokenizer) -> Matcher:
-        """What binds an answer, of the matcher of its grammar."""
+        """The matcher of an answer, made of that of its grammar."""
         return FromMark(grammar, self.form.trigger.encode(), tokenizer) if self.from_mark else grammar
 
 
-def with_plan(request: R, tokenizer: TextTokenizer, form: CallForm | None, text: Form | None, compile: Compile) -> R:
-    """A request whose tools have a plan, if one of them may be called.
+def plan_calls(
+    offered: Offered,
+    callable: tuple[Tool, ...],
+    form: CallForm,
+    *,
+    must: bool,
+    several: bool,
+    text: Form | None,
+    compile: Compile,
+) -> CallPlan:
+    """Plan the calls of a request.
 
     Args:
-        request: the request.
-        tokenizer: of the generator.
-        form: how the generator writes calls; None if that is not known.
+        offered: its tools.
+        callable: those that may be called.
+        form: how the generator writes calls.
+        must: whether an answer is a call.
+        several: whether it may be of several calls.
         text: the form of answers that are no calls; None for any.
         compile: compiles a grammar.
 
     Raises:
-        InvalidRequestError: the form is not known, or calls that are required cannot be bound.
+        InvalidRequestError: calls that are required cannot be bound.
     """
-    if not (tools := request.callable_tools):
-        return request
-    listed = request.tools.value.tools if request.tools.value else ()
-    if form is None:
-        raise InvalidRequestError([Violation("tools", f"cannot be called: {no_form(tokenizer)}")])
-    plan = CallPlan(listed, tools, form, not request.parallel_tool_calls)
-    must, bound = request.must_call, form
-    if must or text or form.trigger:
-        behind, other = "" if must or text else form.trigger, None if must else text
+    plan = CallPlan(offered.tools, callable, form, not several)
+    if not (must or text or form.trigger):
+        return plan
 
-        def grammar() -> Grammar:
-            return calls_grammar(bound, tools, request.parallel_tool_calls, behind, other.grammar() if other else None)
+    def grammar() -> Grammar:
+        other = text.grammar() if text and not must else None
+        return calls_grammar(form, callable, several, "" if must or text else form.trigger, other)
 
-        try:
-            plan = replace(plan, grammar=compile("tools", grammar), from_mark=not (must or text))
-        except InvalidRequestError as error:
-            if must or text:
-                raise
-            why = error.violations[0].description
-            plan = replace(plan, warnings=(f"Calls of tools are not bound to their schemas: tools {why}.",))
-    return replace(request, tools=Parsed(str(request.tools), plan))
+    try:
+        return replace(plan, grammar=compile("tools", grammar), from_mark=not (must or text))
+    except InvalidRequestError as error:
+        if must or text:
+            raise
+        why = error.violations[0].description
+        return replace(plan, warnings=(f"Calls of tools are not bound to their schemas: tools {why}.",))
 
 
 def calls_in(text: str, plan: CallPlan | None, tools: tuple[Tool, ...], several: bool) -> Sequence[ToolCall]:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from espalier.search.tools.declared import Tool, ToolCall
+from espalier.search.conversation import ToolCall
+from espalier.search.tools.declared import Tool
 from espalier.search.tools.forms import CallForm
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}

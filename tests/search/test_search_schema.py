@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -189,6 +189,7 @@ def _argument(field: Field) -> Any:
 def test_keyword_arguments_of_searches_are_the_fields_of_requests():
     own: dict[str, Any] = {"algorithm": AlgorithmName | str | type[SearchAlgorithm] | None}  # a class of the user's
     own["logit_bias"] = str | Mapping[int, float]
+    own["tools"] = str | Sequence[Mapping[str, Any] | Callable[..., Any]]
     assert get_type_hints(SearchFields) == arguments_of(SearchRequest) | own
 
 

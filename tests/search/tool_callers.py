@@ -18,9 +18,10 @@ _TURNS = (
 _MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
 
-def write_tool_caller(source: Path, folder: Path) -> Checkpoint:
-    """A copy of a tiny checkpoint whose template lists tools, and which may think and call them."""
-    return write_thinker(source, folder, Shape(_MARKS, False, "<|im_start|>assistant\n"), _TURNS)
+def write_tool_caller(source: Path, folder: Path, evidence: str = "") -> Checkpoint:
+    """A copy of a tiny checkpoint whose template lists tools and has `evidence` of a form; it may think and call."""
+    end = f"<|im_start|>assistant\n{{# {evidence} #}}"
+    return write_thinker(source, folder, Shape(_MARKS, False, end), _TURNS)
 
 
 def tool_caller(checkpoint: Checkpoint, *script: str) -> Model:

@@ -5,8 +5,8 @@ it, the same is said in a way that templates take:
 
     messages of the system   those in front as one; those behind the first turn in the message of the user that
                              they stand beside; and where none is taken, all of them so
-    calls of tools           an assistant's content as empty or null, arguments as objects or text; then as JSON in
-                             the content
+    calls of tools           an assistant's content as empty or null, arguments as objects or text; the same with ids of
+                             nine letters and digits; then as JSON in the content
 """
 
 import atexit
@@ -349,10 +349,25 @@ def _arrangements_of_calls(messages: Messages) -> Iterator[tuple[Messages, bool]
     if not any(message.get("tool_calls") for message in messages):
         yield messages, False
         return
-    for read in (_as_object, _as_text):
-        for empty in ("", None):
-            yield [_with_calls(message, read, empty) for message in messages], False
+    for of_calls in (messages, _with_short_ids(messages)):
+        for read in (_as_object, _as_text):
+            for empty in ("", None):
+                yield [_with_calls(message, read, empty) for message in of_calls], False
     yield [_calls_as_content(message) for message in messages], True
+
+
+def _with_short_ids(messages: Messages) -> Messages:
+    """Messages with ids of nine letters and digits, as some templates ask for; results have those of their calls."""
+    ids = [call.get("id") for message in messages for call in message.get("tool_calls") or ()]
+    short = {given: f"call{number:05d}" for number, given in enumerate(dict.fromkeys(ids))}
+    changed = list[dict[str, Any]]()
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            message = {**message, "tool_calls": [{**call, "id": short[call.get("id")]} for call in calls]}
+        elif message.get("tool_call_id") in short:
+            message = {**message, "tool_call_id": short[message["tool_call_id"]]}
+        changed.append(message)
+    return changed
 
 
 def _with_calls(message: dict[str, Any], read: Callable[[Any], Any], empty: str | None) -> dict[str, Any]:

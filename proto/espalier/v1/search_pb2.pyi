@@ -144,7 +144,7 @@ LABELS_MONTE_CARLO: Labels
 LABELS_BINARY_SEARCH: Labels
 
 class SolveProblemRequest(_message.Message):
-    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence", "generator_budget", "verifier_budget", "time_limit", "priority", "merge_duplicates", "early_stop", "history", "step_rule", "end_at_box", "thinking", "probe_every", "stop_when", "more_thinking", "stop_unsure", "answer_form", "text_form", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence", "generator_budget", "verifier_budget", "time_limit", "priority", "merge_duplicates", "early_stop", "history", "step_rule", "end_at_box", "thinking", "probe_every", "stop_when", "more_thinking", "stop_unsure", "answer_form", "text_form", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "tools", "tool_choice", "parallel_tool_calls")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +193,9 @@ class SolveProblemRequest(_message.Message):
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     problem: str
     algorithm: Algorithm
     beam_width: int
@@ -234,7 +237,18 @@ class SolveProblemRequest(_message.Message):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: _containers.ScalarMap[int, float]
-    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ..., generator_budget: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ..., merge_duplicates: bool = ..., early_stop: _Optional[_Union[EarlyStop, str]] = ..., history: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., step_rule: _Optional[str] = ..., end_at_box: bool = ..., thinking: _Optional[str] = ..., probe_every: _Optional[int] = ..., stop_when: _Optional[str] = ..., more_thinking: _Optional[int] = ..., stop_unsure: _Optional[str] = ..., answer_form: _Optional[str] = ..., text_form: _Optional[str] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ...) -> None: ...
+    tools: str
+    tool_choice: str
+    parallel_tool_calls: bool
+    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ..., generator_budget: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ..., merge_duplicates: bool = ..., early_stop: _Optional[_Union[EarlyStop, str]] = ..., history: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., step_rule: _Optional[str] = ..., end_at_box: bool = ..., thinking: _Optional[str] = ..., probe_every: _Optional[int] = ..., stop_when: _Optional[str] = ..., more_thinking: _Optional[int] = ..., stop_unsure: _Optional[str] = ..., answer_form: _Optional[str] = ..., text_form: _Optional[str] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., tools: _Optional[str] = ..., tool_choice: _Optional[str] = ..., parallel_tool_calls: bool = ...) -> None: ...
+
+class ToolCall(_message.Message):
+    __slots__ = ("name", "arguments")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    arguments: str
+    def __init__(self, name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "reasoning_content", "more")
@@ -411,20 +425,24 @@ class ScoredStep(_message.Message):
     def __init__(self, text: _Optional[str] = ..., score: _Optional[float] = ..., thought_chars: _Optional[int] = ..., appended: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("node_id", "answer", "score", "multiplicity", "steps", "thought_tokens")
+    __slots__ = ("node_id", "answer", "score", "multiplicity", "steps", "thought_tokens", "calls", "beside_calls")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     MULTIPLICITY_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     THOUGHT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_CALLS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     answer: str
     score: float
     multiplicity: int
     steps: _containers.RepeatedCompositeFieldContainer[ScoredStep]
     thought_tokens: int
-    def __init__(self, node_id: _Optional[int] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., multiplicity: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ScoredStep, _Mapping]]] = ..., thought_tokens: _Optional[int] = ...) -> None: ...
+    calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    beside_calls: str
+    def __init__(self, node_id: _Optional[int] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., multiplicity: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ScoredStep, _Mapping]]] = ..., thought_tokens: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., beside_calls: _Optional[str] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("answer", "certainty", "tokens")

@@ -26,6 +26,8 @@ _HEADERS = (
 )
 ServerSentEvent = tuple[bytes, str | None]
 """The data, one line, and the name of an event."""
+ErrorShape = Callable[[str, int], dict[str, Any]]
+"""Makes the body of an error of its text and the HTTP status."""
 Parts = Callable[[Any], Awaitable[list[ServerSentEvent]]]
 """Makes the events of the stream of one of a search."""
 
@@ -66,18 +68,18 @@ _NO_RETRY = ("INTERNAL", "DEADLINE_EXCEEDED")
 """Failures that would come again; OpenAI's clients repeat every 5xx unless a header says no."""
 
 
-def answer_of(error: Exception, call: Call, as_text: bool = False) -> Response:
+def answer_of(error: Exception, call: Call, shape: ErrorShape | None = None) -> Response:
     """Return the response to `error`, and record that the call has failed; see `errors.failure_of`.
 
     Args:
         error: what went wrong.
         call: the call that has failed.
-        as_text: whether the error object is a text alone, as the KServe protocol has it.
+        shape: writes the body, of the text and the status; None for an error object of OpenAI's.
     """
     if isinstance(error, HttpError):
         call.fail(_RPC_CODES.get(error.status, "INVALID_ARGUMENT"), REFUSED_BY_HTTP)
         body = error_object(str(error), "invalid_request_error", None, error.code)
-        return json_response({"error": str(error)} if as_text else body, error.status, error.headers)
+        return json_response(shape(str(error), error.status) if shape else body, error.status, error.headers)
     failure = failure_of(error)
     call.fail(failure.code, failure.reason)
     status, kind, code = _STATUSES[failure.code]
@@ -93,13 +95,18 @@ def answer_of(error: Exception, call: Call, as_text: bool = False) -> Response:
     param = cut(failure.violations[0].field, _PARAM_BYTES) if failure.violations else None
     if isinstance(error, UnknownModelError):
         param, code = "model", "model_not_found"
-    body = {"error": failure.text} if as_text else error_object(failure.text, kind, param, code)
+    body = shape(failure.text, status) if shape else error_object(failure.text, kind, param, code)
     return json_response(body, status, headers)
 
 
 def error_object(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
     """Return an error as the OpenAI API writes it."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_as_text(message: str, status: int) -> dict[str, Any]:
+    """Return an error as the KServe protocol writes it."""
+    return {"error": message}
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -121,7 +128,8 @@ async def answer(
     search: AbstractAsyncContextManager[AsyncIterator[Sequence[Any]]],
     whole: Callable[[Any], Awaitable[Any]] | None,
     parts: Parts,
-    errors_as_text: bool = False,
+    shape: ErrorShape | None = None,
+    error_event: str | None = "error",
 ) -> Response | ASGIApp:
     """Run a search and answer its call.
 
@@ -132,7 +140,8 @@ async def answer(
         search: see `Session.search`.
         whole: makes the JSON of the last event, for an answer without events; None to answer by a stream of events.
         parts: makes the events of the stream.
-        errors_as_text: whether an error is a text, in an event without a name; see `answer_of`.
+        shape: of an error; see `answer_of`.
+        error_event: name of an error's event.
     """
     if whole is not None:
         async with search as events:
@@ -155,8 +164,7 @@ async def answer(
         except Exception as error:
             if not begun:
                 raise
-            told = bytes(answer_of(error, call, errors_as_text).body)
-            await write(_written(told, None if errors_as_text else "error"))
+            await write(_written(bytes(answer_of(error, call, shape).body), error_event))
         await write(b"", more=False)
 
     return respond

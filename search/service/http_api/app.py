@@ -34,13 +34,16 @@ from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import REQUEST_ID, Call, recorded, request_id_of
 from espalier.search.service.grpc_api.convert import EVENT_NAMES
 from espalier.search.service.http_api.answers import (
+    ErrorShape,
     HttpError,
     ServerSentEvent,
     answer,
     answer_of,
+    error_as_text,
     json_response,
     to_json,
 )
+from espalier.search.service.http_api.anthropic.messages import message_error
 from espalier.search.service.http_api.body import Body, ClientGoneError, Endpoints, reads, validated
 from espalier.search.service.http_api.listener import CERTIFICATE_NAME
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints, ScoreEndpoints
@@ -52,7 +55,9 @@ from espalier.search.service.session import SearchCall, Session
 from espalier.search.service.settings import ServerSettings, is_loopback
 
 KSERVE = "/v2"
-"""The path below which the KServe protocol is, which tells an error as a text alone."""
+"""The path below which the KServe protocol is."""
+_ERROR_SHAPES: dict[str, ErrorShape] = {KSERVE: error_as_text, "/v1/messages": message_error}
+"""Shapes of errors by the paths below which they are told."""
 _GAUGES = "/gauges"
 _HEALTH = ("/healthz", "/readyz", "/health", f"{KSERVE}/health/live", f"{KSERVE}/health/ready")
 """Paths that need no login and are not logged: load balancers call them all the time."""
@@ -89,6 +94,8 @@ def make_app(session: Session, names: ModelNames, callers: Callers, metrics: Met
         Route("/v1/chat/completions", openai.create_chat_completion, methods=["POST"]),
         Route("/v1/completions", openai.create_completion, methods=["POST"]),
         Route("/v1/responses", openai.create_response, methods=["POST"]),
+        Route("/v1/messages", openai.create_message, methods=["POST"]),
+        Route("/v1/messages/count_tokens", openai.count_tokens, methods=["POST"]),
         Route("/v1/score", scores.score, methods=["POST"]),
         Route("/score", scores.score, methods=["POST"]),
         Route("/classify", scores.classify, methods=["POST"]),
@@ -319,13 +326,17 @@ class CallMiddleware:
                 if not is_open:
                     self._require_known_origin(headers)
                     name = scope["state"].get(CERTIFICATE_NAME)
-                    call.caller = self.callers.identify(headers.get("authorization"), address, name)
+                    key = headers.get("x-api-key")  # as Anthropic's clients send it
+                    login = headers.get("authorization") or (key and f"Bearer {key}")
+                    call.caller = self.callers.identify(login, address, name)
                 scope["state"]["body"] = await body.read()
                 await _while_connected(self.app(scope, _nothing_more, respond), receive)
             except ClientGoneError:
                 call.code = "CANCELLED"
             except Exception as error:
-                answer = answer_of(error, call, f"{scope['path']}/".startswith(f"{KSERVE}/"))
+                path = f"{scope['path']}/"
+                shape = next((shape for start, shape in _ERROR_SHAPES.items() if path.startswith(f"{start}/")), None)
+                answer = answer_of(error, call, shape)
                 if begun:
                     raise  # closes the connection: the client must not take what it has for the whole
                 with suppress(ClientGoneError):

@@ -11,7 +11,14 @@ from starlette.types import ASGIApp
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.schema import unknown_names
-from espalier.search.service.http_api.answers import HttpError, ServerSentEvent, answer, json_response, to_json
+from espalier.search.service.http_api.answers import (
+    HttpError,
+    ServerSentEvent,
+    answer,
+    error_as_text,
+    json_response,
+    to_json,
+)
 from espalier.search.service.http_api.body import Endpoints, parse_object, reads, validated
 from espalier.search.service.kserve import inference
 from espalier.search.service.kserve.inference import BYTES, OUTPUTS, TEXT_INPUT, InferRequest, InputTensor
@@ -97,7 +104,7 @@ class InferenceEndpoints(Endpoints):
             return [(to_json({**_head(asked, result), **part}), None) for part in asked.parts(result)] if result else []
 
         call = request.state.call
-        return await answer(call, self._session.search(search, call), None, parts, errors_as_text=True)
+        return await answer(call, self._session.search(search, call), None, parts, error_as_text, None)
 
     async def _result(self, request: Request, read: _Read) -> tuple[InferRequest, SearchResult]:
         asked, search = await self._read(request, read)

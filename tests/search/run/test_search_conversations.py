@@ -121,6 +121,11 @@ NULL_CONTENT = (
     "{% for m in messages %}{{ '<' + m.role + '>' }}{% if m.content is none %}" + _CALL + "{% else %}{{ m.content }}"
     "{% endif %}{% endfor %}"
 ).replace("ARGUMENTS", "c.function.arguments")
+NINE = AS_OBJECT.replace(
+    "{{ '<'",
+    "{% if m.tool_call_id and m.tool_call_id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{{ '<'",
+    1,
+).replace("ARGUMENTS + ']'", "ARGUMENTS + c.id + ']'")
 NO_TOOLS = PLAIN.replace("{{ '<'", "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ '<'", 1)
 SHOWN = '<user>A pen, at what price?<assistant>[price{"thing": "pen"}]<tool>5'
 
@@ -131,6 +136,7 @@ SHOWN = '<user>A pen, at what price?<assistant>[price{"thing": "pen"}]<tool>5'
         (AS_OBJECT, SHOWN, ()),
         (AS_TEXT, SHOWN, ()),
         (NULL_CONTENT, SHOWN, ()),
+        (NINE, SHOWN, ()),
         (PLAIN, SHOWN.replace("[price{", '{"name": "price", "arguments": {').replace("]", "}"), (CALLS_AS_TEXT,)),
     ],
 )

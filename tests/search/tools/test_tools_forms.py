@@ -10,6 +10,7 @@ import pytest
 from call_texts import TEXTS, TOOLS, Written
 from llguidance import LLMatcher, LLTokenizer
 
+from espalier.search.thoughts.reading import CALL
 from espalier.search.tools.declared import answer_of_calls, read_tools
 from espalier.search.tools.forms import FORMS, find_form, no_form
 from espalier.search.tools.guiding import calls_grammar
@@ -79,6 +80,7 @@ def test_a_family_is_found_by_its_marks_in_the_template_or_among_its_tokens(name
 
 
 def test_every_form_has_a_text():
+    assert CALL.format("f").startswith(BY_FAMILY["gpt-oss"].mark)
     assert {written.family for written in TEXTS.values()} == BY_FAMILY.keys()
 
 

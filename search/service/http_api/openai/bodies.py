@@ -393,6 +393,7 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> SampledCall:
         UnknownModelError: there is no such model.
         InvalidRequestError: lists everything that is wrong and what cannot be honoured.
     """
+    body = _newer(body)
     chat = validated(ChatBody, body)
     named = names.search_fields(chat.model)
     if names.is_plain(chat.model) or ((chat.continue_final_message or chat.return_token_ids) and not named):
@@ -504,10 +505,27 @@ def _as_sent(message: ChatMessage) -> dict[str, Any]:
     return {"role": str(message.role), "content": message.content, **thought, **message.fields}
 
 
+def _newer(body: dict[str, Any]) -> dict[str, Any]:
+    """A body with functions that are not to be called, as they are listed by the older name, among its tools."""
+    functions, rest = body.get("functions"), {k: v for k, v in body.items() if k not in ("functions", "function_call")}
+    if body.get("function_call") != "none" or not isinstance(functions, list):
+        return body
+    tools = [*(body.get("tools") or ()), *({"type": "function", "function": each} for each in functions)]
+    return {**rest, "tools": tools, "tool_choice": "none"}
+
+
+def _functions(chat: Conversation) -> list[Any]:
+    """The tools of a chat; where none is to be called, without those that are no functions."""
+    tools = chat.tools or []
+    if chat.tool_choice != "none":
+        return tools
+    return [tool for tool in tools if not isinstance(tool, dict) or tool.get("type", "function") == "function"]
+
+
 def _shown_tools(chat: Conversation, found: list[Violation]) -> list[dict[str, Any]]:
     """The tools of a chat as templates list them, also where none is to be called."""
     try:
-        return [tool.for_template for tool in read_tools(json.dumps(chat.tools)).tools]
+        return [tool.for_template for tool in read_tools(json.dumps(_functions(chat))).tools]
     except ValueError as error:
         found.append(Violation("tools", str(error)))
         return []
@@ -515,7 +533,7 @@ def _shown_tools(chat: Conversation, found: list[Violation]) -> list[dict[str, A
 
 def _set_tools(chat: Conversation, its: BodyFields) -> None:
     """Set what tools a chat offers, and whether one must be called; without tools a choice says nothing."""
-    if not (tools := chat.tools):
+    if not (tools := _functions(chat)):
         if chat.tool_choice not in (None, "auto", "none"):
             its.refuse("tool_choice", "needs `tools`")
         return

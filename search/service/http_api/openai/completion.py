@@ -7,12 +7,12 @@ from itertools import accumulate
 from typing import Any
 
 from espalier.search.completion import Choice, CompletionResult, ReadPrompt, TextSampled, TokenLogprob
+from espalier.search.conversation import ToolCall
 from espalier.search.request import SearchRequest
 from espalier.search.result import Finished, SearchResult, Started, StepDone
 from espalier.search.run.executor import AnyEvent
 from espalier.search.service.http_api.openai.bodies import SampledCall
 from espalier.search.service.shown import Shown, candidates_shown, shown_paths
-from espalier.search.tools.declared import ToolCall
 
 AnyCompletion = SearchResult | CompletionResult
 _BEGINNING = {"role": "assistant", "content": ""}

@@ -23,7 +23,15 @@ from espalier.search.result import Finished
 from espalier.search.run.executor import AnyEvent
 from espalier.search.scores import ScoreRequest, ScoreResult, SolutionScores
 from espalier.search.service.access.calls import Call
-from espalier.search.service.http_api.answers import ServerSentEvent, answer, json_response, to_json
+from espalier.search.service.http_api.answers import ErrorShape, ServerSentEvent, answer, json_response, to_json
+from espalier.search.service.http_api.anthropic.messages import (
+    CountBody,
+    MessageObject,
+    MessagesBody,
+    chat_of,
+    message_error,
+    read_messages,
+)
 from espalier.search.service.http_api.body import Endpoints, reads, validated
 from espalier.search.service.http_api.openai import bodies
 from espalier.search.service.http_api.openai.completion import Completion
@@ -89,8 +97,27 @@ class OpenAiEndpoints(Endpoints):
         asked = await self._read_json(request, lambda body: read_response(body, self._names))
         return await self._answer(request.state.call, asked.chat, partial(ResponseObject, call=asked), ends=())
 
+    @reads(MessagesBody)
+    async def create_message(self, request: Request) -> Response | ASGIApp:
+        """Answer a conversation as Anthropic's Messages API does."""
+        asked = await self._read_json(request, lambda body: read_messages(body, self._names))
+        make = partial(MessageObject, call=asked)
+        return await self._answer(request.state.call, asked, make, ends=(), shape=message_error)
+
+    @reads(CountBody)
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of a conversation's prompt."""
+        asked = await self._read_json(request, self._read_counted)
+        found = await self._session.tokenize(request.state.call, asked)
+        return json_response({"input_tokens": len(found.token_ids)})
+
     async def _answer(
-        self, call: Call, asked: bodies.SampledCall, make: Callable[..., Any], ends: Iterable[ServerSentEvent] = _DONE
+        self,
+        call: Call,
+        asked: bodies.SampledCall,
+        make: Callable[..., Any],
+        ends: Iterable[ServerSentEvent] = _DONE,
+        shape: ErrorShape | None = None,
     ) -> Response | ASGIApp:
         """Answer by what `make` makes of the search's id, whole or by its events, and by `ends` behind the last one."""
         made = cache(partial(make, created=int(time.time())))
@@ -102,7 +129,7 @@ class OpenAiEndpoints(Endpoints):
             told = [(to_json(each), each.get("type")) for each in made(event.search_id).events(event)]
             return [*told, *ends] if isinstance(event, Finished) else told
 
-        return await answer(call, self._session.search(asked, call), None if asked.progress else whole, parts)
+        return await answer(call, self._session.search(asked, call), None if asked.progress else whole, parts, shape)
 
     @reads(TokenizeBody)
     async def tokenize(self, request: Request) -> Response:
@@ -123,6 +150,15 @@ class OpenAiEndpoints(Endpoints):
         """Describe the tokenizer: special tokens, chat template, context."""
         found = await self._session.tokenize(request.state.call, TokenizationRequest(""))
         return json_response({"tokenizer_class": "PreTrainedTokenizerFast", **found.description})
+
+    def _read_counted(self, body: dict[str, Any]) -> TokenizationRequest:
+        its, found = validated(CountBody, body), list[Violation]()
+        self._require_model(its.model)
+        chat = chat_of(its, found, plain=True)
+        prompt = bodies.chat_prompt(validated(bodies.Conversation, chat), read_thinking_parameters(chat, found), found)
+        if found:
+            raise InvalidRequestError(found)
+        return TokenizationRequest(prompt)
 
     def _read_prompt(self, body: dict[str, Any]) -> tuple[TokenizationRequest, bool]:
         its, found = validated(TokenizeBody, body), list[Violation]()

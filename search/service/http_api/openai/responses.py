@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, Strict, Stri
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.completion import CompletionResult, TextSampled
+from espalier.search.conversation import ToolCall
 from espalier.search.result import Finished, SearchResult
 from espalier.search.run.executor import AnyEvent
 from espalier.search.service.http_api.body import validated
@@ -20,7 +21,6 @@ from espalier.search.service.http_api.openai.spellings import FORM_PARAMETERS, T
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import in_places
 from espalier.search.service.shown import shown
-from espalier.search.tools.declared import ToolCall
 
 _PLACES = {
     "messages": "input",

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -6,7 +7,9 @@ import openai
 import pytest
 from scripted_orchestrator import ScriptedOrchestrator
 from server_thread import PATIENCE, ServerThread
+from tool_callers import tool_caller, write_tool_caller
 
+from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.service.settings import ServerSettings
 
 
@@ -47,6 +50,26 @@ def chat() -> Iterator[Callable[..., openai.OpenAI]]:
     yield make
     for client in made:
         client.close()
+
+
+@pytest.fixture
+def say(
+    tiny_checkpoints: dict[str, Path],
+    tmp_path: Path,
+    make_orchestrator: Callable[..., Orchestrator],
+    serve: Callable[..., ServerThread],
+) -> Callable[..., ServerThread]:
+    """Starts a server of a generator that says a script."""
+
+    checkpoint = write_tool_caller(tiny_checkpoints["talker"], tmp_path / "caller")
+
+    def start(*script: str) -> ServerThread:
+        orchestrator = make_orchestrator(tool_caller(checkpoint, *script), None, kv_memory_bytes=2**24)
+        server = serve(lambda: orchestrator, max_searches=2)
+        server.wait_loaded()
+        return server
+
+    return start
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import httpx2
 import openai
 import pytest
 from server_thread import ServerThread
-from tool_callers import tool_caller, write_tool_caller
 
 from espalier.search.run.orchestrator import Orchestrator
 
@@ -42,26 +41,6 @@ OSLO = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days
 OF_OSLO = {"city": "Oslo", "days": 3}
 ROME = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}\n</tool_call>'
-
-
-@pytest.fixture
-def say(
-    tiny_checkpoints: dict[str, Path],
-    tmp_path: Path,
-    make_orchestrator: Callable[..., Orchestrator],
-    serve: Callable[..., ServerThread],
-) -> Callable[..., ServerThread]:
-    """Starts a server of a generator that says a script."""
-
-    checkpoint = write_tool_caller(tiny_checkpoints["talker"], tmp_path / "caller")
-
-    def start(*script: str) -> ServerThread:
-        orchestrator = make_orchestrator(tool_caller(checkpoint, *script), None, kv_memory_bytes=2**24)
-        server = serve(lambda: orchestrator, max_searches=2)
-        server.wait_loaded()
-        return server
-
-    return start
 
 
 def joined(chunks: Sequence[Any]) -> tuple[str, str, list[list[str]], str | None]:
@@ -250,9 +229,11 @@ def test_marks_and_names_of_tools_in_a_callers_texts_are_text(
 
 
 def test_a_template_that_knows_no_tools_is_said_so(
-    tiny_checkpoints: dict[str, Path], make_orchestrator: Callable[..., Orchestrator], serve: Callable[..., ServerThread],
+    tiny_checkpoints: dict[str, Path],
+    make_orchestrator: Callable[..., Orchestrator],
+    serve: Callable[..., ServerThread],
     http: Callable[..., httpx2.Client],
-):  # fmt: skip
+):
     orchestrator = make_orchestrator("talker", None, kv_memory_bytes=2**23)
     server = serve(lambda: orchestrator)
     server.wait_loaded()
