@@ -28,7 +28,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, batch_invaria
         from espalier.kernels.triton.recording import GraphRecorder
 
         card = torch.cuda.get_device_properties(device)
-        costs = Costs(card.multi_processor_count, card.shared_memory_per_block_optin)
+        costs = Costs(card.multi_processor_count, card.shared_memory_per_block_optin, dependent=card.major >= 9)
         return TritonBackend(costs, GraphRecorder(), batch_invariant=batch_invariant)
     if batch_invariant:
         raise ValueError(f"no backend for {dtype} on {device} computes a row alike in any batch")

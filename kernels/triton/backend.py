@@ -13,11 +13,12 @@ from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, copy_blocks
 from espalier.kernels.triton.calls import CallPlanner
 from espalier.kernels.triton.layers import TritonLayers
-from espalier.kernels.triton.linear import FixedLinear, StackedLinear
+from espalier.kernels.triton.linear import StackedLinear
 from espalier.kernels.triton.plan import Costs
 from espalier.kernels.triton.pointwise import take_drawn
 from espalier.kernels.triton.recording import Recorder
 from espalier.kernels.triton.recurrent import causal_convolution, gated_recurrence, selective_scan
+from espalier.kernels.triton.row_linear import RowLinear
 from espalier.kernels.triton.sampling import draw_tokens
 from espalier.kernels.triton.steps import fetch, to_device
 
@@ -65,7 +66,7 @@ class TritonBackend(TorchBackend):
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """See `Backend`."""
-        return FixedLinear(weight, bias) if self.rows_are_independent else Linear(weight, bias)
+        return RowLinear(weight, bias) if self.rows_are_independent else Linear(weight, bias)
 
     copy_blocks = staticmethod(copy_blocks)
     draw_tokens = staticmethod(draw_tokens)

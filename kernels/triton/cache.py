@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from espalier.kernels.layout import KVLayout, LayerKV, Layout
+from espalier.kernels.triton.launches import launch_options, wait_and_trigger
 from espalier.kernels.triton.steps import to_device
 
 PORTION = tl.constexpr(1024)
@@ -30,6 +31,7 @@ def norm_rotate_write(
     eps: float,
     places: torch.Tensor,
     layer_kv: LayerKV,
+    dependent: bool = False,
 ) -> torch.Tensor:
     """Norm and rotate a step's queries and keys, and write its keys and values to their blocks.
 
@@ -41,6 +43,7 @@ def norm_rotate_write(
         eps: of the norms.
         places: int64 `[T]`, where each token's first head lies in the layer's keys; -1 where it must not be written.
         layer_kv: in `TokenMajorLayout`; written.
+        dependent: whether to use programmatic dependent launch.
 
     Returns:
         Queries, `[T, heads, head_dim]`.
@@ -64,6 +67,7 @@ def norm_rotate_write(
             HEAD_DIM=head_dim,
             PAIRS=pairs,
             BLOCK_SIZE=block_size,
+            **launch_options(dependent),
         )
     return query
 
@@ -155,6 +159,7 @@ def rotate_and_write(
     HEAD_DIM: tl.constexpr,
     PAIRS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Norm and rotate queries and keys, and write keys and values to their blocks; the grid is `[T]`.
 
@@ -171,6 +176,7 @@ def rotate_and_write(
         values: where its values begin.
         eps: of the norms.
     """
+    wait_and_trigger(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     padded_rest: tl.constexpr = triton.next_power_of_2(max(1, HEAD_DIM - 2 * PAIRS))
     d, rest = tl.arange(0, triton.next_power_of_2(PAIRS))[None, :], 2 * PAIRS + tl.arange(0, padded_rest)[None, :]

@@ -1,4 +1,8 @@
-"""A decoder's layers on a GPU: products by torch, all else by the kernels of this folder."""
+"""A decoder's layers on a GPU: steps of many rows multiply by torch, all else is kernels of this folder.
+
+In steps of few rows a layer is five launches and attention's: q, k and v with the norm before them; rotation and write;
+attention; out, added to the residual stream; gate and up with norm and activation; down, added.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -7,7 +11,7 @@ from functools import partial
 import torch
 
 from espalier.kernels.attention import Terms
-from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, LayerWeights, TorchLayers, embedded
+from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, LayerWeights, TorchLayers, embedded
 from espalier.kernels.layout import LayerKV, StepBatch
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import rotary_table
@@ -16,10 +20,14 @@ from espalier.kernels.triton.cache import norm_rotate_write
 from espalier.kernels.triton.plan import Costs, Planner
 from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.recording import LADDER, RecordedStep, Recorder, room_of
+from espalier.kernels.triton.row_linear import FEW_ROWS, LEAST_ROWS, Norm, RowLinear
 from espalier.kernels.triton.steps import DeviceStep, StepMemory, StepTokens, places_of, programs_of
 
 PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """Makes a product of a weight, `[out, in]`, and a bias, `[out]`."""
+
+_Fused = tuple[RowLinear, RowLinear, RowLinear, RowLinear]
+"""The products of a layer: q, k and v, normed; out, added; gate and up, normed and gated; down, added."""
 
 
 class TritonLayers(TorchLayers):
@@ -49,6 +57,8 @@ class TritonLayers(TorchLayers):
         tiles = tiles_of(spec.head_dim, spec.head_dim, outer.embedding.element_size(), costs.shared_memory)
         self._tiles = rows_of_tiles(spec.num_heads // spec.num_kv_heads, tiles, fixed=chunk is not None)
         self._layers = [load(index) for index in range(count)]
+        self._fixed = chunk is not None
+        self._fused = self._fused_products(spec.activation, costs.dependent)
         self._products = [
             (
                 prepare_linear(layer.qkv, layer.qkv_bias),
@@ -57,6 +67,7 @@ class TritonLayers(TorchLayers):
                 prepare_linear(layer.down, None),
             )
             for layer in self._layers
+            if not (self._fused and self._fixed)  # which need no others
         ]
         self._spec = spec
         self._frequencies = spec.frequencies(outer.embedding.device)
@@ -67,6 +78,24 @@ class TritonLayers(TorchLayers):
         self._windows = list(dict.fromkeys(spec.window(index) for index in range(count)))
         self._device = outer.embedding.device
         self._planner: Planner | None = None  # once it is known how blocks are cut
+
+    def _fused_products(self, activation: Activation, dependent: bool) -> list[_Fused]:
+        """Products that norm, gate and add, of each layer; none where a layer's weights or norms do not allow it."""
+        for layer in self._layers:
+            post_norms = layer.attention_post_norm is not None or layer.mlp_post_norm is not None
+            weights = (layer.qkv, layer.out, layer.gate_up, layer.down)
+            if post_norms or any(hasattr(weight, "__tensor_flatten__") for weight in weights):  # quantised
+                return []
+        product = partial(RowLinear, fixed=self._fixed, dependent=dependent)
+        return [
+            (
+                product(layer.qkv, layer.qkv_bias),
+                product(layer.out, layer.out_bias),
+                product(layer.gate_up, gate=activation),
+                product(layer.down),
+            )
+            for layer in self._layers
+        ]
 
     def _checked(self, layer: int, first: int) -> int:
         if self._recorded_steps and layer not in (*self.taps, self.raw_tap):
@@ -91,7 +120,8 @@ class TritonLayers(TorchLayers):
         Where none are, compute one that is written nowhere, so that kernels are compiled.
         """
         if self._recorder is None or not decodes:
-            self._compute(self._empty_step(self._tiles[0] + 1, layer_kvs), layer_kvs)  # with items of each kind
+            for tokens in (1, LEAST_ROWS + 1, FEW_ROWS + 1):  # with items, and products, of each kind
+                self._compute(self._empty_step(tokens, layer_kvs), layer_kvs)
             return
         recorded: dict[int, RecordedStep] = {}
         memory, embedding = None, self.outer.embedding
@@ -137,31 +167,54 @@ class TritonLayers(TorchLayers):
         They are written to `output`, if there is one.
         """
         s, outer = self._spec, self.outer
-        of_window = dict(zip(self._windows, zip(step.plans, step.places, step.tables, strict=True), strict=True))
-        rotaries = [rotary_table(inverse, step.positions, factor) for inverse, factor in self._frequencies]
+        fused = self._fused if self._fixed or len(step.token_ids) <= FEW_ROWS else []
+        attention = self._prepared_attention(step, layer_kvs, dependent=bool(fused) and self._costs.dependent)
         hidden = embedded(step.token_ids, outer.embedding, s.embedding_scale)  # [T, hidden]
-        added = added_norm = None
+        added = added_norm = squares = None
         tapped: list[torch.Tensor] = []
         raw: list[torch.Tensor] = []
-        for index, (layer, products) in enumerate(zip(self._layers, self._products, strict=True)):
-            qkv_product, out, gate_up, down = products
-            normed = add_norm(hidden, added, layer.attention_norm, s.norm_eps, added_norm)
+        for index, layer in enumerate(self._layers):
+            if squares is None:
+                normed = add_norm(hidden, added, layer.attention_norm, s.norm_eps, added_norm)
+                qkv = (fused or self._products)[index][0](normed)
+            else:
+                qkv = fused[index][0](hidden, Norm(layer.attention_norm, squares, s.norm_eps))
             if index in self.taps:
                 tapped.append(add_norm(hidden, None, outer.norm, s.norm_eps))
             if index == self.raw_tap:
                 raw.append(hidden.clone())
-            qkv = qkv_product(normed).view(len(hidden), -1, s.head_dim)  # [T, heads + 2 * kv_heads, head_dim]
-            norms = None if layer.query_norm is None or layer.key_norm is None else (layer.query_norm, layer.key_norm)
-            plan, places, tables = of_window[window := s.window(index)]
-            query = norm_rotate_write(qkv, *rotaries[s.rotary(index)], norms, s.norm_eps, places, layer_kvs[index])
-            mixed = attend(query, layer_kvs[index], plan, step.positions, tables, Terms(s.scale, window))
-            added = out(mixed.flatten(1))
-            normed = add_norm(hidden, added, layer.mlp_norm, s.norm_eps, layer.attention_post_norm)
-            added, added_norm = down(gated(gate_up(normed), s.activation)), layer.mlp_post_norm
+            mixed = attention(index, qkv)
+            if fused:
+                _, out, gate_up, down = fused[index]
+                squares = out.add_to(hidden, mixed)
+                squares = down.add_to(hidden, gate_up(hidden, Norm(layer.mlp_norm, squares, s.norm_eps)))
+            else:
+                _, out, gate_up, down = self._products[index]
+                normed = add_norm(hidden, out(mixed), layer.mlp_norm, s.norm_eps, layer.attention_post_norm)
+                added, added_norm = down(gated(gate_up(normed), s.activation)), layer.mlp_post_norm
         if tapped or raw:
             last = add_norm(hidden, added, outer.norm, s.norm_eps, added_norm)
             return torch.cat([last, *tapped, *raw], dim=1, out=output)
         return add_norm(hidden, added, outer.norm, s.norm_eps, added_norm, output)
+
+    def _prepared_attention(
+        self, step: DeviceStep, layer_kvs: Sequence[LayerKV], dependent: bool
+    ) -> Callable[[int, torch.Tensor], torch.Tensor]:
+        """A step's attention: of a layer and its queries, keys and values `[T, any]`, gives `[T, heads * head_dim]`."""
+        s = self._spec
+        of_window = dict(zip(self._windows, zip(step.plans, step.places, step.tables, strict=True), strict=True))
+        rotaries = [rotary_table(inverse, step.positions, factor) for inverse, factor in self._frequencies]
+
+        def attention(index: int, qkv: torch.Tensor) -> torch.Tensor:
+            layer, layer_kv = self._layers[index], layer_kvs[index]
+            heads = qkv.view(len(qkv), -1, s.head_dim)  # [T, heads + 2 * kv_heads, head_dim]
+            norms = None if layer.query_norm is None or layer.key_norm is None else (layer.query_norm, layer.key_norm)
+            plan, places, tables = of_window[window := s.window(index)]
+            rotary = rotaries[s.rotary(index)]
+            query = norm_rotate_write(heads, *rotary, norms, s.norm_eps, places, layer_kv, dependent)
+            return attend(query, layer_kv, plan, step.positions, tables, Terms(s.scale, window)).flatten(1)
+
+        return attention
 
     def _describe(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> StepTokens:
         """Plan a step's attention, and say where its keys and values go."""

@@ -1,4 +1,4 @@
-"""Products whose rows have the same bits in any batch: every output is summed in one fixed order."""
+"""Products of neighbouring rows with a weight each: the experts of a layer, in one launch."""
 
 # pyright: reportArgumentType=false, reportAssignmentType=false
 # (within kernels, numbers and tensors have Triton's types, which are not those of Python)
@@ -16,28 +16,6 @@ TILE_OUT, TILE_IN = tl.constexpr(64), tl.constexpr(64)
 _FEW_ROWS = 16
 """Rows of a tile where products have fewer than so many each."""
 OPTIONS = {"num_warps": 4, "num_stages": 4}
-
-
-class FixedLinear(Linear):
-    """`Linear` whose rows have the same bits whatever other rows there are."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`[rows, in]` to `[rows, out]`."""
-        output = torch.empty((len(x), self.out_features), dtype=x.dtype, device=x.device)
-        grid = (triton.cdiv(len(x), TILE_ROWS), triton.cdiv(self.out_features, TILE_OUT.value))
-        if len(x):
-            fixed_product[grid](
-                x.contiguous(),
-                self.weight,
-                self.bias,
-                output,
-                len(x),
-                OUT=self.out_features,
-                IN=self.in_features,
-                TILE_ROWS=TILE_ROWS,
-                **OPTIONS,
-            )
-        return output
 
 
 class StackedLinear(GroupedLinear):
@@ -82,44 +60,6 @@ class StackedLinear(GroupedLinear):
 
 
 @triton.jit
-def fixed_product(x, weight, bias, output, rows, OUT: tl.constexpr, IN: tl.constexpr, TILE_ROWS: tl.constexpr):
-    """`x @ weight.T + bias`, tile by tile; the grid is `[tiles of rows, tiles of OUT]`.
-
-    The tile's size, and so the order of sums, is the same for any number of rows.
-
-    Args:
-        x: `[rows, IN]`.
-        weight: `[OUT, IN]`.
-        bias: `[OUT]`, or None.
-        output: `[rows, OUT]`, written.
-        rows: their number.
-    """
-    first = tl.program_id(0) * TILE_ROWS
-    _tile(x, weight, bias, output, first, rows, OUT, IN, TILE_ROWS)
-
-
-@triton.jit
-def _tile(x, weight, bias, output, first, end, OUT: tl.constexpr, IN: tl.constexpr, TILE_ROWS: tl.constexpr):
-    """The product of one tile: rows from `first` up to `end`, and the program's part of OUT."""
-    m = first + tl.arange(0, TILE_ROWS)
-    n = tl.program_id(1) * TILE_OUT + tl.arange(0, TILE_OUT)
-    is_row, is_out = m < end, n < OUT
-    wide_m, wide_n = m.to(tl.int64), n.to(tl.int64)
-    total = tl.zeros([TILE_ROWS, TILE_OUT], tl.float32)
-    precision: tl.constexpr = "ieee" if x.dtype.element_ty == tl.float32 else "tf32"
-    for begin in range(0, IN, TILE_IN):
-        k = begin + tl.arange(0, TILE_IN)
-        is_in = k < IN
-        a = tl.load(x + wide_m[:, None] * IN + k[None, :], mask=is_row[:, None] & is_in[None, :], other=0.0)
-        b = tl.load(weight + wide_n[:, None] * IN + k[None, :], mask=is_out[:, None] & is_in[None, :], other=0.0)
-        total = tl.dot(a, tl.trans(b), total, input_precision=precision)
-    if bias is not None:
-        total += tl.load(bias + n, mask=is_out, other=0.0).to(tl.float32)[None, :]
-    at = wide_m[:, None] * OUT + n[None, :]
-    tl.store(output + at, total.to(output.dtype.element_ty), mask=is_row[:, None] & is_out[None, :])
-
-
-@triton.jit
 def grouped_product(
     x, weights, biases, ends, output, COUNT: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, TILE_ROWS: tl.constexpr
 ):
@@ -148,4 +88,19 @@ def grouped_product(
         weight, bias = weights + product * (OUT * IN), biases
         if biases is not None:
             bias += product * OUT
-        _tile(x, weight, bias, output, first, stop, OUT, IN, TILE_ROWS)
+        m = first + tl.arange(0, TILE_ROWS)
+        n = tl.program_id(1) * TILE_OUT + tl.arange(0, TILE_OUT)
+        is_row, is_out = m < stop, n < OUT
+        wide_m, wide_n = m.to(tl.int64), n.to(tl.int64)
+        total = tl.zeros([TILE_ROWS, TILE_OUT], tl.float32)
+        precision: tl.constexpr = "ieee" if x.dtype.element_ty == tl.float32 else "tf32"
+        for begin in range(0, IN, TILE_IN):
+            k = begin + tl.arange(0, TILE_IN)
+            is_in = k < IN
+            a = tl.load(x + wide_m[:, None] * IN + k[None, :], mask=is_row[:, None] & is_in[None, :], other=0.0)
+            b = tl.load(weight + wide_n[:, None] * IN + k[None, :], mask=is_out[:, None] & is_in[None, :], other=0.0)
+            total = tl.dot(a, tl.trans(b), total, input_precision=precision)
+        if bias is not None:
+            total += tl.load(bias + n, mask=is_out, other=0.0).to(tl.float32)[None, :]
+        at = wide_m[:, None] * OUT + n[None, :]
+        tl.store(output + at, total.to(output.dtype.element_ty), mask=is_row[:, None] & is_out[None, :])

@@ -49,11 +49,13 @@ class Costs:
         processors: multiprocessors of the device.
         shared_memory: bytes that a program may have of a multiprocessor's.
         wide_cost: time of a wide work item, where a narrow one with as many positions takes 1.
+        dependent: whether it has programmatic dependent launch; see `launches.py`.
     """
 
     processors: int = 132
     shared_memory: int = 227 * 1024
     wide_cost: float = 1.5
+    dependent: bool = False
 
 
 class Cut(NamedTuple):

@@ -78,6 +78,16 @@ def add_and_norm(hidden, added, weight, added_weight, normed, eps, SIZE: tl.cons
 
 
 @triton.jit
+def activated(gate, GELU: tl.constexpr):
+    """SiLU, or GELU by tanh, rounded before the product with its result, as torch does."""
+    wide = gate.to(tl.float32)
+    exponent = wide
+    if GELU:  # 0.5 (1 + tanh(z)) is 1 / (1 + exp(-2 z)), with z = sqrt(2 / pi) (x + 0.044715 x**3)
+        exponent = wide * (1.5957691216057308 + 0.07135481282632562 * wide * wide)
+    return (wide / (1.0 + tl.exp(-exponent))).to(gate.dtype)
+
+
+@triton.jit
 def activate_and_multiply(gate_up, output, INNER: tl.constexpr, GELU: tl.constexpr):
     """SiLU, or GELU by tanh, of the first half of each row times the second; the grid is `[T, portions of INNER]`.
 
@@ -89,13 +99,7 @@ def activate_and_multiply(gate_up, output, INNER: tl.constexpr, GELU: tl.constex
     mask = e < INNER
     at = gate_up + row * (2 * INNER) + e
     gate = tl.load(at, mask=mask, other=0.0)
-    wide = gate.to(tl.float32)
-    # Rounded before the product, as torch does.
-    exponent = wide
-    if GELU:  # 0.5 (1 + tanh(z)) is 1 / (1 + exp(-2 z)), with z = sqrt(2 / pi) (x + 0.044715 x**3)
-        exponent = wide * (1.5957691216057308 + 0.07135481282632562 * wide * wide)
-    activated = (wide / (1.0 + tl.exp(-exponent))).to(gate.dtype)
-    tl.store(output + row * INNER + e, activated * tl.load(at + INNER, mask=mask, other=0.0), mask=mask)
+    tl.store(output + row * INNER + e, activated(gate, GELU) * tl.load(at + INNER, mask=mask, other=0.0), mask=mask)
 
 
 @triton.jit

@@ -155,7 +155,7 @@ class FakeCuda(TorchDispatchMode):
 
     def _launcher(self) -> Callable[..., None]:
         def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-            launch, arguments = launches.describe(kernel.fn, grid, args, kwargs)
+            launch, arguments = launches.describe(kernel, grid, args, kwargs)
             launches.require_on_device(launch, arguments, self.current)
             self.launched.append(launch)
             self._run(lambda: self._effect(launch.kernel, arguments), "launches")

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from triton import language as tl
+from triton.runtime.interpreter import InterpretedFunction
 
 from fake_cuda.tensors import CudaTensor, DeviceAssertError
 
-_OPTIONS = {"num_warps", "num_stages", "num_ctas", "maxnreg"}
+_OPTIONS = {"num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl"}
 _MOST_PROGRAMS = 2**31 - 1, 65535, 65535
 
 
@@ -31,14 +32,17 @@ class Launch:
     variant: tuple[tuple[str, Any], ...]
 
 
-def describe(kernel: Callable[..., Any], grid: tuple[int, ...], args: Any, kwargs: Any) -> tuple[Launch, dict]:
-    """A launch, and its arguments by name.
+def describe(jitted: Any, grid: tuple[int, ...], args: Any, kwargs: Any) -> tuple[Launch, dict]:
+    """A launch of what `triton.jit` gave, and its arguments by name.
 
     Raises:
         TypeError: for arguments that are not the kernel's.
         AssertionError: for a grid that no device takes, or a constant that Triton could not compile for.
     """
+    kernel: Callable[..., Any] = jitted.fn
     options = {name: kwargs[name] for name in kwargs.keys() & _OPTIONS}
+    given = jitted.kwargs if isinstance(jitted, InterpretedFunction) else vars(jitted)
+    unspecialised = given["do_not_specialize"] or ()
     signature = inspect.signature(kernel)
     bound = signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in _OPTIONS})
     name = kernel.__name__
@@ -63,8 +67,9 @@ def describe(kernel: Callable[..., Any], grid: tuple[int, ...], args: Any, kwarg
         else:
             assert isinstance(value, int), f"{name}: {argument} is a {type(value).__name__}"
             assert -(2**63) <= value < 2**63
-            wide = not -(2**31) <= value < 2**31
-            variant.append((argument, ("int64" if wide else "int32", value == 1, value % 16 == 0)))
+            kind = "int32" if -(2**31) <= value < 2**31 else "int64"
+            known = () if argument in unspecialised else (value == 1, value % 16 == 0)
+            variant.append((argument, (kind, *known)))
     return Launch(name, tuple(grid), shapes, tuple(variant)), dict(bound.arguments)
 
 

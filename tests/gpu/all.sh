@@ -15,10 +15,10 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 
 declare -A phases=(
-    [kernels]="kernels beside the CPU's float32: attention, filters, draws"
+    [kernels]="kernels beside the CPU's float32: attention, products of few rows, filters, draws"
     [recorded]="recorded steps beside eager ones, bit by bit; compute-sanitizer where it is installed"
     [compiled]="what the compiler makes of every kernel: registers, shared memory, occupancy"
-    [bandwidth]="copies, products, attention and the other kernels, as a share of a copy's bandwidth"
+    [bandwidth]="copies, attention, the other kernels, and products of few rows beside torch's, as a share of a copy's bandwidth"
     [steps]="decode steps and scoring, over their floors"
     [rates]="searches a second at real sizes, launching ahead and not, beside transformers"
     [searches]="whole searches of the demo beside the CPU's, waits for the device"
@@ -104,14 +104,14 @@ run_phase() {
         kernels)
             nvidia-smi
             python -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
-            tests tests/gpu/test_gpu_kernels.py ;;
+            tests tests/gpu/test_gpu_kernels.py tests/gpu/test_gpu_products.py ;;
         recorded)
             tests tests/gpu/test_gpu_recorded.py || return
             command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer"; return 0; }
             compute-sanitizer --error-exitcode 9 python -m pytest -q -p no:cacheprovider --confcutdir tests/gpu \
                 tests/gpu/test_gpu_recorded.py -k fewer_rows ;;
         compiled) TRITON_INTERPRET=0 bench gpu-kernels --json "$out/gpu-kernels.json" ;;
-        bandwidth) bench gpu $rehearse --part ceilings --part attention --part kernels --json "$out/card.json" ;;
+        bandwidth) bench gpu $rehearse --part ceilings --part attention --part kernels --part products --json "$out/card.json" ;;
         steps) bench gpu $rehearse --part steps --json "$out/card.json" ;;
         rates) bench gpu $rehearse --part searches --json "$out/card.json" ;;
         searches) tests tests/gpu/test_gpu_searches.py ;;

@@ -1,5 +1,8 @@
 """Recorded steps beside the same steps launched kernel by kernel; imports nothing above `kernels`."""
 
+# pyright: reportMissingImports=false, reportArgumentType=false
+# (what tests share lies elsewhere, and arguments come as lists)
+
 from dataclasses import dataclass, replace
 
 import pytest
@@ -39,8 +42,9 @@ def layers_of(model: Model, *, recorded: bool) -> Layers:
 
     outer = random_outer(model.hidden, model.shape)
     outer = EmbeddingAndNorm(there(outer.embedding), there(outer.norm))
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    backend = TritonBackend(Costs(processors), GraphRecorder() if recorded else None)
+    card = torch.cuda.get_device_properties(0)
+    costs = Costs(card.multi_processor_count, dependent=card.major >= 9)
+    backend = TritonBackend(costs, GraphRecorder() if recorded else None)
     return backend.prepare_layers(LAYERS, layer, model.shape, outer)
 
 
@@ -79,3 +83,19 @@ def test_steps_of_fewer_rows_follow_larger_ones_whose_tokens_were_drawn_on_the_d
         found = recorded.forward(step.given(waiting, drawn.to(DEVICE)), kvs).clone()
         assert error(found, eager.forward(step.given(drawn[:rows]), kvs)) < 1e-2
     torch.cuda.synchronize()
+
+
+def test_a_step_whose_kernels_begin_early_has_the_same_bits_a_thousand_times():
+    """A kernel that read before the one before it had written would show here, and nowhere else."""
+    pool, kvs = kv_of(make_step([(70, 1)] * 8, SMALL.shape, TokenMajorLayout))
+    layers = layers_of(SMALL, recorded=True)
+    layers.warm_up(kvs, decodes=True)
+    before = pool.clone()
+    for rows in (8, 1):
+        step = make_step([(70, 1)] * rows, SMALL.shape, TokenMajorLayout).given()
+        expected = layers.forward(step, kvs).clone()
+        differences = torch.zeros((), dtype=torch.int64, device=DEVICE)
+        for _ in range(1000):
+            pool.copy_(before)
+            differences += (layers.forward(step, kvs) != expected).sum()
+        assert int(differences) == 0

@@ -64,6 +64,7 @@ def test_layers_equal_the_reference(heads, kv_heads, head_dim, head_norms: bool,
     assert not torch.equal(kv_pool, step.kv_pool.view(torch.float32)), "keys and values were written"
 
 
+@pytest.mark.usefixtures("any_order")
 @pytest.mark.parametrize("post_norms", [True, False])
 def test_layers_that_differ_equal_the_reference(post_norms: bool):
     step = make_step(SEQUENCES, OF_ALL_KINDS, TokenMajorLayout)
@@ -107,6 +108,7 @@ def solve(request: SearchRequest, **options: Any) -> SearchResult:
     while orchestrator.busy:
         for result in orchestrator.step():
             orchestrator.close()
+            assert isinstance(result, SearchResult)
             return result
     raise AssertionError("no result")
 

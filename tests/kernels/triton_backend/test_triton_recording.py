@@ -1,16 +1,19 @@
 """Decode steps that are recorded and replayed, with a stand-in for a CUDA graph that computes again."""
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fake_cuda import FakeCuda
+from fake_cuda.launches import Launch
 from layer_steps import LAYERS, Step, make_step, random_layer, random_outer
 
 from espalier.kernels.backend import choose_backend
-from espalier.kernels.layers import DecoderSpec
+from espalier.kernels.layers import DecoderSpec, LayerWeights
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton import layers as triton_layers
 from espalier.kernels.triton.backend import TritonBackend
@@ -129,9 +132,9 @@ def test_memory_that_is_copied_to_the_device_is_not_overwritten_before_that():
 def test_recorded_steps_share_memory_and_output_and_hold_long_contexts(layers, monkeypatch: pytest.MonkeyPatch):
     step = make_step([(30, 1)], SHAPE, TokenMajorLayout)
     kvs = [step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)]
-    kept: list[triton_layers.RecordedStep] = []
+    kept: list[RecordedStep] = []
 
-    def keep(*arguments: Any) -> triton_layers.RecordedStep:
+    def keep(*arguments: Any) -> RecordedStep:
         kept.append(RecordedStep(*arguments))
         return kept[-1]
 
@@ -181,6 +184,94 @@ def test_other_threads_may_allocate_while_a_step_is_recorded_and_products_add_in
         GraphRecorder()(lambda: torch.zeros(3, device="cuda"))
     assert cuda.counts["captures, thread_local"] == 1
     assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+
+
+class CountedGraphs(GraphRecorder):
+    """Graphs of the fake device, with what each holds: launches of Triton's kernels, and operations in all."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self._cuda = cuda
+        self.launches: list[list[Launch]] = []
+        self.operations: list[int] = []
+
+    def __call__(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        before = len(self._cuda.launched)
+        replay, output = super().__call__(compute)
+        launched = self._cuda.launched[before:]
+        self.launches.append(launched[len(launched) // 2 :])  # behind those of the rehearsal
+        graph: Any = replay
+        self.operations.append(len(graph.__self__.work))
+        return replay, output
+
+
+def there(weights: Any) -> Any:
+    """Weights on the fake device."""
+    tensors = {name: getattr(weights, name) for name in weights.__slots__}
+    moved = {name: x.to("cuda", torch.bfloat16) for name, x in tensors.items() if x is not None}
+    return replace(weights, **moved)
+
+
+def record(count: int, costs: Costs, cuda: FakeCuda, **norms: bool) -> CountedGraphs:
+    """Record steps of 72, 64 and 1 tokens of a decoder with so many layers on the fake device."""
+    step = make_step([(30, 1)], SHAPE, TokenMajorLayout)
+    pool = step.kv_pool.view(torch.float32).to("cuda", torch.bfloat16).view(torch.uint8)
+    layout = replace(step.layout, dtype=torch.bfloat16, slab_bytes=step.layout.slab_bytes // 2)
+    graphs = CountedGraphs(cuda)
+
+    def layer(index: int) -> LayerWeights:
+        return there(random_layer(index, 40, 50, SHAPE, bias=True, **norms))
+
+    outer = there(random_outer(40, SHAPE))
+    layers = TritonBackend(costs, graphs).prepare_layers(count, layer, SHAPE, outer)
+    layers.warm_up([layout.layer_view(pool, index) for index in range(count)], decodes=True)
+    return graphs
+
+
+@pytest.mark.parametrize(
+    ("norms", "fused"), [({"head_norms": True, "out_bias": True}, True), ({"post_norms": True}, False)], ids=str
+)
+def test_a_layer_of_a_recorded_step_of_few_rows_is_five_launches_and_attentions(
+    norms: dict[str, bool], fused: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if torch.cuda.is_available():
+        pytest.skip("there is a real GPU, which a fake one must not replace")
+    monkeypatch.setattr(triton_layers, "LADDER", (1, 64, 72))
+    with FakeCuda(torch.zeros).installed() as cuda:
+        two, three = record(2, Costs(), cuda, **norms), record(3, Costs(), cuda, **norms)
+    layers = [
+        Counter(launch.kernel for launch in more) - Counter(launch.kernel for launch in less)
+        for more, less in zip(three.launches, two.launches, strict=True)
+    ]
+    operations = [more - less for more, less in zip(three.operations, two.operations, strict=True)]
+    by_library = {"rotate_and_write": 1, "add_and_norm": 2, "activate_and_multiply": 1}, 4
+    alone = {"rotate_and_write": 1, "multiply_rows": 4}, 0
+    for layer, total, (expected, products) in zip(
+        layers, operations, [by_library, *[alone if fused else by_library] * 2], strict=True
+    ):
+        attention = sum(layer.pop(kernel, 0) for kernel in ("attend_items", "merge_partials"))
+        assert layer == expected
+        assert total == sum(expected.values()) + products + attention, "what a graph holds of one layer"
+        assert attention <= 3
+
+
+@pytest.mark.parametrize("major", [8, 9])
+def test_kernels_begin_before_the_last_one_ends_where_the_device_has_that(major: int, monkeypatch: pytest.MonkeyPatch):
+    if torch.cuda.is_available():
+        pytest.skip("there is a real GPU, which a fake one must not replace")
+    with FakeCuda(torch.zeros).installed() as cuda:
+        card = torch.cuda.get_device_properties(0)
+        card.major = major
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+        backend = choose_backend("cuda", torch.bfloat16)
+        assert isinstance(backend, TritonBackend)
+        graphs = record(2, backend._costs, cuda)
+    ahead = {
+        (launch.kernel, dict(launch.variant)["DEPENDENT"])
+        for launch in graphs.launches[-1]
+        if dict(launch.variant).get("launch_pdl", False)
+    }
+    assert ahead == ({("multiply_rows", True), ("rotate_and_write", True)} if major == 9 else set())
 
 
 def test_a_gpu_without_triton_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):

@@ -1,4 +1,4 @@
-"""Every kernel for GPUs compiled ahead of time, without a GPU: what the compiler makes of it, for two architectures.
+"""Every kernel for GPUs compiled ahead of time, without a GPU: what the compiler makes of it, by architecture.
 
 The compiler and the disassembler come with Triton. A kernel is compiled for the shapes of real models, in bfloat16.
 """
@@ -19,19 +19,22 @@ from triton.compiler import ASTSource
 from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report
 from espalier.experiments.planning.roofline import MODELS, ModelShape
-from espalier.kernels.triton import attention, cache, filters, linear, pointwise, recurrent, sampling
+from espalier.kernels.triton import attention, cache, filters, linear, pointwise, recurrent, row_linear, sampling
 
-ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
+ARCHITECTURES = {"sm_80": 80, "sm_86": 86, "sm_89": 89, "sm_90": 90, "sm_100": 100, "sm_120": 120}
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _PROCESSOR = {
     "sm_80": {"registers": 65536, "shared": 164 * 1024, "warps": 64},
+    "sm_86": {"registers": 65536, "shared": 100 * 1024, "warps": 48},
+    "sm_89": {"registers": 65536, "shared": 100 * 1024, "warps": 48},
     "sm_90": {"registers": 65536, "shared": 228 * 1024, "warps": 64},
+    "sm_100": {"registers": 65536, "shared": 228 * 1024, "warps": 64},
+    "sm_120": {"registers": 65536, "shared": 100 * 1024, "warps": 48},
 }
-"""Resources of one multiprocessor of an A100 and of an H100."""
+"""Resources of one multiprocessor."""
 _ALIGNED = ("slab_stride", "part_stride", "vocabulary")
 """Numbers that are multiples of 16 in every shape."""
 _BLOCKS_PER_SLAB, _BLOCK_SIZE = 146, 16
-_TILES = {"TILE_ROWS": linear.TILE_ROWS}
 
 
 @dataclass(frozen=True)
@@ -191,20 +194,15 @@ def _pointwise(s: ModelShape) -> Named:
 def _products(s: ModelShape) -> Named:
     """Products of matrices."""
     bf16, i64 = "*bf16", "*i64"
-    yield (
-        "fixed_product",
-        Specialisation(
-            linear.fixed_product,
-            {**dict.fromkeys(("x", "weight", "output"), bf16), "rows": "i32"},
-            {
-                "OUT": 2 * s.config.intermediate_size,
-                "IN": s.config.hidden_size,
-                **_TILES,
-            },
-            linear.OPTIONS,
-            multiplies=True,
-        ),
-    )
+    c = s.config
+    heads, hidden, inner = c.num_heads * c.head_dim, c.hidden_size, c.intermediate_size
+    for rows in (row_linear.LEAST_ROWS, row_linear.FEW_ROWS):
+        yield f"multiply_rows, {rows}, normed", _multiply(heads + 2 * c.num_kv_heads * c.head_dim, hidden, rows, "norm")
+        yield f"multiply_rows, {rows}, normed and gated", _multiply(inner, hidden, rows, "norm", "gate")
+        yield f"multiply_rows, {rows}, added", _multiply(hidden, inner, rows, "residual")
+    yield "multiply_rows, 64, added, float32", _multiply(hidden, inner, 64, "residual", kind="*fp32")
+    yield "multiply_rows, many", _multiply(hidden, inner, 64)
+    yield "multiply_rows, 64, normed and gated, float32", _multiply(inner, hidden, 64, "norm", "gate", kind="*fp32")
     yield (
         "grouped_product",
         Specialisation(
@@ -214,11 +212,33 @@ def _products(s: ModelShape) -> Named:
                 "COUNT": 128,
                 "OUT": 1536,
                 "IN": 2048,
-                **_TILES,
+                "TILE_ROWS": linear.TILE_ROWS,
             },
             linear.OPTIONS,
             multiplies=True,
         ),
+    )
+
+
+def _multiply(outputs: int, inputs: int, rows: int, *fused: str, kind: str = "*bf16") -> Specialisation:
+    """A product with what is fused: "norm", "gate", "residual"; with nothing, one of many rows by one program each."""
+    gated, normed = "gate" in fused, "norm" in fused
+    itemsize = 4 if kind == "*fp32" else 2
+    parts = row_linear.parts_of(((1 + gated) * outputs, inputs), itemsize, gated)
+    return Specialisation(
+        row_linear.multiply_rows,
+        {
+            **dict.fromkeys(("x", "weight", "output"), kind),
+            **({"norm": kind, "norm_squares": "*fp32"} if normed else {"bias": kind}),
+            **({"squares": "*fp32"} if "residual" in fused else {}),
+            **({"partial": "*fp32", "ended": "*i32"} if fused and parts > 1 else {}),
+            "eps": "fp32",
+            "rows": "i32",
+        },
+        {"OUT": outputs, "IN": inputs, "PARTS": parts, "TILE_ROWS": rows, "GATED": gated, "GELU": False},
+        row_linear.options_of(itemsize, gated),
+        multiplies=kind == "*bf16",
+        moves=bool(fused),
     )
 
 
@@ -360,15 +380,16 @@ def compile_kernel(one: Specialisation, architecture: str) -> dict[str, Any]:
 
     Returns:
         Registers and bytes of local memory (spills) of a thread, bytes of shared memory and warps of a program, how
-        many of a multiprocessor's warps can be in flight, in percent, and numbers of instructions: of tensor cores,
-        and loads from global memory by their bits.
+        many of a multiprocessor's warps can be in flight, in percent, numbers of instructions (of tensor cores, and
+        loads from global memory by their bits), and whether it is launched before the last kernel ends, and waits.
     """
     names = one.kernel.arg_names
     aligned = [name for name, kind in one.types.items() if kind.startswith("*") or name in _ALIGNED]
+    constants = one.constants | {"DEPENDENT": ARCHITECTURES[architecture] >= 90}
     source = ASTSource(
         one.kernel,
         signature={name: one.types.get(name, "constexpr") for name in names},
-        constexprs={name: one.constants.get(name) for name in names if name not in one.types},
+        constexprs={name: constants.get(name) for name in names if name not in one.types},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     target = GPUTarget("cuda", ARCHITECTURES[architecture], 32)
@@ -398,6 +419,7 @@ def compile_kernel(one: Specialisation, architecture: str) -> dict[str, Any]:
         "occupancy %": round(100 * programs * warps / per_processor["warps"]),
         "tensor core instructions": sum(i.split(".")[0].endswith("MMA") for i in instructions),
         **{f"loads of {bits} bits": widths.count(bits) for bits in (128, 64, 32)},
+        "waits for the kernel before": "griddepcontrol.wait" in compiled.asm["ptx"],
     }
 
 

@@ -31,14 +31,16 @@ from espalier.experiments.lab.bench.report import Show, nothing_shown
 from espalier.experiments.planning.roofline import MODELS, PAIRS, Card, decode_seconds, known_model, scoring_seconds
 from espalier.kernels.attention import Terms
 from espalier.kernels.backend import choose_backend
-from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
+from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import AttentionBatch, KVLayout, StepBatch
+from espalier.kernels.linear import Linear
 from espalier.kernels.sampling import Filters
 from espalier.kernels.triton.attention import attend, merge_partials, rows_of_tiles
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, norm_rotate_write
 from espalier.kernels.triton.plan import Costs, plan_attention
 from espalier.kernels.triton.pointwise import add_norm, gated
+from espalier.kernels.triton.row_linear import RowLinear
 from espalier.kernels.triton.sampling import draw_tokens
 from espalier.kernels.triton.steps import DeviceStep, StepTokens
 from espalier.search.request import AnswerEquivalence, make_request
@@ -57,7 +59,10 @@ class Bench:
         self.rehearse = rehearse
         self.device = torch.device("cpu" if rehearse else "cuda")
         self.dtype = torch.float32 if rehearse else torch.bfloat16
-        self.costs = Costs(1 if rehearse else torch.cuda.get_device_properties(0).multi_processor_count)
+        self.costs = Costs(1)
+        if not rehearse:
+            card = torch.cuda.get_device_properties(0)
+            self.costs = Costs(card.multi_processor_count, dependent=card.major >= 9)
         self.repeats = 1 if rehearse else 50
         size = 2**16 if rehearse else 2**31
         source = torch.empty(size, dtype=torch.uint8, device=self.device).random_()
@@ -217,6 +222,43 @@ def kernel_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]
         read = partial_results, weights, starts, nothing, None
         merge = partial(merge_partials[rows, c.num_heads], *read, output, **sizes)
         measure("merge of nothing", rows, merge, starts.nbytes)
+    return found
+
+
+def product_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]]:
+    """Products of few rows by torch and by `RowLinear`, whose gate is in it: weights read, as a share of a copy's rate.
+
+    Weights are taken in turn from more than the L2 holds.
+    """
+    c = (_REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]).config
+    heads, of_tensors = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, {"device": bench.device, "dtype": bench.dtype}
+    found: list[dict[str, Any]] = []
+
+    def multiply(products: list[Linear], x: torch.Tensor) -> None:
+        for product in products:
+            product(x)
+
+    for name, outputs, inputs, gate in (
+        ("qkv", heads, c.hidden_size, None),
+        ("gate_up", 2 * c.intermediate_size, c.hidden_size, Activation.SILU),
+        ("down", c.hidden_size, c.intermediate_size, None),
+    ):
+        size = outputs * inputs * bench.dtype.itemsize
+        weights = [
+            torch.randn(outputs, inputs, **of_tensors) for _ in range(1 if bench.rehearse else 4 * 10**8 // size)
+        ]
+        own = partial(RowLinear, gate=gate, dependent=bench.costs.dependent)
+        for by, make in (("torch", Linear), ("few rows", partial(own, fixed=False)), ("batch-invariant", own)):
+            products = [make(weight) for weight in weights]
+            for rows in (1, 4) if bench.rehearse else (1, 16, 64):
+                x = torch.randn(rows, inputs, **of_tensors)
+                seconds = bench.kernel_seconds(partial(multiply, products, x)) / len(products)
+                share = 100 * size / seconds / bench.card.bandwidth
+                found.append(
+                    {"product": name, "by": by, "rows": rows, "us": 1e6 * seconds, "share of a copy's %": share}
+                )
+                show(found, {})
+        bench.free_memory()
     return found
 
 
@@ -465,6 +507,7 @@ PARTS: dict[str, Callable[[Bench, Show], list[dict[str, Any]]]] = {
     "ceilings": ceiling_rows,
     "attention": attention_rows,
     "kernels": kernel_rows,
+    "products": product_rows,
     "steps": step_rows,
     "searches": search_rows,
 }

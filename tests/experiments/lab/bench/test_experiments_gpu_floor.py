@@ -81,4 +81,6 @@ def test_what_is_measured_on_a_gpu_can_be_rehearsed_without(tmp_path):
     rehearsed = CliRunner().invoke(app, ["bench", "gpu", "--rehearse", "--json", str(tmp_path / "gpu.json")])
     assert rehearsed.exit_code == 0, rehearsed.output
     parts = {path.name for path in tmp_path.iterdir()}
-    assert parts == {f"gpu-{part}.json" for part in ("ceilings", "attention", "kernels", "steps", "searches")}
+    assert parts == {
+        f"gpu-{part}.json" for part in ("ceilings", "attention", "kernels", "products", "steps", "searches")
+    }

@@ -43,6 +43,7 @@ def call(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Compl
     "file",
     [
         "gpu/test_gpu_kernels.py",
+        "gpu/test_gpu_products.py",
         "gpu/test_gpu_recorded.py",
         "gpu/on_gpu.py",
         "gpu/conftest.py",
