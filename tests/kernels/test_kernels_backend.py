@@ -29,7 +29,7 @@ def test_float32_on_cpu_is_compiled_and_all_else_is_torchs():
 def test_a_gpu_has_tritons_backend_where_triton_is_installed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     from espalier.kernels.triton.backend import TritonBackend
 
-    properties = SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=227 * 1024)
+    properties = SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=227 * 1024, major=9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     for batch_invariant in (False, True):
         backend = choose_backend("cuda:1", dtype, batch_invariant)
