@@ -170,6 +170,12 @@ class TextTokenizer:
         """The text of the chat template for conversations with tools."""
         return self._template_for_tools and self._template_for_tools.source
 
+    @property
+    def response_template(self) -> dict[str, Any]:
+        """The checkpoint's own account of the parts of what it says, as transformers has it; empty without one."""
+        given = self._config.get("response_template")
+        return given if isinstance(given, dict) else {}
+
     def render_chat(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, /, **variables: object
     ) -> str:

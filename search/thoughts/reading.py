@@ -311,7 +311,7 @@ class ChannelReader(ThoughtReader):
 
     def _function(self, header: Sequence[int]) -> str:
         """The function that a header addresses, where calls are read; empty for none."""
-        found = _FUNCTION.search(self._tokenizer.decode(list(header))) if self._calls else None
+        found = _FUNCTION.search(self._tokenizer.show(list(header))) if self._calls else None
         return found[1] if found else ""
 
     def _words(self, header: Sequence[int]) -> tuple[str | None, str]:

@@ -4,6 +4,7 @@ The forms stand in `forms.toml`. A call is a mark, the name, the arguments as JS
 mark, as in `<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`.
 """
 
+import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,14 +96,24 @@ _SHOWN = "zq_shown_xkw"
 
 
 def find_form(tokenizer: TextTokenizer) -> CallForm | None:
-    """The form of a checkpoint's calls; None for one whose template knows no tools, or writes calls in another form."""
-    template = tokenizer.chat_template_for_tools or ""
+    """The form of a checkpoint's calls; None for one whose template knows no tools, or writes calls in another form.
+
+    What its `response_template` says goes before what its chat template and its tokens show.
+    """
+    own = tokenizer.response_template
+    template = (tokenizer.chat_template_for_tools or "") + json.dumps(own, ensure_ascii=False)
     if not shows_tools(tokenizer):
         return None
 
     def has(text: str) -> bool:
         return text in template or tokenizer.token_id(text) is not None
 
+    fields = own.get("fields")
+    field = (fields.get("tool_calls") if isinstance(fields, dict) else None) or {}
+    mark, closing = (field.get(name, "") for name in ("open", "close"))
+    if field.get("content") == "json" and mark and isinstance(mark, str) and isinstance(closing, str):
+        known = (form for form in FORMS if (form.mark, form.closing) == (mark, closing) and form.content == "json")
+        return next(known, CallForm("a response_template", (), mark, closing, bracket="[{"))
     return next((form for form in FORMS if all(map(has, form.evidence))), None)
 
 

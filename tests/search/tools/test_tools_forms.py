@@ -20,7 +20,7 @@ OFFERED = read_tools(TOOLS).tools
 BY_FAMILY = {form.family: form for form in FORMS}
 
 
-def _tokenizer(template: str, tokens: tuple[str, ...] = ()) -> Any:
+def _tokenizer(template: str, tokens: tuple[str, ...] = (), described: dict[str, Any] | None = None) -> Any:
     """A checkpoint as far as forms look at it, whose template lists tools if it has that word."""
 
     def render(messages: list[Any], **variables: Any) -> str:
@@ -29,7 +29,8 @@ def _tokenizer(template: str, tokens: tuple[str, ...] = ()) -> Any:
     def token_id(text: str) -> int | None:
         return tokens.index(text) if text in tokens else None
 
-    return SimpleNamespace(chat_template_for_tools=template, render_chat=render, token_id=token_id)
+    own = {"chat_template_for_tools": template, "response_template": described or {}}
+    return SimpleNamespace(**own, render_chat=render, token_id=token_id)
 
 
 def _read(written: Written, pieces: list[str]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
@@ -82,6 +83,19 @@ def test_a_family_is_found_by_its_marks_in_the_template_or_among_its_tokens(name
 def test_every_form_has_a_text():
     assert CALL.format("f").startswith(BY_FAMILY["gpt-oss"].mark)
     assert {written.family for written in TEXTS.values()} == BY_FAMILY.keys()
+
+
+def test_a_checkpoints_own_account_of_its_calls_goes_first():
+    def described(**field: Any) -> Any:
+        return find_form(_tokenizer("{{ tools }} <arg_key> <tool_call>", (), {"fields": {"tool_calls": field}}))
+
+    assert described(open="<tool_call>", close="</tool_call>", content="json").family.startswith("Qwen2.5")
+    own = described(open="<<call", close="call>>", content="json", repeats=True)
+    reader = CallReader(own, OFFERED)
+    assert reader.feed('So <<call{"name": "now", "arguments": {}}call>>') + reader.end(cut=False) == "So"
+    assert [call.name for call in reader.calls] == ["now"]
+    by_tokens = described(open_pattern=r"<\w+>", content="json")
+    assert by_tokens.family == "GLM 4.5 and later"
 
 
 def test_a_template_without_tools_and_an_unknown_form_are_told_apart():

@@ -12,7 +12,8 @@ import pytest
 from call_texts import TOOLS
 from jsonschema import Draft202012Validator
 from search_runs import run
-from tool_callers import tool_caller, write_tool_caller
+from thinkers import Shape, write_thinker
+from tool_callers import TURNS, tool_caller, write_tool_caller
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.engine.models.checkpoint import Checkpoint
@@ -278,3 +279,37 @@ def test_python_functions_are_tools():
     assert second.name == "get_weather"
     with pytest.raises(ValueError, match="is no tool"):
         make_request("2?", {"tools": [lambda x: x]})
+
+
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>")
+ANALYSIS = ("<|channel|>analysis<|message|>", "Look at Oslo.", "<|end|>", "<|start|>assistant")
+ADDRESSES = {
+    "behind the channel": ("<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>",),
+    "before the channel": (" to=functions.get_weather<|channel|>commentary json<|message|>",),
+    "in analysis": ("<|channel|>analysis to=functions.get_weather code<|message|>",),
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_channel_that_addresses_a_function_is_a_call(
+    address: str,
+    tiny_checkpoints: dict[str, Path],
+    tmp_path: Path,
+    make_orchestrator: Callable[..., Orchestrator],
+):
+    shape = Shape(HARMONY, True, "<|start|>assistant{# functions. #}")
+    checkpoint = write_thinker(tiny_checkpoints["talker"], tmp_path / "harmony", shape, TURNS)
+    said = (*ANALYSIS, *ADDRESSES[address], '{"city": "Oslo"}', "<|call|>")
+
+    orchestrator = make_orchestrator(tool_caller(checkpoint, *said), None, kv_memory_bytes=2**24)
+    prompt = ChatPrompt(({"role": "user", "content": "Oslo?"},), variables={"tools": json.loads(FEW)})
+    (choice,) = _finish(orchestrator, CompletionRequest((prompt,), max_tokens=200, tools=FEW)).choices  # type: ignore[arg-type]
+    assert (choice.thought, choice.text, choice.finish_reason) == ("Look at Oslo.", "", "stop")
+    assert [(call.name, call.values) for call in choice.calls] == [("get_weather", {"city": "Oslo"})]
+
+    opened = said[1:]  # as the host opens the thought of a search
+    orchestrator = make_orchestrator(tool_caller(checkpoint, *opened), None, kv_memory_bytes=2**24)
+    best = run(orchestrator, make_request("Oslo?", {"algorithm": "greedy", "tools": FEW})).only.best
+    assert best is not None
+    assert (best.thought, best.content) == ("Look at Oslo.", "")
+    assert [(call.name, call.values) for call in best.calls] == [("get_weather", {"city": "Oslo"})]

@@ -10,16 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, InstanceOf, Strict, StrictBool
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.completion import Choice, CompletionResult, TextSampled
-from espalier.search.conversation import ToolCall
-from espalier.search.result import Finished, SearchResult, Started
-from espalier.search.run.executor import AnyEvent
+from espalier.search.completion import Choice
 from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import bodies
+from espalier.search.service.http_api.openai.blocks import Block, BlockWriter, Events, Kind
 from espalier.search.service.http_api.openai.completion import (
     AnyCompletion,
     call_id,
-    choices_of,
     espalier_of,
     usage_of,
 )
@@ -31,6 +28,12 @@ _BILLING = "x-anthropic-billing-header"
 _MAX_TOKENS = 262_144
 _PLACES = {"max_tokens": "max_tokens", "stop": "stop_sequences", "response_format": "output_config.format"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_DELTAS: dict[Kind, tuple[str, str]] = {
+    "thought": ("thinking", "thinking"),
+    "text": ("text", "text"),
+    "call": ("input_json", "partial_json"),
+}
+"""Types of deltas, and names of their texts."""
 _SIGNATURE = "espalier"
 """Of thoughts, which clients send back as they got them."""
 
@@ -143,111 +146,62 @@ def _messages(message: _Message, place: str, found: list[Violation]) -> Iterator
         yield {**own, **({"tool_calls": calls} if calls else {})}
 
 
-class MessageObject:
+class MessageObject(BlockWriter):
     """One message: whole, or as the events of a stream."""
 
     def __init__(self, search_id: str, call: bodies.SampledCall, created: int) -> None:
         """Create one; `created` is not told."""
-        self._id, self._call = search_id, call
-        self._begun = False
-        self._block = ""  # the type of the block that is open
-        self._blocks = 0  # those that have ended
-        self._said: dict[str, int] = {"thinking": 0, "text": 0, "tool_use": 0}  # characters, or calls, of each type
+        super().__init__(search_id, call)
 
-    def whole(self, result: AnyCompletion) -> dict[str, Any]:
-        """The message of a result."""
-        choice, content = choices_of(result, self._call)[0], list[dict[str, Any]]()
-        if choice.thought and self._call.thoughts:
-            content.append({"type": "thinking", "thinking": choice.thought, "signature": _SIGNATURE})
-        if choice.text or not choice.calls:
-            content.append({"type": "text", "text": choice.text})
-        content += [{**self._tool_use(number, call), "input": call.values} for number, call in enumerate(choice.calls)]
-        own = {"espalier": espalier_of(result, 1)}
-        return {**self._object(content), **self._end(choice), "usage": self._usage(result), **own}
-
-    def events(self, event: AnyEvent) -> list[dict[str, Any]]:
-        """The events of the stream that one of the search or the sampling makes."""
-        match event:
-            case Started():
-                return self._start(event.prompt_tokens)
-            case TextSampled():
-                made = self._start(len(event.prompt.token_ids) if event.prompt else 0)
-                made += self._delta("thinking", event.thought) if self._call.thoughts else []
-                return [*made, *self._delta("text", event.text), *self._calls(event.calls)]
-            case Finished(result=SearchResult() | CompletionResult() as result):
-                choice = choices_of(result, self._call)[0]
-                made = self._start(result.usage.prompt_tokens)
-                made += self._delta("thinking", choice.thought[self._said["thinking"] :]) if self._call.thoughts else []
-                made += self._delta("text", choice.text[self._said["text"] :])
-                made += self._calls(choice.calls[self._said["tool_use"] :])
-                usage = {"output_tokens": self._usage(result)["output_tokens"]}
-                last = {"delta": self._end(choice), "usage": usage, "espalier": espalier_of(result, 1)}
-                return [*made, *self._stop(), {"type": "message_delta", **last}, {"type": "message_stop"}]
-            case _:
-                return []
-
-    def _start(self, prompt_tokens: int) -> list[dict[str, Any]]:
-        if self._begun:
-            return []
-        self._begun = True
+    def _beginning(self, prompt_tokens: int) -> Events:
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         message = {**self._object([]), "stop_reason": None, "stop_sequence": None, "usage": usage}
         return [{"type": "message_start", "message": message}]
 
-    def _delta(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """The events of text in the block of this type, which begins behind the one before."""
-        if not text:
-            return []
-        made = []
-        if self._block != kind:
-            made += self._stop()
-            self._block, empty = kind, {"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""}
-            made.append(self._event("content_block_start", content_block={"type": kind, **empty}))
-        self._said[kind] += len(text)
-        return [*made, self._event("content_block_delta", delta={"type": f"{kind}_delta", kind: text})]
+    def _opening(self, block: Block) -> Events:
+        empty = {"input": {}} if block.call else {"thinking": "", "signature": ""} if block.kind == "thought" else {}
+        return [self._event("start", content_block={**self._content(block), **empty})]
 
-    def _calls(self, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-        made = list[dict[str, Any]]()
-        for call in calls:
-            made += self._stop()
-            self._block, head = "tool_use", self._tool_use(self._said["tool_use"], call)
-            self._said["tool_use"] += 1
-            delta = {"type": "input_json_delta", "partial_json": call.arguments}
-            made.append(self._event("content_block_start", content_block={**head, "input": {}}))
-            made.append(self._event("content_block_delta", delta=delta))
+    def _piece(self, block: Block, text: str) -> dict[str, Any]:
+        kind, name = _DELTAS[block.kind]
+        return self._event("delta", delta={"type": f"{kind}_delta", name: text})
+
+    def _closing(self, block: Block, cut: bool) -> Events:
+        signed = {"type": "signature_delta", "signature": _SIGNATURE}
+        made = [self._event("delta", delta=signed)] if block.kind == "thought" else []
+        made.append(self._event("stop"))
+        self._blocks.append(self._content(block))
         return made
 
-    def _stop(self) -> list[dict[str, Any]]:
-        """The events that end the block that is open."""
-        if not self._block:
-            return []
-        signed = [self._event("content_block_delta", delta={"type": "signature_delta", "signature": _SIGNATURE})]
-        made = [*(signed if self._block == "thinking" else []), self._event("content_block_stop")]
-        self._block, self._blocks = "", self._blocks + 1
-        return made
-
-    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return {"type": kind, "index": self._blocks, **fields}
-
-    def _tool_use(self, number: int, call: ToolCall) -> dict[str, Any]:
-        return {"type": "tool_use", "id": call_id(self._id, 0, number), "name": call.name}
-
-    def _object(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        model = self._call.body.model
-        return {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "model": model, "content": content}
-
-    def _end(self, choice: Choice) -> dict[str, Any]:
+    def _ended(self, result: AnyCompletion, choice: Choice) -> Events:
         reason = "max_tokens" if choice.finish_reason in ("length", "abort") else "end_turn"
         if choice.stop_text is not None:
             reason = "stop_sequence"
         elif choice.calls and choice.finish_reason == "stop":
             reason = "tool_use"
-        return {"stop_reason": reason, "stop_sequence": choice.stop_text}
-
-    def _usage(self, result: AnyCompletion) -> dict[str, int]:
-        counts = usage_of(result, self._call)
+        end, counts = {"stop_reason": reason, "stop_sequence": choice.stop_text}, usage_of(result, self._call)
+        usage, own = {"output_tokens": counts["completion_tokens"]}, {"espalier": espalier_of(result, 1)}
         cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-        return {"input_tokens": counts["prompt_tokens"], "output_tokens": counts["completion_tokens"], **cached}
+        whole = {"input_tokens": counts["prompt_tokens"], **usage, **cached}
+        self._result = {**self._object(self._blocks), **end, "usage": whole, **own}
+        return [{"type": "message_delta", "delta": end, "usage": usage, **own}, {"type": "message_stop"}]
+
+    def _event(self, what: str, **fields: Any) -> dict[str, Any]:
+        return {"type": f"content_block_{what}", "index": len(self._blocks), **fields}
+
+    def _content(self, block: Block) -> dict[str, Any]:
+        """A block as it is so far."""
+        if block.call:
+            number = sum(each["type"] == "tool_use" for each in self._blocks)
+            head = {"type": "tool_use", "id": call_id(self._id, 0, number), "name": block.call.name}
+            return {**head, "input": block.call.values}
+        if block.kind == "thought":
+            return {"type": "thinking", "thinking": block.text, "signature": _SIGNATURE}
+        return {"type": "text", "text": block.text}
+
+    def _object(self, content: Events) -> dict[str, Any]:
+        model = self._call.body.model
+        return {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "model": model, "content": content}
 
 
 def message_error(message: str, status: int) -> dict[str, Any]:

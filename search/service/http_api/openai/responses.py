@@ -3,24 +3,21 @@
 Nothing is stored, so a conversation is sent whole each time; what needs a stored response is refused by name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, Strict, StrictBool
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.completion import CompletionResult, TextSampled
-from espalier.search.conversation import ToolCall
-from espalier.search.result import Finished, SearchResult
-from espalier.search.run.executor import AnyEvent
+from espalier.search.completion import Choice
 from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import bodies
-from espalier.search.service.http_api.openai.completion import AnyCompletion, call_id, choices_of, espalier_of, usage_of
+from espalier.search.service.http_api.openai.blocks import Block, BlockWriter, Events, Kind
+from espalier.search.service.http_api.openai.completion import AnyCompletion, call_id, espalier_of, usage_of
 from espalier.search.service.http_api.openai.spellings import FORM_PARAMETERS, THINKING_PARAMETERS
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import in_places
-from espalier.search.service.shown import shown
 
 _PLACES = {
     "messages": "input",
@@ -122,6 +119,14 @@ class ResponsesBody(BaseModel, extra="allow"):
     espalier: dict[str, Any] | None = None
 
 
+_TYPES: dict[Kind, tuple[str, str, str]] = {
+    "thought": ("reasoning", "rs", "response.reasoning_text"),
+    "text": ("message", "msg", "response.output_text"),
+    "call": ("function_call", "fc", "response.function_call_arguments"),
+}
+"""Types of items, prefixes of their ids, and names of the events of their text."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseCall:
     """A response that is asked for: the search or the plain sampling behind it, and what is told again of the body."""
@@ -166,56 +171,46 @@ def read_response(body: dict[str, Any], names: ModelNames) -> ResponseCall:
     return ResponseCall(replace(call, violations=found, places=places), echoed)
 
 
-class ResponseObject:
+class ResponseObject(BlockWriter):
     """One response: whole, or as the events of a stream, which number themselves."""
 
     def __init__(self, search_id: str, call: ResponseCall, created: int) -> None:
         """Create one; `created` is in seconds since 1970."""
-        self._id = search_id
-        self._call = call
-        self._created = created
+        super().__init__(search_id, call.chat)
+        self._created, self._echoed = created, call.echoed
         self._number = 0
-        self._items: list[dict[str, Any]] = []  # those that are done
-        self._begun = ""  # type of the item that the stream writes, if it writes one
-        self._text = ""  # of that item
-        self._said = False  # whether the answer's text has begun
-        self._called = 0  # calls that were told
 
-    def whole(self, result: AnyCompletion) -> dict[str, Any]:
-        """The response of a result."""
-        return self._last(result)[-1]["response"]
+    def _beginning(self, prompt_tokens: int) -> Events:
+        return [self._event(f"response.{name}", response=self._object([])) for name in ("created", "in_progress")]
 
-    def events(self, event: AnyEvent) -> list[dict[str, Any]]:
-        """The events of the stream that one of the search or the sampling makes."""
-        made: list[dict[str, Any]] = []
-        if not self._number:
-            made += [self._event(f"response.{name}", response=self._object([])) for name in ("created", "in_progress")]
-        match event:
-            case TextSampled():
-                made += self._thought(event.thought)
-                made += self._delta("message", event.text) if event.text else []
-                made += self._calls(event.calls)
-            case Finished(result=SearchResult() | CompletionResult() as result):
-                made += self._last(result)
-            case _:
-                pass
+    def _opening(self, block: Block) -> Events:
+        item = self._item(block, "in_progress")
+        item |= {"content": []} if "content" in item else {}
+        made = [self._event("response.output_item.added", output_index=len(self._blocks), item=item)]
+        if block.kind == "text":
+            made.append(self._event("response.content_part.added", **self._place(block), part=_part("")))
         return made
 
-    def _last(self, result: AnyCompletion) -> list[dict[str, Any]]:
-        """The events of what has ended: its thought if it is told, its text unless the stream had it, and the whole."""
-        choice = choices_of(result, self._call.chat)[0]
+    def _piece(self, block: Block, text: str) -> dict[str, Any]:
+        more = {"logprobs": []} if block.kind == "text" else {}
+        return self._event(f"{_TYPES[block.kind][2]}.delta", **self._place(block), delta=text, **more)
+
+    def _closing(self, block: Block, cut: bool) -> Events:
+        item, place = self._item(block, "incomplete" if cut else "completed"), self._place(block)
+        done = {"text": block.text, "logprobs": []} if block.kind == "text" else {"text": block.text}
+        done = {"arguments": block.text, "name": block.call.name} if block.call else done
+        made = [self._event(f"{_TYPES[block.kind][2]}.done", **place, **done)]
+        if block.kind == "text":
+            made.append(self._event("response.content_part.done", **place, part=item["content"][0]))
+        made.append(self._event("response.output_item.done", output_index=len(self._blocks), item=item))
+        self._blocks.append(item)
+        return made
+
+    def _ended(self, result: AnyCompletion, choice: Choice) -> Events:
         status = "incomplete" if choice.finish_reason in ("length", "abort") else "completed"
-        streamed = bool(self._begun or self._items)
-        made = self._thought(choice.thought) if not streamed else []
-        if choice.text or not choice.calls:
-            steps = shown(result).steps if isinstance(result, SearchResult) else (choice.text,)
-            for step in () if self._said else steps or ("",):
-                made += self._delta("message", step)
-        made += self._calls(choice.calls[self._called :])
-        made += self._end_of_item(status)
-        usage = usage_of(result, self._call.chat)
-        ended = {
-            **self._object(self._items),
+        usage = usage_of(result, self._call)
+        self._result = {
+            **self._object(self._blocks),
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": {
@@ -227,78 +222,30 @@ class ResponseObject:
             },
             "espalier": espalier_of(result, 1),
         }
-        return [*made, self._event(f"response.{status}", response=ended)]
+        return [self._event(f"response.{status}", response=self._result)]
 
-    def _thought(self, text: str) -> list[dict[str, Any]]:
-        return self._delta("reasoning", text) if text and self._call.chat.thoughts else []
-
-    def _delta(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """The events of text in the item of this type, which begins behind the one before."""
-        made: list[dict[str, Any]] = []
-        if self._begun != kind:
-            made += self._end_of_item("completed")
-            self._begun, self._text, self._said = kind, "", self._said or kind == "message"
-            item = {**self._item(kind, "", "in_progress"), "content": []}
-            made.append(self._event("response.output_item.added", output_index=len(self._items), item=item))
-            if kind == "message":
-                made.append(self._event("response.content_part.added", **self._place, part=_part("")))
-        if text:
-            self._text += text
-            made.append(self._text_event("delta", delta=text))
-        return made
-
-    def _calls(self, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-        """The events of new calls, each an item that is told whole."""
-        made: list[dict[str, Any]] = []
-        for call in calls:
-            made += self._end_of_item("completed")
-            name, place = call_id(self._id, 0, self._called), {"output_index": len(self._items)}
-            item = {"id": f"fc_{name}", "type": "function_call", "call_id": name, "name": call.name}
-            begun = {**item, "arguments": "", "status": "in_progress"}
-            item |= {"arguments": call.arguments, "status": "completed"}
-            of_item, arguments = {"item_id": item["id"], **place}, "response.function_call_arguments"
-            made.append(self._event("response.output_item.added", **place, item=begun))
-            made.append(self._event(f"{arguments}.delta", **of_item, delta=call.arguments))
-            made.append(self._event(f"{arguments}.done", **of_item, arguments=call.arguments, name=call.name))
-            made.append(self._event("response.output_item.done", **place, item=item))
-            self._items.append(item)
-            self._called += 1
-        return made
-
-    def _end_of_item(self, status: str) -> list[dict[str, Any]]:
-        if not self._begun:
-            return []
-        item = self._item(self._begun, self._text, status)
-        made = [self._text_event("done", text=self._text)]
-        if self._begun == "message":
-            made.append(self._event("response.content_part.done", **self._place, part=item["content"][0]))
-        made.append(self._event("response.output_item.done", output_index=len(self._items), item=item))
-        self._items.append(item)
-        self._begun = ""
-        return made
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item(self._begun, "")["id"], "output_index": len(self._items), "content_index": 0}
-
-    def _text_event(self, what: str, **fields: Any) -> dict[str, Any]:
-        if self._begun == "message":
-            return self._event(f"response.output_text.{what}", **self._place, **fields, logprobs=[])
-        return self._event(f"response.reasoning_text.{what}", **self._place, **fields)
+    def _place(self, block: Block) -> dict[str, Any]:
+        place = {"item_id": self._item(block)["id"], "output_index": len(self._blocks)}
+        return place if block.call else {**place, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
-    def _item(self, kind: str, text: str, status: str = "completed") -> dict[str, Any]:
-        """A thought or a message of the output."""
-        if kind == "reasoning":
-            content = [{"type": "reasoning_text", "text": text}]
-            return {"id": f"rs_{self._id}", "type": kind, "summary": [], "content": content}
-        head = {"id": f"msg_{self._id}", "type": kind, "role": "assistant", "status": status}
-        return {**head, "content": [_part(text)]}
+    def _item(self, block: Block, status: str = "completed") -> dict[str, Any]:
+        """An item of the output."""
+        kind, prefix, _ = _TYPES[block.kind]
+        if block.kind == "thought":
+            content = [{"type": "reasoning_text", "text": block.text}]
+            return {"id": f"{prefix}_{self._id}", "type": kind, "summary": [], "content": content}
+        if block.call:
+            name = call_id(self._id, 0, sum(each["type"] == kind for each in self._blocks))
+            of_call = {"call_id": name, "name": block.call.name, "arguments": block.text}
+            return {"id": f"{prefix}_{name}", "type": kind, "status": status, **of_call}
+        head = {"id": f"{prefix}_{self._id}", "type": kind, "role": "assistant", "status": status}
+        return {**head, "content": [_part(block.text)]}
 
-    def _object(self, output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _object(self, output: Events) -> dict[str, Any]:
         return {
             "id": f"resp_{self._id}",
             "object": "response",
@@ -306,14 +253,14 @@ class ResponseObject:
             "status": "in_progress",
             "error": None,
             "incomplete_details": None,
-            "model": self._call.chat.body.model,
+            "model": self._call.body.model,
             "output": output,
             "previous_response_id": None,
             "store": False,
             "text": {"format": {"type": "text"}},
             "truncation": "disabled",
             "usage": None,
-            **self._call.echoed,
+            **self._echoed,
         }
 
 
