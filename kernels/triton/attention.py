@@ -2,8 +2,8 @@
 
 The work items come from `plan.py`. One program computes one item and one kv head: it goes through the item's positions
 `TILE` at a time and keeps a running softmax (Milakov and Gimelshein, 2018; Dao et al., 2022). Its matrix tile holds the
-queries of all rows of the item and of all query heads that share the kv head. A second kernel merges the partial
-results of rows with several items, in a fixed order.
+queries of all rows of the item and of all query heads that share the kv head. The partial results of a row with several
+items are merged in a fixed order, by the program that ends last.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
@@ -44,7 +44,7 @@ def _tile(rows: int, warps: int, stages: int) -> Tile:
 NARROW, WIDE = _tile(16, 4, 3), _tile(64, 8, 3)
 _TILES = {
     512: (NARROW, WIDE),
-    1024: (_tile(16, 4, 2), _tile(32, 8, 2)),
+    1024: (_tile(16, 8, 2), _tile(32, 8, 2)),
     2048: (_tile(16, 8, 2), _tile(16, 8, 2)),
 }
 """Narrow and wide tiles by the most bytes of a key and a value head, filled up, that leave threads enough registers.
@@ -59,8 +59,10 @@ class DevicePlan:
 
     Attributes:
         sizes: int32 `[4]`: narrow items, entries of a block table, wide items, entries of a block table.
+        counters: int32, at least `[T * kv_heads]`, zeros between launches: partial results that are there.
         partials: room for partial results.
         programs: of each kv head, which share the items.
+        beside: a stream on which wide items are computed while narrow ones are; None for one after the other.
     """
 
     narrow: torch.Tensor
@@ -69,8 +71,10 @@ class DevicePlan:
     rows: torch.Tensor
     merge_starts: torch.Tensor
     merges: torch.Tensor
+    counters: torch.Tensor
     partials: int
     programs: int
+    beside: torch.cuda.Stream | None = None
 
 
 def attend(
@@ -101,7 +105,9 @@ def attend(
     output = query.new_empty((tokens, heads, value_dim))
     partial = query.new_empty((plan.partials, heads, value_dim), dtype=torch.float32)
     weights = query.new_empty((plan.partials, heads), dtype=torch.float32)
-    for kind, (items, tile) in enumerate(zip((plan.narrow, plan.wide), tiles, strict=True)):
+
+    def launch(kind: int) -> None:
+        items, tile = (plan.narrow, plan.wide)[kind], tiles[kind]
         if len(items):
             attend_items[min(len(items), plan.programs), kv_heads](
                 query,
@@ -113,6 +119,9 @@ def attend(
                 items,
                 plan.sizes[2 * kind :],
                 plan.rows,
+                plan.merge_starts,
+                plan.merges,
+                plan.counters,
                 positions,
                 tables,
                 layer_kv.keys.stride(0),
@@ -129,17 +138,17 @@ def attend(
                 TILE_ROWS=tile.rows,
                 **tile.options,
             )
-    if plan.partials:
-        merge_partials[tokens, heads](
-            partial,
-            weights,
-            plan.merge_starts,
-            plan.merges,
-            sinks,
-            output,
-            HEADS=heads,
-            VALUE_DIM=value_dim,
-        )
+
+    if plan.beside is None or not len(plan.narrow) or not len(plan.wide):
+        launch(0)
+        launch(1)
+        return output
+    here = torch.cuda.current_stream(query.device)
+    plan.beside.wait_stream(here)
+    with torch.cuda.stream(plan.beside):
+        launch(1)
+    launch(0)
+    here.wait_stream(plan.beside)
     return output
 
 
@@ -197,6 +206,9 @@ def attend_items(
     items,
     sizes,
     rows,
+    merge_starts,
+    merges,
+    counters,
     positions,
     tables,
     slab_stride,
@@ -214,16 +226,21 @@ def attend_items(
 ):
     """Work items of one kv head, one after the other; the grid is `[programs that share the items, kv heads]`.
 
+    The partial results of a row are merged by the program that is there last, of whichever launch.
+
     Args:
         query: `[T, heads, HEAD_DIM]`.
         keys: where the layer's keys begin in the pool.
         values: where its values begin.
-        output: `[T, heads, VALUE_DIM]`, written for items without partial results.
+        output: `[T, heads, VALUE_DIM]`, written.
         partial: float32 `[partials, heads, VALUE_DIM]`, softmax-weighted means, without sinks.
         partial_weights: float32 `[partials, heads]`, logarithms to base 2 of the sums of weights.
         items: int32 `[items, FIELDS]`.
         sizes: int32 `[2]`, the number of items and of entries of a block table.
         rows: int32, the rows of all items.
+        merge_starts: int32 `[T + 1]`.
+        merges: int32, places of partial results by row.
+        counters: int32 `[T, KV_HEADS]`, zeros, and zeros again afterwards.
         positions: int32 `[T]`, the position of each row in its sequence.
         tables: int32, block tables, one after the other.
         slab_stride: elements from slab to slab.
@@ -251,7 +268,12 @@ def attend_items(
         table_at = tables + table.to(tl.int64) * table_size
 
         is_row = place < count
-        row = tl.load(rows + first + place, mask=is_row, other=0)
+        # As far as its table reaches: where the rows end is not known so soon.
+        n = start + tl.arange(0, _TILE)
+        following = tl.load(table_at + n // BLOCK_SIZE, mask=(n < stop) & (n // BLOCK_SIZE < table_size), other=0)
+        listed = place < tl.where(count > 1, count, 0)
+        row = tl.load(rows + first + place, mask=listed, other=0)
+        row = tl.where(listed, row, tl.where(is_row, first, 0))
         position = tl.load(positions + row, mask=is_row, other=-1)
         end = tl.minimum(stop, tl.max(position, 0) + 1)
         # [TILE_ROWS, padded_dim]
@@ -261,8 +283,6 @@ def attend_items(
         largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
         total = tl.zeros([TILE_ROWS], tl.float32)
         mixed = tl.zeros([TILE_ROWS, padded_value], tl.float32)
-        n = start + tl.arange(0, _TILE)
-        following = tl.load(table_at + n // BLOCK_SIZE, mask=n < end, other=0)
         for begin in range(start, end, _TILE):
             n = begin + tl.arange(0, _TILE)
             inside, block = n < end, following
@@ -307,43 +327,50 @@ def attend_items(
             at = (partial_at + place).to(tl.int64) * heads + head
             tl.store(partial + at[:, None] * VALUE_DIM + e[None, :], mixed, mask=mask)
             tl.store(partial_weights + at, largest + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=is_row)
+            tl.debug_barrier()  # all of the program's threads have written before one of them says so
+            counter = counters + row * KV_HEADS + kv_head
+            counts = is_row & (m % GROUPS == 0)
+            earlier = tl.atomic_add(counter, 1, mask=counts, sem="acq_rel")
+            tl.debug_barrier()  # and none reads before that
+            begins = tl.load(merge_starts + row, mask=counts, other=0)
+            last = counts & (earlier + 1 == tl.load(merge_starts + row + 1, mask=counts, other=0) - begins)
+            tl.store(counter, 0, mask=last)
+            merged = partial, partial_weights, merge_starts, merges, sinks, output
+            for index in range(count):
+                found = tl.max(tl.where(last & (place == index), row, -1), 0)
+                if found >= 0:
+                    merge_partials(*merged, found, kv_head, KV_HEADS, GROUPS, VALUE_DIM)
 
 
 @triton.jit
 def merge_partials(
-    partial, partial_weights, merge_starts, merges, sinks, output, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr
-):
-    """One row and one head; the grid is `[T, heads]`. Partial results are added in the order of `merges`.
+    partial, partial_weights, merge_starts, merges, sinks, output, row, kv_head, KV_HEADS: tl.constexpr,
+    GROUPS: tl.constexpr, VALUE_DIM: tl.constexpr,
+):  # fmt: skip
+    """Merge the partial results of one row and the heads of one kv head, in the order of `merges`.
 
-    Args:
-        partial: float32 `[partials, HEADS, VALUE_DIM]`.
-        partial_weights: float32 `[partials, HEADS]`, logarithms to base 2.
-        merge_starts: int32 `[T + 1]`.
-        merges: int32, places of partial results by row; a row that has none is left as it is.
-        sinks: `[HEADS]`, one more logit of each head; None without.
-        output: `[T, HEADS, VALUE_DIM]`.
+    Arguments are those of `attend_items`.
     """
-    row, head = tl.program_id(0), tl.program_id(1)
-    first, end = tl.load(merge_starts + row), tl.load(merge_starts + row + 1)
-    if first == end:
-        return
-    padded: tl.constexpr = max(16, triton.next_power_of_2(VALUE_DIM))
-    d = tl.arange(0, padded)
-    largest = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
+    heads: tl.constexpr = KV_HEADS * GROUPS
+    g, d = tl.arange(0, triton.next_power_of_2(GROUPS)), tl.arange(0, max(16, triton.next_power_of_2(VALUE_DIM)))
+    head, is_head = kv_head * GROUPS + g, g < GROUPS
+    mask = is_head[:, None] & (d < VALUE_DIM)[None, :]
+    largest = tl.full([triton.next_power_of_2(GROUPS)], float("-inf"), tl.float32)
+    total = tl.zeros([triton.next_power_of_2(GROUPS)], tl.float32)
     if sinks is not None:
-        largest = tl.zeros([1], tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
+        largest = tl.load(sinks + head, mask=is_head, other=0.0).to(tl.float32) * LOG2_E
         total += 1.0
-    mixed = tl.zeros([padded], tl.float32)
-    for index in range(first, end):
-        at = tl.load(merges + index).to(tl.int64) * HEADS + head
-        weight = tl.load(partial_weights + at)
+    mixed = tl.zeros([triton.next_power_of_2(GROUPS), max(16, triton.next_power_of_2(VALUE_DIM))], tl.float32)
+    for index in range(tl.load(merge_starts + row), tl.load(merge_starts + row + 1)):
+        at = tl.load(merges + index).to(tl.int64) * heads + head
+        # From where all multiprocessors see it.
+        weight = tl.load(partial_weights + at, mask=is_head, other=0.0, cache_modifier=".cg")
+        part = tl.load(partial + at[:, None] * VALUE_DIM + d[None, :], mask=mask, other=0.0, cache_modifier=".cg")
         now = tl.maximum(largest, weight)
         base = tl.where(now == float("-inf"), 0.0, now)
         kept, share = tl.exp2(largest - base), tl.exp2(weight - base)
-        part = tl.load(partial + at * VALUE_DIM + d, mask=d < VALUE_DIM, other=0.0)
-        mixed = mixed * kept + part * share
+        mixed = mixed * kept[:, None] + part * share[:, None]
         total = total * kept + share
         largest = now
-    output_at = (row.to(tl.int64) * HEADS + head) * VALUE_DIM + d
-    tl.store(output + output_at, (mixed / total).to(output.dtype.element_ty), mask=d < VALUE_DIM)
+    output_at = (row.to(tl.int64) * heads + head)[:, None] * VALUE_DIM + d[None, :]
+    tl.store(output + output_at, (mixed / total[:, None]).to(output.dtype.element_ty), mask=mask)

@@ -9,7 +9,7 @@ from espalier.kernels.layout import LayerKV, StateBatch, StepBatch
 from espalier.kernels.triton.attention import attend, rows_of_tiles, tiles_of
 from espalier.kernels.triton.cache import write_heads
 from espalier.kernels.triton.plan import Costs, Planner
-from espalier.kernels.triton.steps import DeviceStep, StepTokens, places_of, programs_of
+from espalier.kernels.triton.steps import DeviceStep, StepTokens, places_of
 
 _Kind = tuple[int, int, int | None]
 """KV group, query heads and window: calls that agree in these have one plan."""
@@ -55,8 +55,8 @@ class CallPlanner:
         tokens = StepTokens(
             step.token_ids.numpy(), step.positions.numpy(), places, tables, plans, addresses, step.drawn
         )
-        programs = programs_of(self._costs, min((call.kv_heads for call in self._calls), default=1))
-        on_device = DeviceStep(tokens.room, len(read), programs, self._device)
+        kv_heads = [call.kv_heads for call in self._calls]
+        on_device = DeviceStep(tokens.room, len(read), kv_heads, self._costs, self._device)
         on_device.load(tokens)
         sizes = [len(each) for each in addresses]
         states = step.states and step.states.placed(*on_device.addresses.split(sizes))

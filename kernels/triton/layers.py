@@ -7,6 +7,7 @@ attention; out, added to the residual stream; gate and up with norm and activati
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from espalier.kernels.triton.plan import Costs, Planner
 from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.recording import LADDER, RecordedStep, Recorder, room_of
 from espalier.kernels.triton.row_linear import FEW_ROWS, LEAST_ROWS, Norm, RowLinear
-from espalier.kernels.triton.steps import DeviceStep, StepMemory, StepTokens, places_of, programs_of
+from espalier.kernels.triton.steps import DeviceStep, Room, StepTokens, places_of
 
 PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """Makes a product of a weight, `[out, in]`, and a bias, `[out]`."""
@@ -110,7 +111,7 @@ class TritonLayers(TorchLayers):
         decodes = len(step.token_ids) == len(step.attention.context_lengths)
         if decodes and (recorded := self._recorded(tokens, layer_kvs)):
             return recorded.run(tokens)
-        on_device = DeviceStep(tokens.room, len(self._windows), self._programs(layer_kvs), self._device)
+        on_device = self._device_step(tokens.room, layer_kvs)
         on_device.load(tokens)
         return self._compute(on_device, layer_kvs)
 
@@ -125,10 +126,12 @@ class TritonLayers(TorchLayers):
             return
         recorded: dict[int, RecordedStep] = {}
         memory, embedding = None, self.outer.embedding
+        beside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         parts = 1 + len(self.taps) + (self.raw_tap is not None)
         output = torch.empty((LADDER[-1], parts * embedding.shape[1]), dtype=embedding.dtype, device=self._device)
         for tokens in reversed(LADDER):
-            on_device = self._empty_step(tokens, layer_kvs, memory)
+            # Kernels that begin before the last one has ended stand behind one launch, not behind two streams.
+            on_device = self._empty_step(tokens, layer_kvs, memory, beside if tokens > FEW_ROWS else None)
             memory = on_device.memory
             compute = partial(self._compute, on_device, layer_kvs, output[:tokens])
             recorded[tokens] = RecordedStep(on_device, *self._recorder(compute))
@@ -146,7 +149,7 @@ class TritonLayers(TorchLayers):
         smallest = recorded[LADDER[bisect_left(LADDER, tokens)]]
         return smallest if smallest.on_device.room.holds(step.room) else None
 
-    def _empty_step(self, tokens: int, layer_kvs: Sequence[LayerKV], memory: StepMemory | None = None) -> DeviceStep:
+    def _empty_step(self, tokens: int, layer_kvs: Sequence[LayerKV], *on: Any) -> DeviceStep:
         """A step with room for so many tokens, none of which is written anywhere."""
         room = room_of(tokens)
         narrow_rows, _ = self._tiles
@@ -154,10 +157,11 @@ class TritonLayers(TorchLayers):
             room = room._replace(narrow=0)
         elif tokens <= narrow_rows:  # whatever they share, one narrow item holds them all
             room = room._replace(wide=0)
-        return DeviceStep(room, len(self._windows), self._programs(layer_kvs), self._device, memory)
+        return self._device_step(room, layer_kvs, *on)
 
-    def _programs(self, layer_kvs: Sequence[LayerKV]) -> int:
-        return programs_of(self._costs, layer_kvs[0].keys.shape[3])
+    def _device_step(self, room: Room, layer_kvs: Sequence[LayerKV], *on: Any) -> DeviceStep:
+        kv_heads = layer_kvs[0].keys.shape[3:4]
+        return DeviceStep(room, len(self._windows), kv_heads, self._costs, self._device, *on)
 
     def _compute(
         self, step: DeviceStep, layer_kvs: Sequence[LayerKV], output: torch.Tensor | None = None

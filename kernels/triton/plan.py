@@ -20,7 +20,8 @@ compiled = Compiler(Path(__file__).parent)
 FIELDS = 6
 """Numbers of a work item: first entry in `rows`, rows, block table, first position, end, first partial result or -1.
 
-Rows see nothing behind their own positions, so that an end beyond them costs nothing.
+An item of one row has that row instead of its entry, which saves the device a look-up. Rows see nothing behind their
+own positions, so that an end beyond them costs nothing.
 """
 TILE = 64
 """Positions whose logits a work item holds at a time; portions begin at multiples of it."""
@@ -242,7 +243,7 @@ def _plan(
     wide_cost: float,
     lanes: float,
 ) -> AttentionPlan:
-    """A plan; narrow items are computed first, then wide ones, then results are merged.
+    """A plan; narrow items are computed first, then wide ones, and results are merged.
 
     Each kind takes as long as its longest item, or as its share of `lanes`; merging, as the row with most to do.
     """
@@ -318,6 +319,8 @@ def _place_partials(
             own = rows[item[0] : item[0] + item[1]]
             merges[filled[own]] = item[5] + np.arange(len(own))
             filled[own] += 1
+    alone = items[:, 1] == 1
+    items[alone, 0] = rows[items[alone, 0]]
     is_narrow = items[:, 1] <= narrow_rows
     return AttentionPlan(items[is_narrow], items[~is_narrow], rows, merged, merges, partials, cut, seconds)
 

@@ -1,6 +1,6 @@
 """Inputs of a step's kernels, in one copy to the device, and their results, in one back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,12 +66,14 @@ class StepMemory:
 
     Attributes:
         device: int32, on the device.
+        counters: int32, zeros; see `DevicePlan`.
         loaded: the plans that are there, and the size of their block tables. Steps of other sizes have other plans.
     """
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        """Make room for so many int32 numbers."""
+    def __init__(self, size: int, counters: int, device: torch.device) -> None:
+        """Make room for so many int32 numbers, and for so many counters."""
         self.device = torch.zeros(size, dtype=torch.int32, device=device)
+        self.counters = torch.zeros(counters, dtype=torch.int32, device=device)
         self.loaded: tuple[Sequence[AttentionPlan], int] = (), 0
         # Two, for the copy of the step before may still wait for its turn on the device.
         self._hosts = [_PinnedBuffer(size, device) for _ in range(2)]
@@ -97,11 +99,19 @@ class DeviceStep:
     """
 
     def __init__(
-        self, room: Room, windows: int, programs: int, device: torch.device, memory: StepMemory | None = None
+        self,
+        room: Room,
+        windows: int,
+        kv_heads: Collection[int],
+        costs: Costs,
+        device: torch.device,
+        memory: StepMemory | None = None,
+        beside: torch.cuda.Stream | None = None,
     ) -> None:
-        """Make room on `device` for steps with plans for `windows`; `programs` of each kv head share the items.
+        """Make room on `device` for steps with plans for `windows`, of layers with so many `kv_heads`.
 
-        With `memory`, take that of a step with more room: only one of them can be computed at a time.
+        With `memory`, take that of a step with more room: only one of them can be computed at a time. For `beside`, see
+        `DevicePlan`.
         """
         self.room = room
         of_step = [(2 * room.tokens,)] * windows + [(room.tokens,)] * 2 + [(2 * room.addresses,)]
@@ -109,7 +119,8 @@ class DeviceStep:
         of_plan = [(4,), (room.narrow, FIELDS), (room.wide, FIELDS), (room.rows,), (room.tokens + 1,), (room.partials,)]
         shapes: list[tuple[int, ...]] = of_step + of_plan * windows
         self._starts = np.cumsum([0, *(-(-int(np.prod(shape)) // 4) * 4 for shape in shapes)]).tolist()
-        self.memory = memory or StepMemory(self._starts[-1], device)
+        self.memory = memory or StepMemory(self._starts[-1], room.tokens * max(kv_heads, default=1), device)
+        counters, programs = self.memory.counters, programs_of(costs, min(kv_heads, default=1))
         self.memory.device.zero_()  # what another step has left there would be no tokens of this one
         views = [
             self.memory.device[start : start + int(np.prod(shape))].view(shape)
@@ -121,7 +132,7 @@ class DeviceStep:
         self.tables = views[windows + 3 : len(of_step)]
         self._first_table, self._of_step = windows + 3, len(of_step)
         self.plans = [
-            DevicePlan(narrow, wide, sizes, rows, merge_starts, merges, room.partials, programs)
+            DevicePlan(narrow, wide, sizes, rows, merge_starts, merges, counters, room.partials, programs, beside)
             for sizes, narrow, wide, rows, merge_starts, merges in (
                 views[first : first + len(of_plan)] for first in range(len(of_step), len(views), len(of_plan))
             )

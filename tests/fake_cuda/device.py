@@ -32,7 +32,8 @@ class FakeCuda(TorchDispatchMode):
         memory: bytes of each GPU, of which nothing is free but what no test asks for.
         shared_memory: bytes that a program may have of a multiprocessor's.
         counts: operations so far: `to_device` and `to_host` (copies), `blocking` (copies that the host waits for),
-            `launches`, `replays`, `streams`, `pinned` (allocations of pinned memory).
+            `launches`, `replays`, `streams`, `pinned` (allocations of pinned memory), `launches beside` (recorded on
+            another stream than the graph's).
         launched: launches of kernels so far, in order, those of replays apart.
         draw: gives so many drawn tokens.
     """
@@ -48,6 +49,7 @@ class FakeCuda(TorchDispatchMode):
         self.queue = Queue()
         self.may_wait = True
         self._here = threading.local()
+        self._streams: list[Stream] = []
         self._capturing: graphs.Graph | None = None
         self._random = torch.Generator().manual_seed(0)
 
@@ -122,16 +124,23 @@ class FakeCuda(TorchDispatchMode):
         self._here.index = index
 
     def _stream(self, device: torch.device | None = None) -> Stream:
+        if self._streams:
+            return self._streams[-1]
         index = self.current if device is None or device.index is None else device.index
         return Stream(self.queue, index, lambda: self._capturing is not None)
 
     def _new_stream(self, device: torch.device | None = None) -> Stream:
         self.counts["streams"] += 1
-        return self._stream(device)
+        index = self.current if device is None or device.index is None else device.index
+        return Stream(self.queue, index, lambda: self._capturing is not None)
 
     @contextmanager
-    def _use_stream(self, _: Stream) -> Iterator[None]:
-        yield
+    def _use_stream(self, stream: Stream) -> Iterator[None]:
+        self._streams.append(stream)
+        try:
+            yield
+        finally:
+            self._streams.pop()
 
     @contextmanager
     def _capture(
@@ -145,10 +154,13 @@ class FakeCuda(TorchDispatchMode):
         self.counts[f"captures, {capture_error_mode}"] += 1
         graph.begin(pool)
         self._capturing = graph
+        self._beside = set[Stream]()
         try:
-            yield
+            with self._use_stream(stream or self._stream()):
+                yield
         finally:
             self._capturing = None
+        assert all(each.awaited for each in self._beside), "a stream has not come back into the graph"
         self.counts["graphs"] += 1
 
     # ---- launches
@@ -158,6 +170,12 @@ class FakeCuda(TorchDispatchMode):
             launch, arguments = launches.describe(kernel, grid, args, kwargs)
             launches.require_on_device(launch, arguments, self.current)
             self.launched.append(launch)
+            if self._capturing is not None and len(self._streams) > 1:
+                here = self._streams[-1]
+                assert self._streams[-2] in here.behind, f"{launch.kernel}: on a stream outside of the graph"
+                here.awaited = False
+                self._beside.add(here)
+                self.counts["launches beside"] += 1
             self._run(lambda: self._effect(launch.kernel, arguments), "launches")
 
         return run

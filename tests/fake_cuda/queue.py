@@ -74,13 +74,22 @@ class Queue:
 
 
 class Stream:
-    """A stream. All streams of the fake device are one queue."""
+    """A stream. All streams of the fake device are one queue.
+
+    Attributes:
+        behind: the streams that it has waited for.
+        awaited: whether another one has waited for its last work.
+    """
 
     def __init__(self, queue: Queue, index: int, capturing: Callable[[], bool]) -> None:
         self.queue, self.device_index, self._capturing = queue, index, capturing
+        self.behind: set[Stream] = set()
+        self.awaited = True
 
-    def wait_stream(self, _: "Stream") -> None:
-        """Nothing: work is queued in order anyway."""
+    def wait_stream(self, other: "Stream") -> None:
+        """Note it: work is queued in order anyway."""
+        self.behind.add(other)
+        other.awaited = True
 
     def synchronize(self) -> None:
         if self._capturing():

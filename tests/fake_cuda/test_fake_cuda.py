@@ -134,3 +134,26 @@ def test_drawn_tokens_are_put_in_their_places(cuda: FakeCuda):
     ids = torch.from_numpy(np.array([7, -2, -1], np.int32)).to(GPU)
     take_drawn(ids, torch.tensor([30, 40]).to(GPU))
     assert ids.cpu().tolist() == [7, 40, 30]
+
+
+def test_work_beside_a_recorded_stream_must_begin_behind_it_and_come_back(cuda: FakeCuda):
+    ids, drawn = (
+        torch.tensor(values, dtype=dtype).to(GPU) for values, dtype in (([-1], torch.int32), ([7], torch.int64))
+    )
+    stream, beside = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def record(forks: bool, joins: bool) -> None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            if forks:
+                beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                take_drawn(ids, drawn)
+            if joins:
+                torch.cuda.current_stream().wait_stream(beside)
+
+    with pytest.raises(AssertionError, match="outside of the graph"):
+        record(forks=False, joins=True)
+    with pytest.raises(AssertionError, match="not come back"):
+        record(forks=True, joins=False)
+    record(forks=True, joins=True)
+    assert cuda.counts["launches beside"] == 2

@@ -40,8 +40,9 @@ def test_attention_at_real_sizes(heads: int, kv_heads: int, head_dim: int, dtype
         blocks = tables.shape[1]
         sizes = np.array([len(plan.narrow), blocks, len(plan.wide), blocks], np.int32)
         parts = (plan.narrow, plan.wide, sizes, plan.rows, plan.merge_starts, plan.merges)
+        counters = torch.zeros(len(positions) * kv_heads, dtype=torch.int32, device=DEVICE)
         on_device = DevicePlan(
-            *(torch.from_numpy(part).to(DEVICE) for part in parts), partials=plan.partials, programs=64
+            *(torch.from_numpy(part).to(DEVICE) for part in parts), counters, partials=plan.partials, programs=64
         )
         query = problem.query.to(DEVICE)
         found = attend(query, layer_kv, on_device, positions.to(DEVICE), tables, Terms(head_dim**-0.5, window))

@@ -17,7 +17,7 @@ from espalier.kernels.attention import Terms
 from espalier.kernels.layers import UnsupportedShapeError
 from espalier.kernels.triton.attention import DevicePlan, attend, rows_of_tiles, tiles_of
 from espalier.kernels.triton.cache import TokenMajorLayout
-from espalier.kernels.triton.plan import AttentionPlan, Costs, Cut, Planner, plan_attention
+from espalier.kernels.triton.plan import FIELDS, AttentionPlan, Costs, Cut, Planner, plan_attention
 
 SMALL = Costs(processors=1, wide_cost=1.0)
 """A device on which reading less is always faster."""
@@ -40,16 +40,25 @@ def plan_of(
 ) -> AttentionPlan:
     layout, heads = problem.layout, problem.query.shape[1]
     batch = problem.batch
-    arrays = (tensor.numpy() for tensor in (batch.query_starts, batch.context_lengths, batch.block_tables))
+    starts, contexts, tables = (x.numpy() for x in (batch.query_starts, batch.context_lengths, batch.block_tables))
     tiles = tiles_of(layout.head_dim, layout.head_dim, problem.query.element_size())
     tiles = rows_of_tiles(heads // layout.num_kv_heads, tiles, fixed=fixed_tiles)
-    return plan_attention(*arrays, layout.block_size, layout.num_kv_heads, *tiles, costs, window=window, chunk=chunk)
+    sizes = layout.block_size, layout.num_kv_heads, *tiles
+    return plan_attention(starts, contexts, tables, *sizes, costs, window=window, chunk=chunk)
 
 
 def on_device(plan: AttentionPlan, blocks: int) -> DevicePlan:
     sizes = np.array([len(plan.narrow), blocks, len(plan.wide), blocks], np.int32)
     arrays = (plan.narrow, plan.wide, sizes, plan.rows, plan.merge_starts, plan.merges)
-    return DevicePlan(*map(torch.from_numpy, arrays), partials=plan.partials, programs=3)
+    narrow, wide, sizes, rows, starts, merges = map(torch.from_numpy, arrays)
+    counters = torch.zeros(8 * len(plan.merge_starts), dtype=torch.int32)
+    return DevicePlan(narrow, wide, sizes, rows, starts, merges, counters, plan.partials, programs=3)
+
+
+def rows_of(plan: AttentionPlan) -> list[tuple[list[int], list[int]]]:
+    """Each work item, and its rows."""
+    items = np.concatenate([plan.narrow, plan.wide]).tolist()
+    return [(item, item[:1] if item[1] == 1 else plan.rows[item[0] : item[0] + item[1]].tolist()) for item in items]
 
 
 def positions_of(problem: PagedProblem) -> torch.Tensor:
@@ -63,7 +72,10 @@ def attended(
 ) -> torch.Tensor:
     tables = problem.batch.block_tables
     placed = on_device(plan, tables.shape[1])
-    return attend(problem.query, problem.layer_kv, placed, positions_of(problem), tables, Terms(scale, window, **terms))
+    read = problem.query, problem.layer_kv, placed, positions_of(problem), tables
+    output = attend(*read, Terms(scale, window, **terms))
+    assert not placed.counters.any()
+    return output
 
 
 def forest(groups: int = 1) -> list[tuple[int, int]]:
@@ -192,6 +204,34 @@ def test_a_row_has_the_same_bits_alone_and_beside_its_siblings():
     assert torch.equal(attended(problem, shared), attended(problem, unshared))
 
 
+@pytest.mark.usefixtures("products_row_by_row")
+@pytest.mark.parametrize("costs", [SMALL, LARGE], ids=["small", "large"])
+def test_partial_results_have_the_same_sums_whichever_program_is_last(costs: Costs, request: pytest.FixtureRequest):
+    """The program that ends last merges, be it of a narrow or of a wide item; what it reads is all written by then."""
+    problem = plant(paged_problem(forest(3), heads=6, kv_heads=2, head_dim=24, kind=TokenMajorLayout))
+    plan = plan_of(problem, costs=costs)
+    assert np.diff(plan.merge_starts).max() > 1
+    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0, 9.0, -9.0])
+    in_order = attended(problem, plan, sinks=sinks)
+    request.getfixturevalue("any_order")
+    for _ in range(4):
+        assert torch.equal(attended(problem, plan, sinks=sinks), in_order)
+
+
+def test_a_row_with_one_partial_result_is_written_beside_rows_with_several():
+    """An item keeps the partial results of all of its rows if it does of one."""
+    problem = paged_problem([(40, 1), (140, 1)], heads=2, kv_heads=1, head_dim=16, kind=TokenMajorLayout)
+    share_leading_blocks(problem, 1, 0, 2)
+    rows, positions = np.array([0, 1], np.int32), np.empty((0, FIELDS), np.int32)
+    items = np.array([[0, 2, 0, 0, 32, 0], [0, 1, 0, 32, 2**30, 2], [1, 1, 1, 32, 2**30, 3]], np.int32)
+    merges = np.array([0, 2, 1, 3], np.int32)
+    plan = AttentionPlan(items, positions, rows, np.array([0, 2, 4], np.int32), merges, 4, Cut(64, True), 0.0)
+    torch.testing.assert_close(attended(problem, plan), dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
+    whole = np.array([[0, 1, 0, 0, 2**30, 0], [1, 1, 1, 0, 2**30, 1]], np.int32)
+    one_each = plan._replace(narrow=whole, merge_starts=np.arange(3, dtype=np.int32), merges=rows, partials=2)
+    torch.testing.assert_close(attended(problem, one_each), dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
+
+
 # What the plan says, without running a kernel.
 
 
@@ -199,8 +239,8 @@ def reads_of(problem: PagedProblem, plan: AttentionPlan) -> dict[tuple[int, int]
     """How often each (row, position) that the row may see is read for it."""
     positions = positions_of(problem).tolist()
     times: dict[tuple[int, int], int] = {}
-    for first, count, _, start, end, _ in np.concatenate([plan.narrow, plan.wide]).tolist():
-        for row in plan.rows[first : first + count].tolist():
+    for (_, _, _, start, end, _), rows in rows_of(plan):
+        for row in rows:
             for position in range(start, min(end, positions[row] + 1)):
                 times[row, position] = times.get((row, position), 0) + 1
     return times
@@ -215,8 +255,8 @@ def test_every_position_that_a_row_sees_is_read_for_it_once_from_its_own_blocks(
     times = reads_of(problem, plan)
     assert times == {(row, p): 1 for row, last in enumerate(positions) for p in range(last + 1)}
     tables, of_row = problem.batch.block_tables, problem.batch.row_sequences.tolist()
-    for first, count, table, start, end, _ in np.concatenate([plan.narrow, plan.wide]).tolist():
-        for row in plan.rows[first : first + count].tolist():
+    for (_, _, table, start, end, _), rows in rows_of(plan):
+        for row in rows:
             blocks = slice(start // 16, -(-min(end, positions[row] + 1) // 16))
             assert torch.equal(tables[table, blocks], tables[of_row[row], blocks])
 
@@ -225,9 +265,9 @@ def test_partial_results_are_merged_in_the_order_of_positions_and_each_once():
     problem = plant(paged_problem(forest(), kind=TokenMajorLayout))
     plan = plan_of(problem)
     place = {}
-    for first, count, _, start, _, partial in np.concatenate([plan.narrow, plan.wide]).tolist():
-        for index in range(count if partial >= 0 else 0):
-            place[partial + index] = int(plan.rows[first + index]), start
+    for (_, _, _, start, _, partial), rows in rows_of(plan):
+        for index, row in enumerate(rows if partial >= 0 else []):
+            place[partial + index] = row, start
     assert sorted(place) == sorted(plan.merges.tolist()) == list(range(plan.partials))
     for row in range(len(plan.merge_starts) - 1):
         merged = [place[p] for p in plan.merges[plan.merge_starts[row] : plan.merge_starts[row + 1]].tolist()]

@@ -112,6 +112,17 @@ def test_usual_filters_of_a_large_vocabulary_need_few_candidates():
     require_equal_draws(logits, torch.full((4,), 0.7), limits_of(4, 20, 0.8), each=3)
 
 
+@pytest.mark.usefixtures("small_sizes")
+def test_candidates_that_are_collected_in_any_order_give_the_same_draws(request: pytest.FixtureRequest):
+    logits, temperatures = random_logits(300), torch.tensor([0.5, 1.0]).repeat(ROWS // 2)
+    draws = torch.linspace(0, 0.99, ROWS, dtype=torch.float64)
+    drawn = logits, logits, temperatures, draws, torch.arange(ROWS), limits_of(ROWS, 9, 0.9)
+    in_order = sampling.draw_tokens(*drawn)
+    request.getfixturevalue("any_order")
+    for _ in range(3):
+        assert all(map(torch.equal, sampling.draw_tokens(*drawn), in_order))
+
+
 def test_more_candidates_than_there_is_room_for_are_all_searched():
     logits = random_logits(9000, rows=2) / 100
     temperatures = torch.tensor([1.0, 2.0])

@@ -206,7 +206,23 @@ def test_a_model_serves_two_engines_at_once(cuda: FakeCuda, load: Load, searches
 def test_a_models_steps_are_recorded_on_one_stream(cuda: FakeCuda, searches: Make):
     searches()
     assert cuda.counts["graphs"] == len(LADDER)
-    assert cuda.counts["streams"] == 1, "each has workspaces of cuBLAS, which no plan of the memory knows of"
+    assert cuda.counts["streams"] == 2, "one with cuBLAS's workspaces, which are in the memory's plan, one without"
+
+
+def test_attention_of_a_recorded_layer_is_one_launch_of_narrow_items_and_one_beside_it_of_wide_ones(
+    cuda: FakeCuda, load: Load, monkeypatch: pytest.MonkeyPatch
+):
+    """Launches are counted while steps are recorded: each once to compile it, and once in the graph."""
+    monkeypatch.setattr(triton_layers, "LADDER", ladder := (1, 2, 64, 72, 80))
+    model = load()
+    layers = model.config.num_layers
+    cuda.launched.clear()
+    Engine({"generator": model}, ENGINE)
+    kernels = [launch.kernel for launch in cuda.launched]
+    narrow_rows = 16 // (model.config.num_heads // model.config.num_kv_heads)
+    alone = sum(tokens <= narrow_rows for tokens in ladder)
+    assert kernels.count("attend_items") == 2 * layers * (2 * len(ladder) - alone)
+    assert cuda.counts["launches beside"] == layers * 2, "of more than 64 tokens"
 
 
 def test_the_second_gpu_computes_for_whatever_thread_asks(cuda: FakeCuda, searches: Make):

@@ -82,7 +82,7 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
 
 def _kv(s: ModelShape) -> Named:
     """Kernels that write, copy and combine keys and values."""
-    bf16, f32, i32, i64 = "*bf16", "*fp32", "*i32", "*i64"
+    bf16, f32, i64 = "*bf16", "*fp32", "*i64"
     for normed in (False, True):
         yield (
             "rotate_and_write" + ", norms" * normed,
@@ -134,21 +134,6 @@ def _kv(s: ModelShape) -> Named:
                 "SLOT_ELEMENTS": s.config.num_kv_heads * s.config.head_dim * _BLOCK_SIZE,
             },
             moves=True,
-        ),
-    )
-    yield (
-        "merge_partials",
-        Specialisation(
-            attention.merge_partials,
-            {
-                **dict.fromkeys(("partial", "partial_weights"), f32),
-                **dict.fromkeys(("merge_starts", "merges"), i32),
-                "output": bf16,
-            },
-            {
-                "HEADS": s.config.num_heads,
-                "VALUE_DIM": s.config.head_dim,
-            },
         ),
     )
 
@@ -303,7 +288,9 @@ def _attend(s: ModelShape, tile: attention.Tile, windowed: bool, extras: bool = 
         {
             **dict.fromkeys(("query", "keys", "values", "output"), "*bf16"),
             **dict.fromkeys(("partial", "partial_weights"), "*fp32"),
-            **dict.fromkeys(("items", "sizes", "rows", "positions", "tables"), "*i32"),
+            **dict.fromkeys(
+                ("items", "sizes", "rows", "merge_starts", "merges", "counters", "positions", "tables"), "*i32"
+            ),
             "table_stride": "i32",
             "slab_stride": "i64",
             "scale": "fp32",

@@ -35,7 +35,7 @@ from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, L
 from espalier.kernels.layout import AttentionBatch, KVLayout, StepBatch
 from espalier.kernels.linear import Linear
 from espalier.kernels.sampling import Filters
-from espalier.kernels.triton.attention import attend, merge_partials, rows_of_tiles
+from espalier.kernels.triton.attention import attend, rows_of_tiles
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, norm_rotate_write
 from espalier.kernels.triton.plan import Costs, plan_attention
@@ -155,7 +155,7 @@ def attention_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, A
         plan = plan_attention(starts, contexts, tables, _BLOCK_SIZE, c.num_kv_heads, *tiles, bench.costs, share=share)
         nothing = np.zeros(rows, np.int32)
         step = StepTokens(nothing, nothing + context - 1, [np.full(rows, -1, np.int64)], [tables], [plan])
-        on_device = DeviceStep(step.room, 1, 4 * bench.costs.processors // c.num_kv_heads + 1, bench.device)
+        on_device = DeviceStep(step.room, 1, [c.num_kv_heads], bench.costs, bench.device)
         on_device.load(step)
         query = torch.randn(rows, c.num_heads, c.head_dim, device=bench.device, dtype=bench.dtype)
 
@@ -215,13 +215,6 @@ def kernel_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]
         places = _BLOCK_SIZE * c.num_kv_heads * c.head_dim * (each % layout.blocks_per_slab)
         rotate = partial(norm_rotate_write, qkv, angles, angles, None, 1e-6, places, layout.layer_view(pool, 0))
         measure("rotate and write", rows, rotate, 2 * qkv.nbytes)
-        starts, nothing = torch.zeros(rows + 1, device=bench.device, dtype=torch.int32), full(1, 0, torch.int32)
-        partial_results, weights = random(1, c.num_heads, c.head_dim), random(1, c.num_heads)
-        output = random(rows, c.num_heads, c.head_dim, dtype=bench.dtype)
-        sizes = {"HEADS": c.num_heads, "VALUE_DIM": c.head_dim}
-        read = partial_results, weights, starts, nothing, None
-        merge = partial(merge_partials[rows, c.num_heads], *read, output, **sizes)
-        measure("merge of nothing", rows, merge, starts.nbytes)
     return found
 
 
