@@ -15,9 +15,9 @@ from espalier.search.conversation import ToolCall
 from espalier.search.tools.declared import Tool
 from espalier.search.tools.forms import CallForm
 
-_PYTHON_WORDS = {"True": True, "False": False, "None": None}
-_GEMMA_STRING = re.compile(r'<\|"\|>(.*?)<\|"\|>', re.DOTALL)
-_BARE_KEY = re.compile(r"(?<=[{,])\s*([\w.-]+):")
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+_GEMMA = re.compile(r'<\|"\|>(.*?)<\|"\|>|([\w.-]+)(?=\s*:)', re.DOTALL)
+"""Gemma's texts and keys, where JSON has texts in quotes."""
 
 
 class CallReader:
@@ -65,11 +65,11 @@ class CallReader:
                 if not self._take(region):
                     yield self._content(region)
             at, mark = self._next_mark()
-            if mark == self._form.mark and not (self._form.at_start and self._said):
+            if mark == self._form.mark:
                 yield self._content(self._text[:at])
                 self._text, self._in_call = self._text[at:], True
                 self._scan = _EndOfCall(self._form, len("" if self._form.at_start else mark))
-            elif mark and mark != self._form.mark:
+            elif mark:
                 yield self._content(self._text[:at])
                 self._text = self._text[at + len(mark) :]
             else:
@@ -113,18 +113,13 @@ class CallReader:
             found = [self._call(name, arguments) for name, arguments in _calls(form, inside, self._parameters)]
         except (ValueError, SyntaxError, RecursionError, MemoryError, AttributeError, KeyError, TypeError):
             return False
-        if not found:
-            return False
-        self._blank = "" if not self._one or not self.calls else self._blank
-        self.calls += found
-        if self._one:
-            del self.calls[1:]
-        return True
+        self._blank = ""
+        self.calls = (self.calls + found)[: 1 if self._one else None]
+        return bool(found)
 
     def _call(self, name: Any, arguments: Any) -> ToolCall:
         """A call of a tool that was offered."""
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         if name not in self._parameters or not isinstance(arguments, dict):
             raise ValueError(name)
         return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
@@ -149,12 +144,9 @@ class _EndOfCall:
             if self._in_string:
                 self._in_string = self._escaped or char != '"'
                 self._escaped = char == "\\" and not self._escaped
-            elif form.closing and char == form.closing[0]:
-                if not text.startswith(form.closing, self._at):
-                    if form.closing.startswith(text[self._at :]):
-                        return None  # may be the closing mark
-                else:
-                    return self._at + len(form.closing)
+            elif (closing := form.closing) and closing.startswith(text[self._at : self._at + len(closing)]):
+                end = self._at + len(closing)
+                return end if end <= len(text) else None  # which may be the closing mark
             elif char == '"':
                 self._in_string = self._depth > 0
             elif char in "{[" and (self._depth or char in form.bracket):
@@ -180,7 +172,7 @@ def _calls(form: CallForm, inside: str, parameters: Mapping[str, Any]) -> Iterat
     if form.content == "tags":
         yield name, _tagged(form, inside, parameters.get(name) or {})
     elif form.content == "gemma":
-        yield name, _gemma(inside)
+        yield name, json.loads(_GEMMA.sub(lambda found: json.dumps(found[found.lastindex or 0]), inside))
     else:
         read = json.loads(inside.strip("` \n\t\r"), parse_constant=_no_constant)
         if form.head:
@@ -198,28 +190,22 @@ def _tagged(form: CallForm, inside: str, schema: Mapping[str, Any]) -> dict[str,
     """Arguments of a call that has each between tags."""
     properties, found = schema.get("properties") or {}, dict[str, Any]()
     for tag in re.finditer(form.tag, inside, re.DOTALL):
-        as_text = tag.groupdict().get("string")
-        key, value = tag["key"].strip(), tag["value"]
-        found[key] = value if as_text == "true" else _cast(value, properties.get(key), as_text == "false")
+        key = tag["key"].strip()
+        found[key] = _cast(tag["value"], properties.get(key), tag.groupdict().get("string"))
     if not found and inside.strip().removesuffix("</function>").strip():
         raise ValueError("no arguments")
     return found
 
 
-def _cast(text: str, schema: Any, any_type: bool = False) -> Any:
-    """A value by the types that its schema allows; text where a text is allowed, and where it cannot be cast."""
+def _cast(text: str, schema: Any, as_text: str | None) -> Any:
+    """A value by the types that its schema allows; text where a text is allowed, and where it is no JSON."""
     types = _types(schema)
-    if "string" in types or not (types or any_type):
+    if as_text == "true" or (as_text is None and ("string" in types or not types)):
         return text
     try:
-        value = _PYTHON_WORDS[text.strip()] if text.strip() in _PYTHON_WORDS else json.loads(text)
+        return json.loads(_PYTHON_WORDS.get(text.strip(), text))
     except (ValueError, RecursionError):
         return text
-    if isinstance(value, float) and value.is_integer() and "number" not in types and "integer" in types:
-        value = int(value)
-    names = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", type(None): "null"}
-    kind = names.get(type(value), "string")
-    return value if any_type or kind in types or (kind == "integer" and "number" in types) else text
 
 
 def _types(schema: Any) -> set[str]:
@@ -234,26 +220,6 @@ def _types(schema: Any) -> set[str]:
     if not types and (values := schema.get("enum") or ([schema["const"]] if "const" in schema else [])):
         types = {"string"} if any(isinstance(value, str) for value in values) else {"number", "boolean", "null"}
     return types
-
-
-def _gemma(inside: str) -> Any:
-    """Arguments as Gemma writes them: JSON with bare keys, and strings between marks of their own."""
-    texts = list[str]()
-
-    def keep(found: re.Match[str]) -> str:
-        texts.append(found[1])
-        return f'"\x00{len(texts) - 1}"'
-
-    read = json.loads(_BARE_KEY.sub(r'"\1":', _GEMMA_STRING.sub(keep, inside).replace("\x00", "\\u0000")))
-
-    def restored(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {restored(key): restored(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return list(map(restored, value))
-        return texts[int(value[1:])] if isinstance(value, str) and value.startswith("\x00") else value
-
-    return restored(read)
 
 
 def _python_calls(inside: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -195,3 +195,15 @@ def test_calls_are_equal_as_values():
 def test_tools_that_are_none_are_refused(given: str, why: str):
     with pytest.raises(ValueError, match=re.escape(why)):
         read_tools(given)
+
+
+def test_arguments_of_a_megabyte_are_read_in_linear_time():
+    value = 'a " \\ { </tool_call' * 50_000
+    text = f"<tool_call>{json.dumps({'name': 'get_weather', 'arguments': {'city': value}})}</tool_call>"
+    reader = CallReader(BY_FAMILY["Qwen2.5, Qwen3, Hermes, Granite 4"], OFFERED)
+    pieces = [text[start : start + 4096] for start in range(0, len(text), 4096)]
+    assert "".join(map(reader.feed, pieces)) + reader.end(cut=False) == ""
+    assert [call.values for call in reader.calls] == [{"city": value}]
+    unclosed = CallReader(BY_FAMILY["Qwen2.5, Qwen3, Hermes, Granite 4"], OFFERED)
+    hostile = "<tool_call>" + '{"<' * 300_000
+    assert unclosed.feed(hostile) + unclosed.end(cut=False) == hostile
