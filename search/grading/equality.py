@@ -109,11 +109,10 @@ def is_right(gold: str, answer: str) -> bool:
         return same_name and chosen.value != chosen.whole and _right_value(read(chosen.value), plain)
     if (time := time_of(one.whole)) and (beside := time_of(other.whole)):
         return same_time(time, beside)
-    for named, equation in ((one, other), (other, one)):
-        if named.name and not equation.name and _EQUALS.search(equation.value):
-            return _formulas_equal(_unnamed(one), _unnamed(other))
-    if one.name and other.name and one.name != other.name and _VARIABLE.search(one.value + " " + other.value):
-        return _formulas_equal(_unnamed(one), _unnamed(other))
+    is_equation = any(a.name and not b.name and _EQUALS.search(b.value) for a, b in ((one, other), (other, one)))
+    others = one.name and other.name and one.name != other.name and _VARIABLE.search(f"{one.value} {other.value}")
+    if is_equation or others:  # the left side is part of the value, not a name
+        return _formulas_equal(Reading(one.whole, one.whole), Reading(other.whole, other.whole))
     if (scale := _scale(one, other)) is not None:
         return _marks_agree(one, replace(other, unit=one.unit)) and _same_scaled(one, other, scale)
     return _marks_agree(one, other) and _right_value(one, other)
@@ -216,11 +215,7 @@ def _same_scaled(gold: Reading, answer: Reading, scale: Any) -> bool:
     if gold.number is not None and answer.number is not None and isinstance(scale, Fraction):
         return gold.number == answer.number * scale
     first, second = formulas.expression_of(gold), formulas.expression_of(answer)
-    if first is None or second is None:
-        return False
-
-    factor = Rational(scale.numerator, scale.denominator) if isinstance(scale, Fraction) else scale
-    return bool(formulas.is_constant(first) and formulas.is_constant(second) and (first - second * factor).equals(0))
+    return formulas.is_constant(first) and formulas.is_constant(second) and bool((first - second * scale).equals(0))
 
 
 def _right_value(gold: Reading, answer: Reading) -> bool:
@@ -229,15 +224,10 @@ def _right_value(gold: Reading, answer: Reading) -> bool:
     if gold.percent and answer.percent:
         return _right_value(*(replace(reading, percent=False) for reading in (gold, answer)))
     percentage, other = (gold, answer) if gold.percent else (answer, gold)
-    if percentage.number is None or other.number is None or other.unit:
-        return False
     number = percentage.number
+    if number is None or other.number is None or other.unit:
+        return False
     return other.number == number / 100 or (other.number == number and number > 1)
-
-
-def _unnamed(reading: Reading) -> Reading:
-    """An equation whose left side is part of the value, not a name."""
-    return Reading(reading.whole, reading.whole)
 
 
 def _same_value(one: Reading, other: Reading, exact: bool) -> bool:
@@ -249,8 +239,7 @@ def _same_value(one: Reading, other: Reading, exact: bool) -> bool:
         return one.words == other.words or _in_capitals(one, other) or _in_capitals(other, one)
     first, second = (members_of(side.value) if side.number is None else None for side in (one, other))
     for set_, beside in ((first, other), (second, one)) if not exact else ():
-        has_one = set_ and set_.opening == "\\{" and len(set_.members) == 1
-        if set_ and has_one and not beside.value.startswith("\\{"):
+        if set_ and set_.opening == "\\{" and len(set_.members) == 1 and not beside.value.startswith("\\{"):
             return is_right(set_.members[0], beside.value)
     if (same := _same_sets(first, one, second, other)) is not None:
         return same
@@ -264,7 +253,8 @@ def _same_value(one: Reading, other: Reading, exact: bool) -> bool:
             vector = Reading("", f"\\begin{{pmatrix}}{column}\\end{{pmatrix}}")
             return _formulas_equal(vector, alone, exact)
         may_be = members.opening and (_UNEQUAL.search(alone.value) or _SETS.search(alone.value))
-        return bool(may_be) and _formulas_equal(one, other, exact)
+        if not may_be:
+            return False
     return _formulas_equal(one, other, exact)
 
 
@@ -340,7 +330,7 @@ def _is_near(gold: str, answer: str, tolerance: float) -> bool:
     if one.percent or other.percent or not _marks_agree(one, other):
         return False
     values = [formulas.expression_of(reading) for reading in (one, other)]
-    if any(value is None or not formulas.is_constant(value) or not value.is_real for value in values):
+    if not all(formulas.is_constant(value) and value.is_real for value in values):
         return False
     return bool(abs((values[0] - values[1]).evalf(_DIGITS)) <= tolerance * _SLACK)
 
