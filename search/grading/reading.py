@@ -327,20 +327,17 @@ def _compound(whole: str, said: str) -> Reading | None:
     if len(parts) < 2 or "".join(part[0] for part in parts) != said:
         return None
     units = [unit_of(part[2]) for part in parts]
-    sizes = [ratio(unit, units[0]) if unit else None for unit in units]
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(parts) or sorted(known, reverse=True) != known or len(set(known)) < len(known):
+    sizes = [(ratio(unit, units[0]) if unit else None) or Fraction() for unit in units]
+    if not all(sizes) or sorted({*sizes}, reverse=True) != sizes:
         return None
-    number = sum((Fraction(part[1]) * size for part, size in zip(parts, known, strict=True)), Fraction())
+    number = sum((Fraction(part[1]) * size for part, size in zip(parts, sizes, strict=True)), Fraction())
     return Reading(whole, numerals.number_text(number), number, unit=units[0])
 
 
 def _ratio(whole: str, said: str) -> Reading | None:
     """A ratio such as 3:2, by its value; None for another answer, and for what may be a time."""
-    if not (":" in said or " to " in said) or numerals.time_of(said):
-        return None
-    terms = numerals.ratio_in(said)
-    if not terms:
+    terms = numerals.ratio_in(said) if ":" in said or " to " in said else None
+    if not terms or numerals.time_of(said):
         return None
     if len(terms) == 2:
         return Reading(whole, numerals.number_text(terms[0] / terms[1]), terms[0] / terms[1])
@@ -353,10 +350,9 @@ def _in_base(whole: str, said: str) -> Reading | None:
     if not found:
         return None
     base = int(found[2]) if found[2].isdigit() else numerals.number_in_words(found[2].lower())
-    digits = found[1].replace(",", "").lstrip("-")
-    if base is None or not 2 <= base <= 36 or any(int(digit, 16) >= base for digit in digits.replace(".", "")):
-        return None
     value = found[1].replace(",", "")
+    if base is None or not 2 <= base <= 36 or any(int(digit, 16) >= base for digit in re.sub("[-.]", "", value)):
+        return None
     number = numerals.number_in(value)
     return Reading(whole, value, number, words="" if number is not None else value.lower(), unit=f"_{base}")
 
@@ -412,10 +408,8 @@ def _tail(text: str) -> tuple[str, str]:
     tail = tail[1:] if scale else tail
     if not tail and not scale and (glued := _GLUED.fullmatch(value)) and _is_unit(glued[2]):
         value, tail = glued[1], [glued[2]]
-    blocked = any(
-        word.strip(".,;").lower() in _BLOCKED and not (place and word in ("squared", "cubed"))
-        for place, word in enumerate(tail)
-    )
+    said = [word.strip(".,;").lower() for word in tail]
+    blocked = _BLOCKED.intersection(said[:1]) or _BLOCKED.difference(("squared", "cubed")).intersection(said[1:])
     if blocked or not (tail or scale) or not _VALUE.search(value) or is_words(value):
         return text, ""
     return f"{value} {scale}".rstrip(), " ".join(tail)
@@ -457,12 +451,8 @@ def _is_word(word: str) -> bool:
     """Return whether letters form a word: at least three (four if all are capitals), with a vowel."""
     if word.lower() in languages.WORDS["short"] or (not word.isascii() and _FOREIGN_LETTER.search(word)):
         return True
-    least = 4 if word.isupper() else 3
-    return (
-        len(word) >= least
-        and word.lower() not in languages.WORDS["functions"]
-        and bool(re.search("[aeiouy]", word.lower()))
-    )
+    may_be = len(word) >= (4 if word.isupper() else 3) and word.lower() not in languages.WORDS["functions"]
+    return may_be and bool(re.search("[aeiouy]", word, re.IGNORECASE))
 
 
 def _as_words(text: str) -> str:
