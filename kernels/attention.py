@@ -225,9 +225,44 @@ class StepCalls(Protocol):
         """Attention of a call, `[T, heads, value_dim]`, with terms of its window; see `Attend`."""
         ...
 
+    def keep_last(self, hidden: torch.Tensor, offset: int) -> None:
+        """Write the last of each row's hidden states, `[T, hidden]`, `offset` elements into its recurrent state."""
 
-PrepareStep = Callable[[StepBatch, Sequence[LayerKV]], StepCalls]
-"""Prepares a step, given what it computes and the KV of all layers."""
+
+ComputeStep = Callable[[StepCalls, Sequence[LayerKV]], torch.Tensor]
+"""Computes a step by its calls, over the KV of all layers; `[T, ...]`."""
+
+
+class CallSteps:
+    """Runs the steps of a decoder whose layers are not the engine's."""
+
+    def __init__(self, prepare: Callable[[StepBatch, Sequence[LayerKV]], StepCalls]) -> None:
+        """Have `prepare` bring each step to the device."""
+        self._prepare = prepare
+
+    @property
+    def recorded(self) -> bool:
+        """True if steps are recorded, which would not follow a change of what computes them."""
+        return False
+
+    def run(self, step: StepBatch, layer_kvs: Sequence[LayerKV], compute: ComputeStep) -> torch.Tensor:
+        """Give what `compute` gives for a step; it may hold until the next step only."""
+        return compute(self._prepare(step, layer_kvs), layer_kvs)
+
+    def warm_up(
+        self, layer_kvs: Sequence[LayerKV], states: torch.Tensor | None, state_size: int, compute: ComputeStep
+    ) -> None:
+        """Prepare steps of one token to a sequence: nothing, usually; see `layers.Layers.warm_up`.
+
+        Args:
+            layer_kvs: KV of all layers.
+            states: float32, the KV pool, if there are recurrent states in it.
+            state_size: elements of a sequence's state.
+            compute: computes steps to come.
+        """
+
+    def release(self, layer_kvs: Sequence[LayerKV], states: torch.Tensor | None) -> None:
+        """Let go of what `warm_up` made for this KV pool."""
 
 
 class TorchStepCalls:
@@ -259,3 +294,9 @@ class TorchStepCalls:
             batch = self._batch.of(layer_kv.group)
             attend = self._attend[alike] = self._prepare_attention(layer_kv, batch, call.heads)
         return attend(query, layer_kv, terms)
+
+    def keep_last(self, hidden: torch.Tensor, offset: int) -> None:
+        """See `StepCalls`."""
+        assert self.states is not None
+        rows = self.states.rows.part(offset)
+        rows.write(hidden[rows.spans[1:] - 1].float())

@@ -117,6 +117,10 @@ class EmbeddingAndNorm:
     norm: torch.Tensor
 
 
+RECORDED_WITHOUT = "decode steps are recorded already, without these states: tap layers before an engine is made"
+"""The fault of a tap that comes too late."""
+
+
 class UnsupportedShapeError(ValueError):
     """Layers of a shape that a backend's operations have no room for."""
 
@@ -179,15 +183,16 @@ class Layers(Protocol):
     def kept(self) -> Kept | None:
         """All weights of the layers, for `Backend.layers_of_kept`; None where that would save no time."""
 
-    def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool) -> None:
+    def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool, states: torch.Tensor | None = None) -> None:
         """Do once, before the first step over this KV pool, what would hold up the first steps: nothing, usually.
 
         Args:
             layer_kvs: one `KVLayout.layer_view` per layer.
             decodes: whether many steps are of one token to a sequence.
+            states: float32, the KV pool, of a decoder that keeps recurrent states there; None for others.
         """
 
-    def release(self, layer_kvs: Sequence[LayerKV]) -> None:
+    def release(self, layer_kvs: Sequence[LayerKV], states: torch.Tensor | None = None) -> None:
         """Let go of what `warm_up` made for this KV pool."""
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:

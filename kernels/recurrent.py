@@ -27,7 +27,8 @@ class StateRows:
 
     Attributes:
         memory: float32 `[elements]`, the KV pool, written in place.
-        spans: int64 `[S + 1]`; row r has the tokens `spans[r]` up to `spans[r + 1]`, at least one.
+        spans: int64 `[S + 1]`; row r has the tokens `spans[r]` up to `spans[r + 1]`, at least one but in
+            recorded steps, where rows without tokens write no state.
         sources: int64 `[S]`, the first element of the state that a row continues, or -1 for zeros.
         targets: int64 `[S]`, the first element of the state that it writes: the source, or a copy that it begins.
     """

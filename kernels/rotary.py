@@ -132,3 +132,18 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     turned, rest = x.float().split((2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]), dim=-1)
     first, second = turned.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
+
+
+def rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the two halves of each head by tables that hold a number for each of its elements.
+
+    Args:
+        x: `[heads, T, head_dim]`.
+        cos: `[T, head_dim]`.
+        sin: `[T, head_dim]`.
+
+    Returns:
+        `[heads, T, head_dim]` in the dtype of `x`.
+    """
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin

@@ -8,16 +8,17 @@ import torch
 
 from espalier.kernels.attention import (
     Call,
+    CallSteps,
     GatheredAttention,
     PrepareAttention,
-    PrepareStep,
     TorchStepCalls,
     write_kv,
 )
-from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers
+from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights, TorchLayers, rms_norm
 from espalier.kernels.layout import KVLayout, copy_blocks
 from espalier.kernels.linear import GroupedLinear, Kept, Linear, QuantizedPacker
 from espalier.kernels.recurrent import causal_convolution, gated_recurrence, selective_scan, state_space_scan
+from espalier.kernels.rotary import rotate_halves
 from espalier.kernels.sampling import Filters, draw_tokens, filter_logits, mask_tokens, penalize_tokens
 
 
@@ -41,14 +42,20 @@ class TorchBackend:
         reads_any_logits: whether operations on logits read them in any dtype; else they are given float32.
         keeps_int8: whether weights in int8 can be kept for a later process; see `layers_of_kept`.
         causal_convolution: see `kernels.recurrent`, as of the three others there.
+        fuses_pointwise: whether `rms_norm` and `rotate_halves` take less time than other code's operations, one by one.
+        rms_norm: see `kernels.layers.rms_norm`.
+        rotate_halves: see `kernels.rotary.rotate_halves`.
     """
 
     layout: type[KVLayout] = KVLayout
     rows_are_independent = False
     reads_any_logits = False
     keeps_int8 = False
+    fuses_pointwise = False
     prepare_attention: PrepareAttention = GatheredAttention
     write_kv = staticmethod(write_kv)
+    rms_norm = staticmethod(rms_norm)
+    rotate_halves = staticmethod(rotate_halves)
     causal_convolution = staticmethod(causal_convolution)
     gated_recurrence = staticmethod(gated_recurrence)
     selective_scan = staticmethod(selective_scan)
@@ -87,8 +94,8 @@ class TorchBackend:
         """The weight that `keep_weight` was given, of the same kind of backend."""
         raise NotImplementedError
 
-    def prepare_calls(self, calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> PrepareStep:
-        """Attention of a decoder whose layers are not the engine's.
+    def prepare_calls(self, calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> CallSteps:
+        """Steps of a decoder whose layers are not the engine's.
 
         Args:
             calls: what every step of it asks for.
@@ -99,7 +106,7 @@ class TorchBackend:
             UnsupportedShapeError: when the backend has no room for a call's heads.
         """
         del calls, dtype
-        return partial(TorchStepCalls, self.prepare_attention, self.write_kv, device)
+        return CallSteps(partial(TorchStepCalls, self.prepare_attention, self.write_kv, device))
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """A product with one weight, `[out, in]`, and a bias, `[out]`."""

@@ -36,6 +36,7 @@ class ModelRunner:
         self._layouts = [layout for layout in layouts if isinstance(layout, KVLayout)]
         self._states = next((layout for layout in layouts if isinstance(layout, StateLayout)), None)
         self._kv_pool = kv_pool
+        self._state_memory = kv_pool.bytes.view(StateLayout.dtype) if self._states else None
         self._backend = model.decoder.backend
         self._device = model.decoder.device
         views = [
@@ -90,9 +91,10 @@ class ModelRunner:
 
     def close(self) -> None:
         """Let go of the KV pool, and of what steps on it were recorded as; nothing can be launched afterwards."""
-        self.model.decoder.layers.release(self._layer_kvs)
+        self.model.decoder.layers.release(self._layer_kvs, self._state_memory)
         self._masks.close()
-        self._layer_kvs, self._sampler, self._drawn, self._closed = [], None, _NOTHING, True
+        self._layer_kvs, self._state_memory, self._sampler = [], None, None
+        self._drawn, self._closed = _NOTHING, True
 
     def _begin_states(self, layout: StateLayout, table: SequenceTable, plan: StepPlan) -> StateBatch:
         """Describe a step's states; of those to be copied, most are read in one place and written in the other.
@@ -115,14 +117,14 @@ class ModelRunner:
         sources = layout.starts(np.array([begun.get(state, state) for state in going_on.tolist()], dtype=np.int64))
         sources[plan.first[~again] == 0] = -1
         spans = np.concatenate(([0], plan.counts[~again].cumsum()))
-        memory = self._kv_pool.bytes.view(layout.dtype)
-        rows = StateRows(memory, *map(torch.from_numpy, (spans, sources, targets)))
+        assert self._state_memory is not None
+        rows = StateRows(self._state_memory, *map(torch.from_numpy, (spans, sources, targets)))
         return StateBatch(rows, torch.from_numpy(layout.starts(states[again])))
 
     @torch.inference_mode()
     def _warm_up(self, draws: bool) -> None:
         """Have the backend prepare steps: of a model that draws, and most verifiers do not, recorded ones too."""
-        self.model.decoder.layers.warm_up(self._layer_kvs, decodes=draws)
+        self.model.decoder.layers.warm_up(self._layer_kvs, draws, self._state_memory)
         for layout in self._layouts:
             self._backend.warm_up(layout, self._kv_pool.bytes, self.model.config.vocab_size if draws else 0)
         self._draws_are_warm = draws

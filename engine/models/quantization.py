@@ -2,8 +2,8 @@
 
 A backend with a product of its own reads them by it, so that a request's bits still do not depend on the rest of its
 batch (on CPU); weights are rounded as torchao rounds them, int4 by torchao itself. Others use torchao's weights and
-products, which promise no such thing: int4 by torch's kernel for it, int8 by converting a layer's weight for each
-product, which saves memory and not time.
+products, which promise no such thing: int4 by torch's kernel for it on a GPU, int8 by converting a layer's weight for
+each product, which saves memory and not time. On a GPU that is refused.
 """
 
 import logging
@@ -39,14 +39,21 @@ def make_quantizer(
     """A function that quantises each weight of a decoder for `backend`, or leaves it as it is.
 
     Raises:
-        CheckpointError: when torchao is missing, or has no product for this dtype and device.
+        CheckpointError: when torchao is missing, or there is no fast product for this dtype and device.
     """
     assert quantization is not Quantization.AUTO, "chosen at opening, by `decoder.chosen_quantization`"
     if quantization is Quantization.NONE:
         return lambda weight, _: weight
     packer = backend.quantized_packer()
+    kind = torch.device(device).type
     if packer and quantization is Quantization.INT8:
         return partial(_pack_int8, packer, {})
+    if quantization is Quantization.INT8 and kind == "cuda":
+        raise CheckpointError(
+            f"int8 weights have no product of their own on {device}: each would be copied to {_name(dtype)} for every "
+            "product, which takes longer than such weights would, and memory that nothing plans. Quantise to int4 "
+            "or not at all (--generator-quantization, --verifier-quantization), or use --device cpu"
+        )
     with quiet_imports():
         try:
             import torchao.quantization  # noqa: F401
@@ -59,17 +66,19 @@ def make_quantizer(
         from torchao.quantization import Int8WeightOnlyConfig
 
         return partial(_quantize, Int8WeightOnlyConfig(set_inductor_config=False))
-    kind = torch.device(device).type
     if kind != "cuda" or dtype != torch.bfloat16:
-        name = str(dtype).removeprefix("torch.")
         needed = "--dtype bfloat16 on a GPU or float32 on a CPU"
-        raise CheckpointError(f"int4 weights need {needed}; this is {name} on {kind}")
+        raise CheckpointError(f"int4 weights need {needed}; this is {_name(dtype)} on {kind}")
     from torchao.quantization import Int4WeightOnlyConfig
     from torchao.quantization.quantize_.workflows import Int4PackingFormat
 
     packing = Int4PackingFormat.TILE_PACKED_TO_4D
     config = Int4WeightOnlyConfig(GROUP, set_inductor_config=False, int4_packing_format=packing)
     return partial(_quantize, config)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def refined_outputs(outputs: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from espalier.kernels.attention import Call, PrepareStep
+from espalier.kernels.attention import Call, CallSteps
 from espalier.kernels.layers import DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import GroupedLinear, Linear
@@ -15,9 +15,10 @@ from espalier.kernels.triton.calls import CallPlanner
 from espalier.kernels.triton.layers import TritonLayers
 from espalier.kernels.triton.linear import StackedLinear
 from espalier.kernels.triton.plan import Costs
-from espalier.kernels.triton.pointwise import take_drawn
+from espalier.kernels.triton.pointwise import rms_norm, take_drawn
 from espalier.kernels.triton.recording import Recorder
 from espalier.kernels.triton.recurrent import causal_convolution, gated_recurrence, selective_scan
+from espalier.kernels.triton.rotation import rotate_halves
 from espalier.kernels.triton.row_linear import RowLinear
 from espalier.kernels.triton.sampling import draw_tokens
 from espalier.kernels.triton.steps import fetch, to_device
@@ -54,9 +55,10 @@ class TritonBackend(TorchBackend):
         chunk = _FIXED_CHUNK if self.rows_are_independent else None
         return TritonLayers(count, load, spec, outer, self.prepare_linear, self._costs, chunk, self._recorder)
 
-    def prepare_calls(self, calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> PrepareStep:
+    def prepare_calls(self, calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> CallSteps:
         """See `Backend`."""
-        return CallPlanner(calls, self._costs, _FIXED_CHUNK if self.rows_are_independent else None, dtype, device)
+        chunk = _FIXED_CHUNK if self.rows_are_independent else None
+        return CallPlanner(calls, self._costs, chunk, dtype, device, self._recorder)
 
     def group_linears(self, products: Sequence[Linear]) -> GroupedLinear:
         """See `Backend`."""
@@ -73,6 +75,9 @@ class TritonBackend(TorchBackend):
     causal_convolution = staticmethod(causal_convolution)
     gated_recurrence = staticmethod(gated_recurrence)
     selective_scan = staticmethod(selective_scan)
+    fuses_pointwise = True
+    rms_norm = staticmethod(rms_norm)
+    rotate_halves = staticmethod(rotate_halves)
     to_device = staticmethod(to_device)
     fetch = staticmethod(fetch)
 

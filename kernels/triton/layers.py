@@ -4,7 +4,6 @@ In steps of few rows a layer is five launches and attention's: q, k and v with t
 attention; out, added to the residual stream; gate and up with norm and activation; down, added.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,17 +11,26 @@ from typing import Any
 import torch
 
 from espalier.kernels.attention import Terms
-from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, LayerWeights, TorchLayers, embedded
+from espalier.kernels.layers import (
+    RECORDED_WITHOUT,
+    Activation,
+    DecoderSpec,
+    EmbeddingAndNorm,
+    LayerWeights,
+    TorchLayers,
+    embedded,
+)
 from espalier.kernels.layout import LayerKV, StepBatch
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import rotary_table
+from espalier.kernels.triton import recording
 from espalier.kernels.triton.attention import attend, rows_of_tiles, tiles_of
 from espalier.kernels.triton.cache import norm_rotate_write
 from espalier.kernels.triton.plan import Costs, Planner
 from espalier.kernels.triton.pointwise import add_norm, gated
-from espalier.kernels.triton.recording import LADDER, RecordedStep, Recorder, room_of
+from espalier.kernels.triton.recording import RecordedStep, RecordedSteps, Recorder, fitted, pool_of, room_of
 from espalier.kernels.triton.row_linear import FEW_ROWS, LEAST_ROWS, Norm, RowLinear
-from espalier.kernels.triton.steps import DeviceStep, Room, StepTokens, places_of
+from espalier.kernels.triton.steps import DeviceStep, Room, StepMemory, StepTokens, places_of
 
 PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """Makes a product of a weight, `[out, in]`, and a bias, `[out]`."""
@@ -74,8 +82,7 @@ class TritonLayers(TorchLayers):
         self._frequencies = spec.frequencies(outer.embedding.device)
         self._costs = costs
         self._chunk = chunk
-        self._recorder = recorder
-        self._recorded_steps: dict[int, dict[int, RecordedStep]] = {}  # by KV pool and number of tokens
+        self._recorded = RecordedSteps(recorder)
         self._windows = list(dict.fromkeys(spec.window(index) for index in range(count)))
         self._device = outer.embedding.device
         self._planner: Planner | None = None  # once it is known how blocks are cut
@@ -99,65 +106,54 @@ class TritonLayers(TorchLayers):
         ]
 
     def _checked(self, layer: int, first: int) -> int:
-        if self._recorded_steps and layer not in (*self.taps, self.raw_tap):
-            raise RuntimeError(
-                "decode steps are recorded already, without these states: tap layers before an engine is made"
-            )
+        if self._recorded and layer not in (*self.taps, self.raw_tap):
+            raise RuntimeError(RECORDED_WITHOUT)
         return super()._checked(layer, first)
+
+    def recorded(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> RecordedStep | None:
+        """The recorded step that would be replayed for a step of one token to a sequence; None if it is launched."""
+        return self._recorded.find(self._describe(step, layer_kvs), pool_of(layer_kvs))
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`. What it returns for a step of one token to a sequence holds until the next such step."""
         tokens = self._describe(step, layer_kvs)
         decodes = len(step.token_ids) == len(step.attention.context_lengths)
-        if decodes and (recorded := self._recorded(tokens, layer_kvs)):
+        if decodes and (recorded := self._recorded.find(tokens, pool_of(layer_kvs))):
             return recorded.run(tokens)
         on_device = self._device_step(tokens.room, layer_kvs)
         on_device.load(tokens)
         return self._compute(on_device, layer_kvs)
 
-    def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool) -> None:
-        """Record the steps of every number of tokens that are replayed, the largest first: all share its memory.
+    def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool, states: torch.Tensor | None = None) -> None:
+        """Record the steps of every number of tokens that are replayed.
 
         Where none are, compute one that is written nowhere, so that kernels are compiled.
         """
-        if self._recorder is None or not decodes:
+
+        def empty_step(room: Room, *on: Any) -> DeviceStep:
+            return self._device_step(fitted(room, [self._tiles]), layer_kvs, *on)
+
+        def compute(step: DeviceStep, output: torch.Tensor | None = None) -> torch.Tensor:
+            return self._compute(step, layer_kvs, output)
+
+        if self._recorded.recorder is None or not decodes:
             for tokens in (1, LEAST_ROWS + 1, FEW_ROWS + 1):  # with items, and products, of each kind
-                self._compute(self._empty_step(tokens, layer_kvs), layer_kvs)
+                compute(empty_step(room_of(tokens)))
             return
-        recorded: dict[int, RecordedStep] = {}
-        memory, embedding = None, self.outer.embedding
+        embedding, parts = self.outer.embedding, 1 + len(self.taps) + (self.raw_tap is not None)
+        size = recording.LADDER[-1], parts * embedding.shape[1]
+        output = torch.empty(size, dtype=embedding.dtype, device=self._device)
         beside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        parts = 1 + len(self.taps) + (self.raw_tap is not None)
-        output = torch.empty((LADDER[-1], parts * embedding.shape[1]), dtype=embedding.dtype, device=self._device)
-        for tokens in reversed(LADDER):
+
+        def recorded_step(room: Room, memory: StepMemory | None) -> DeviceStep:
             # Kernels that begin before the last one has ended stand behind one launch, not behind two streams.
-            on_device = self._empty_step(tokens, layer_kvs, memory, beside if tokens > FEW_ROWS else None)
-            memory = on_device.memory
-            compute = partial(self._compute, on_device, layer_kvs, output[:tokens])
-            recorded[tokens] = RecordedStep(on_device, *self._recorder(compute))
-        self._recorded_steps[_pool_of(layer_kvs)] = recorded
+            return empty_step(room, memory, beside if room.tokens > FEW_ROWS else None)
 
-    def release(self, layer_kvs: Sequence[LayerKV]) -> None:
+        self._recorded.record(pool_of(layer_kvs), recorded_step, compute, output)
+
+    def release(self, layer_kvs: Sequence[LayerKV], states: torch.Tensor | None = None) -> None:
         """See `Layers`: another KV pool may come to lie where this one was, with its blocks cut in another way."""
-        self._recorded_steps.pop(_pool_of(layer_kvs), None)
-
-    def _recorded(self, step: StepTokens, layer_kvs: Sequence[LayerKV]) -> RecordedStep | None:
-        """The smallest recorded step that has room for `step`; None where there is none."""
-        recorded = self._recorded_steps.get(_pool_of(layer_kvs))
-        if recorded is None or (tokens := len(step.token_ids)) > LADDER[-1]:
-            return None
-        smallest = recorded[LADDER[bisect_left(LADDER, tokens)]]
-        return smallest if smallest.on_device.room.holds(step.room) else None
-
-    def _empty_step(self, tokens: int, layer_kvs: Sequence[LayerKV], *on: Any) -> DeviceStep:
-        """A step with room for so many tokens, none of which is written anywhere."""
-        room = room_of(tokens)
-        narrow_rows, _ = self._tiles
-        if not narrow_rows:
-            room = room._replace(narrow=0)
-        elif tokens <= narrow_rows:  # whatever they share, one narrow item holds them all
-            room = room._replace(wide=0)
-        return self._device_step(room, layer_kvs, *on)
+        self._recorded.release(pool_of(layer_kvs))
 
     def _device_step(self, room: Room, layer_kvs: Sequence[LayerKV], *on: Any) -> DeviceStep:
         kv_heads = layer_kvs[0].keys.shape[3:4]
@@ -232,8 +228,3 @@ class TritonLayers(TorchLayers):
         plans = self._planner.plan(batch.query_starts.numpy(), batch.context_lengths.numpy(), tables)
         places = [places_of(its, layer_kv, len(step.token_ids)) for layer_kv, its in groups]
         return StepTokens(step.token_ids.numpy(), step.positions.numpy(), places, tables, plans, drawn=step.drawn)
-
-
-def _pool_of(layer_kvs: Sequence[LayerKV]) -> int:
-    """The address of the KV pool that layers write to."""
-    return layer_kvs[0].keys.data_ptr()

@@ -32,6 +32,12 @@ def add_norm(
     return normed
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `kernels.layers.rms_norm`."""
+    rows = x.reshape(-1, x.shape[-1]).contiguous()  # `reshape` keeps a stride between rows
+    return add_norm(rows, None, weight, eps).view(x.shape)
+
+
 def gated(gate_up: torch.Tensor, activation: Activation = Activation.SILU) -> torch.Tensor:
     """The activation of the first half of each row times the second: `[T, 2 * inner]` to `[T, inner]`."""
     rows, inner = len(gate_up), gate_up.shape[1] // 2

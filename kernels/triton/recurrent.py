@@ -42,6 +42,14 @@ def causal_convolution(
     return output
 
 
+def keep_last(hidden: torch.Tensor, rows: StateRows) -> None:
+    """Write the last of each row's `hidden`, `[T, hidden]`, to its state `[hidden]`."""
+    grid = len(rows.targets), triton.cdiv(hidden.shape[1], CHANNELS)
+    if len(rows.targets):
+        places = rows.memory, rows.spans, rows.sources, rows.targets
+        keep_inputs[grid](hidden, *places, hidden.stride(0), CHANNELS=hidden.shape[1], WIDTH=2, PORTION=CHANNELS)
+
+
 def gated_recurrence(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -171,7 +179,7 @@ def keep_inputs(
         kept = tl.where(source >= 0, CHANNELS - own, 0)
         given = tl.load(x + back * stride + c, mask=c < own, other=0.0).to(tl.float32)
         given += tl.load(memory + source + (back - start + WIDTH - 1) * CHANNELS + c, mask=c < kept, other=0.0)
-        tl.store(memory + target + n * CHANNELS + c, given, mask=c < CHANNELS)
+        tl.store(memory + target + n * CHANNELS + c, given, mask=c < tl.where(end > start, CHANNELS, 0))
 
 
 @triton.jit
@@ -216,7 +224,8 @@ def recur_heads(
     source, shared = tl.load(sources + sequence), head * KEY_HEADS // HEADS * ROWS
     state = tl.load(memory + tl.maximum(source, 0) + place, mask=whole, other=0.0)
     state = tl.where(source >= 0, state, 0.0)
-    for token in range(tl.load(spans + sequence), tl.load(spans + sequence + 1)):
+    start, end = tl.load(spans + sequence), tl.load(spans + sequence + 1)
+    for token in range(start, end):
         q = tl.load(query + token * query_stride + shared + r, mask=in_rows, other=0.0).to(tl.float32)
         k = tl.load(key + token * key_stride + shared + r, mask=in_rows, other=0.0).to(tl.float32)
         new = tl.load(value + token * value_stride + head * COLUMNS + c, mask=in_columns, other=0.0).to(tl.float32)
@@ -233,7 +242,8 @@ def recur_heads(
         state += k[:, None] * new[None, :]
         result = tl.sum(state * q[:, None], 0)
         tl.store(output + at * COLUMNS + c, result.to(output.dtype.element_ty), mask=in_columns)
-    tl.store(memory + tl.load(targets + sequence) + place, state, mask=whole)
+    if end > start:
+        tl.store(memory + tl.load(targets + sequence) + place, state, mask=whole)
 
 
 @triton.jit
@@ -272,7 +282,8 @@ def scan_channels(
     source, rates = tl.load(sources + sequence), tl.load(a + place, mask=whole, other=0.0).to(tl.float32)
     state = tl.load(memory + tl.maximum(source, 0) + place, mask=whole, other=0.0)
     state = tl.where(source >= 0, state, 0.0)
-    for token in range(tl.load(spans + sequence), tl.load(spans + sequence + 1)):
+    start, end = tl.load(spans + sequence), tl.load(spans + sequence + 1)
+    for token in range(start, end):
         at = token * CHANNELS + channel
         given = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         step = tl.load(dt + at, mask=inside, other=0.0).to(tl.float32)
@@ -283,4 +294,5 @@ def scan_channels(
         if d is not None:
             result += tl.load(d + channel, mask=inside, other=0.0).to(tl.float32) * given
         tl.store(output + at, result.to(output.dtype.element_ty), mask=inside)
-    tl.store(memory + tl.load(targets + sequence) + place, state, mask=whole)
+    if end > start:
+        tl.store(memory + tl.load(targets + sequence) + place, state, mask=whole)

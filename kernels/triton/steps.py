@@ -23,7 +23,8 @@ class Room(NamedTuple):
     rows: int
     partials: int
     table_entries: int
-    addresses: int = 0
+    state_rows: int = 0
+    read_again: int = 0
 
     def holds(self, other: "Room") -> bool:
         """True if there is room for all of another."""
@@ -40,7 +41,7 @@ class StepTokens(NamedTuple):
             written. One for each window that layers have, as layers with one are a KV group.
         tables: int32 `[S, blocks]`, one for each window.
         plans: of attention, one for each window.
-        addresses: int64, of recurrent states; see `StateBatch.places`.
+        states: int64, where recurrent states are; see `StateBatch.places`; empty without.
         drawn: on the device; see `StepBatch`.
     """
 
@@ -49,15 +50,15 @@ class StepTokens(NamedTuple):
     places: Sequence[np.ndarray]
     tables: Sequence[np.ndarray]
     plans: Sequence[AttentionPlan]
-    addresses: Sequence[np.ndarray] = ()
+    states: Sequence[np.ndarray] = ()
     drawn: torch.Tensor | None = None
 
     @property
     def room(self) -> Room:
         """The room it needs."""
-        entries, addresses = max((table.size for table in self.tables), default=0), sum(map(len, self.addresses))
+        entries = max((table.size for table in self.tables), default=0)
         needs = [Room(0, len(p.narrow), len(p.wide), len(p.rows), p.partials, 0) for p in self.plans]
-        least = Room(len(self.token_ids), 0, 0, 0, 0, entries, addresses)
+        least = Room(len(self.token_ids), 0, 0, 0, 0, entries, *(len(places) for places in self.states[2:]))
         return Room(*(max(each) for each in zip(least, *needs, strict=True)))
 
 
@@ -92,7 +93,7 @@ class DeviceStep:
         token_ids: int32 `[tokens]`.
         positions: int32 `[tokens]`.
         places: int64 `[tokens]`, one for each window; see `StepTokens`.
-        addresses: int64; see `StepTokens`.
+        states: int64; see `StepTokens`; rows beyond the step's own have no tokens.
         tables: int32, block tables, one after the other; one for each window.
         plans: one for each window.
         memory: what all of these lie in.
@@ -114,7 +115,8 @@ class DeviceStep:
         `DevicePlan`.
         """
         self.room = room
-        of_step = [(2 * room.tokens,)] * windows + [(room.tokens,)] * 2 + [(2 * room.addresses,)]
+        of_step = [(2 * room.tokens,)] * windows + [(room.tokens,)] * 2
+        of_step += [(2 * size,) for size in (room.state_rows + 1, room.state_rows, room.state_rows, room.read_again)]
         of_step += [(room.table_entries,)] * windows
         of_plan = [(4,), (room.narrow, FIELDS), (room.wide, FIELDS), (room.rows,), (room.tokens + 1,), (room.partials,)]
         shapes: list[tuple[int, ...]] = of_step + of_plan * windows
@@ -128,9 +130,9 @@ class DeviceStep:
         ]
         self.places = [view.view(torch.int64).fill_(-1) for view in views[:windows]]
         self.token_ids, self.positions = views[windows : windows + 2]
-        self.addresses = views[windows + 2].view(torch.int64)
-        self.tables = views[windows + 3 : len(of_step)]
-        self._first_table, self._of_step = windows + 3, len(of_step)
+        self._first_table, self._of_step = windows + 6, len(of_step)
+        self.states = [view.view(torch.int64) for view in views[windows + 2 : self._first_table]]
+        self.tables = views[self._first_table : self._of_step]
         self.plans = [
             DevicePlan(narrow, wide, sizes, rows, merge_starts, merges, counters, room.partials, programs, beside)
             for sizes, narrow, wide, rows, merge_starts, merges in (
@@ -147,8 +149,12 @@ class DeviceStep:
         # The whole room is computed: an id left by a step before, or what another one has there, must not stay.
         token_ids, positions = np.zeros((2, self.room.tokens), np.int32)
         token_ids[: len(step.token_ids)], positions[: len(step.positions)] = step.token_ids, step.positions
-        addresses = np.concatenate([*step.addresses, np.empty(0, np.int64)]).view(np.int32)
-        self._copy(host, 0, [*places.view(np.int32), token_ids, positions, addresses, *step.tables[:1]])
+        states = [np.zeros(len(view), np.int64) for view in self.states]
+        for all_rows, given in zip(states, step.states, strict=False):
+            all_rows[: len(given)] = given
+            all_rows[len(given) :] = given[-1] if len(given) else 0  # so that spans of rows beyond hold no tokens
+        sections = *places, token_ids, positions, *states
+        self._copy(host, 0, [*(section.view(np.int32) for section in sections), *step.tables[:1]])
         for index, table in enumerate(step.tables[1:], self._first_table + 1):
             self._copy(host, index, [table])
         if step.drawn is not None:

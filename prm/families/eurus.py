@@ -62,15 +62,15 @@ class PolicyPairLayers(Layers):
         """See `Layers`; returns `[T, hidden size of the first + of the second]`."""
         return torch.cat([one.forward(step, kvs) for one, kvs in self._with_layers(layer_kvs)], dim=-1)
 
-    def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool) -> None:
+    def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool, states: torch.Tensor | None = None) -> None:
         """See `Layers`."""
         for one, kvs in self._with_layers(layer_kvs):
-            one.warm_up(kvs, decodes)
+            one.warm_up(kvs, decodes, states)
 
-    def release(self, layer_kvs: Sequence[LayerKV]) -> None:
+    def release(self, layer_kvs: Sequence[LayerKV], states: torch.Tensor | None = None) -> None:
         """See `Layers`."""
         for one, kvs in self._with_layers(layer_kvs):
-            one.release(kvs)
+            one.release(kvs, states)
 
     def _with_layers(self, layer_kvs: Sequence[LayerKV]) -> tuple[tuple[Layers, Sequence[LayerKV]], ...]:
         layers = self.first.config.num_layers

@@ -73,7 +73,7 @@ class RuntimeSettings:
         Quantization.AUTO,
         "Quantization of the generator's weights: int8 takes half, int4 about 30% of bfloat16's memory; auto is "
         "int8 for a model with 200 million weights or more in its layers, in float32 on a CPU with AVX-512 VNNI, "
-        "which is 2 to 4 times as fast there, else none. int4, and int8 on a GPU, need "
+        "which is 2 to 4 times as fast there, else none. int8 is refused on a GPU. int4 needs "
         "espalier-search[quantization].",
     )
     verifier_quantization: Quantization = option(

@@ -35,6 +35,7 @@ class FakeCuda(TorchDispatchMode):
             `launches`, `replays`, `streams`, `pinned` (allocations of pinned memory), `launches beside` (recorded on
             another stream than the graph's).
         launched: launches of kernels so far, in order, those of replays apart.
+        recorded: launches in each graph so far, those of torch's operations and of kernels.
         draw: gives so many drawn tokens.
     """
 
@@ -46,12 +47,14 @@ class FakeCuda(TorchDispatchMode):
         self.shared_memory = 227 * 1024
         self.counts: Counter[str] = Counter()
         self.launched: list[launches.Launch] = []
+        self.recorded: list[int] = []
         self.queue = Queue()
         self.may_wait = True
         self._here = threading.local()
         self._streams: list[Stream] = []
         self._capturing: graphs.Graph | None = None
-        self._random = torch.Generator().manual_seed(0)
+        self._random = torch.Generator()
+        self._debug_mode: str | int = 0
 
     # ---- installing
 
@@ -80,6 +83,8 @@ class FakeCuda(TorchDispatchMode):
                 "memory_reserved": lambda _=None: 0,
                 "synchronize": lambda _=None: self.queue.wait(),
                 "empty_cache": lambda: None,
+                "get_sync_debug_mode": lambda: self._debug_mode,
+                "set_sync_debug_mode": lambda mode: setattr(self, "_debug_mode", mode),
                 "current_stream": self._stream,
                 "Stream": self._new_stream,
                 "stream": self._use_stream,
@@ -162,6 +167,7 @@ class FakeCuda(TorchDispatchMode):
             self._capturing = None
         assert all(each.awaited for each in self._beside), "a stream has not come back into the graph"
         self.counts["graphs"] += 1
+        self.recorded.append(len(graph.work))
 
     # ---- launches
 
@@ -197,6 +203,13 @@ class FakeCuda(TorchDispatchMode):
         work()
 
     # ---- operations of torch
+
+    def _wait(self, what: str) -> None:
+        """Have the host wait for the device."""
+        if self._debug_mode == "error" or self._capturing is not None:
+            raise RuntimeError(f"called a synchronizing CUDA operation: {what}")
+        if not self.may_wait:
+            raise HiddenSynchronisationError(what)
 
     def _with_index(self, to: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """`Tensor.to`, for which torch would ask a driver for the current device."""
@@ -243,8 +256,8 @@ class FakeCuda(TorchDispatchMode):
     def _on_device(
         self, func: Any, name: str, on_device: list[CudaTensor], leaves: list[Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        if name in _READS and not self.may_wait:
-            raise HiddenSynchronisationError(f"{name} of a tensor on the device")
+        if name in _READS:
+            self._wait(f"{name} of a tensor on the device")
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, CudaTensor) and (leaf.dim() or name in _INDEXED):
                 raise AssertionError(f"{name} mixes a tensor of the host with tensors of the device")
@@ -296,8 +309,8 @@ class FakeCuda(TorchDispatchMode):
         """Memory that nobody has written: any numbers, of which indices are absurd ones."""
         if tensor.numel() > _LARGE or tensor.dtype == torch.uint8:
             tensor.zero_()
-        elif tensor.dtype.is_floating_point:
-            tensor.normal_(std=0.1, generator=self._random)
+        elif tensor.dtype.is_floating_point:  # always the same, so that a step gives what its replay gives
+            tensor.normal_(std=0.1, generator=self._random.manual_seed(0))
         else:
             tensor.fill_(-(2**30))
 
@@ -342,8 +355,7 @@ class FakeCuda(TorchDispatchMode):
         self.counts["to_host" if to_host else "to_device"] += 1
         if not asynchronous:
             self.counts["blocking"] += 1
-            if not self.may_wait:
-                raise HiddenSynchronisationError(f"a copy of {list(host.shape)} {host.dtype} that the host waits for")
+            self._wait(f"a copy of {list(host.shape)} {host.dtype} that the host waits for")
         if isinstance(source, CudaTensor) and asynchronous:
             self.queue.to_host(target, source.held)
         elif isinstance(source, CudaTensor):

@@ -186,11 +186,17 @@ def exchange_recurrent(model: torch.nn.Module, backend: Backend) -> None:
             }
             if not known.keys() & set(forward.__code__.co_names):
                 raise NotRunnableError(f"its {type(module).__name__} keeps a recurrent state of an unknown kind")
-            parts = forward.__code__, forward.__globals__ | known, forward.__name__, forward.__defaults__
-            exchanged = FunctionType(*parts, forward.__closure__)
-            exchanged.__kwdefaults__ = forward.__kwdefaults__
+            exchanged = with_globals(forward, known)
             read = {name: _ReadLinear(module, name, backend) for name in _read_weights(module)}
             module.forward = MethodType(exchanged, _Seen(module, read) if read else module)
+
+
+def with_globals(forward: Any, given: Mapping[str, Any]) -> FunctionType:
+    """A function of Python for which some global names mean something else."""
+    parts = forward.__code__, {**forward.__globals__, **given}, forward.__name__, forward.__defaults__
+    made = FunctionType(*parts, forward.__closure__)
+    made.__kwdefaults__ = forward.__kwdefaults__
+    return made
 
 
 def _read_weights(module: torch.nn.Module) -> list[str]:

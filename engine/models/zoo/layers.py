@@ -12,8 +12,8 @@ from torch.utils.hooks import RemovableHandle
 
 from espalier.engine.models.zoo.calls import filled_rows, running
 from espalier.engine.models.zoo.products import ROWS
-from espalier.kernels.attention import Call, PrepareStep, StepCalls, Terms
-from espalier.kernels.layers import EmbeddingAndNorm, Layers, UnsupportedShapeError
+from espalier.kernels.attention import Call, CallSteps, StepCalls, Terms
+from espalier.kernels.layers import RECORDED_WITHOUT, EmbeddingAndNorm, Layers, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV, StateLayout, StateShape, StepBatch
 from espalier.kernels.recurrent import StateRows
 
@@ -48,12 +48,13 @@ class PagedStep:
     ) -> torch.Tensor:
         """See `calls.Step`."""
         call = next(self.calls)
-        query, key, value = (states[: len(states) - self.added] for states in (query, key, value))
+        if self.added:
+            query, key, value = (states[: -self.added] for states in (query, key, value))
         layer_kv = self.layer_kvs[call.slot]
         if call.writes:
             self.step.write(layer_kv, key, value)
         output = self.step.attend(call, query, layer_kv, terms._replace(window=call.window))
-        return F.pad(output, (0, 0, 0, 0, 0, self.added))
+        return F.pad(output, (0, 0, 0, 0, 0, self.added)) if self.added else output  # else torch copies it
 
     def rows(self, *shape: int) -> StateRows:
         """See `calls.Step`."""
@@ -72,7 +73,7 @@ class PagedStep:
         assert not left, f"a step lacks {left} of its calls"
         if (states := self.step.states) is None:
             return
-        states.rows.part(self.last).write(hidden[states.rows.spans[1:] - 1].float())
+        self.step.keep_last(hidden, self.last)
         if again := len(states.read_again):
             sources = states.read_again + self.last
             hidden[-again:] = replace(states.rows, sources=sources).read(hidden.shape[1]).to(hidden.dtype)
@@ -91,16 +92,16 @@ class TransformersLayers(Layers):
         model: nn.Module,
         head: Callable[[torch.Tensor], torch.Tensor] | None,
         calls: Sequence[Call],
-        prepare_step: PrepareStep,
+        steps: CallSteps,
         states: Sequence[StateShape] = (),
     ) -> None:
-        """Run `model`, whose steps make `calls` of attention, and calls of recurrent layers with `states` of a row."""
+        """Run `model` by `steps`, which make `calls` of attention, and of recurrent layers with `states` of a row."""
         self.model = model
         self.head = head
         self._calls = calls
         self._places = list(zip((*states, ()), StateLayout((*states, ()), 1, 2**62).offsets, strict=False))
         self._fill = math.lcm(ROWS, filled_rows(states))
-        self._prepare_step = prepare_step
+        self._steps = steps
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         weight = embedding.weight.detach()
         self._tapped: dict[int, torch.Tensor] = {}  # of the step that runs
@@ -109,17 +110,24 @@ class TransformersLayers(Layers):
 
     def tap(self, layers: Sequence[int]) -> None:
         """See `Layers`; for models whose layers are the list `layers`, and that end with `norm`."""
+        new = set(layers).difference(self.taps)
+        self._require_unrecorded(bool(new))
         norm: Any = getattr(self.model, "norm", None)
-        for layer in sorted(set(layers).difference(self.taps), reverse=True):  # one that is not there comes first
+        for layer in sorted(new, reverse=True):  # one that is not there comes first
             self._keep(layer, layer, norm)
         self.taps = tuple(sorted({*self.taps, *layers}))
 
     def tap_raw(self, layer: int) -> None:
         """See `Layers`; for models whose layers are the list `layers`."""
+        self._require_unrecorded(layer != self.raw_tap)
         before, self._raw_hook = self._raw_hook, self._keep(layer, _RAW, lambda states: states)
         if before:
             before.remove()
         self.raw_tap = layer
+
+    def _require_unrecorded(self, changes: bool) -> None:
+        if changes and self._steps.recorded:
+            raise RuntimeError(RECORDED_WITHOUT)
 
     def _keep(self, layer: int, name: int, given: Callable[[torch.Tensor], torch.Tensor] | None) -> RemovableHandle:
         """Have the states that enter a layer kept in each step, `[1, T, hidden]`, as they are to be given."""
@@ -137,13 +145,27 @@ class TransformersLayers(Layers):
 
     def forward(self, step: StepBatch, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
         """See `Layers`."""
-        added = -len(step.token_ids) % self._fill
-        of_step = self._prepare_step(step, layer_kvs)
+        return self._steps.run(step, layer_kvs, self._compute)
+
+    def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool, states: torch.Tensor | None = None) -> None:
+        """See `Layers`."""
+        if decodes:
+            _, last = self._places[-1]
+            self._steps.warm_up(layer_kvs, states, last + self.outer.embedding.shape[1], self._compute)
+
+    def release(self, layer_kvs: Sequence[LayerKV], states: torch.Tensor | None = None) -> None:
+        """See `Layers`."""
+        self._steps.release(layer_kvs, states)
+
+    def _compute(self, of_step: StepCalls, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
+        added = -len(of_step.token_ids) % self._fill
         *places, (_, last) = self._places
         paged = PagedStep(iter(self._calls), layer_kvs, of_step, added, iter(places), last)
-        token_ids, positions = (F.pad(each, (0, added)) for each in (of_step.token_ids, of_step.positions))
+        token_ids, positions = of_step.token_ids, of_step.positions
+        if added:
+            token_ids, positions = (F.pad(each, (0, added)) for each in (token_ids, positions))
         with torch.inference_mode(), running(paged):
-            hidden = hidden_states(self.model, token_ids, positions)[: len(step.token_ids)]
+            hidden = hidden_states(self.model, token_ids, positions)[: len(of_step.token_ids)]
             paged.finish(hidden)
         names = self.taps if self.raw_tap is None else (*self.taps, _RAW)
         if not names:

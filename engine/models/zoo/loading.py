@@ -26,6 +26,7 @@ from espalier.engine.models.zoo.description import (
     text_config,
 )
 from espalier.engine.models.zoo.layers import LogitsHead, TransformersLayers, decoder_name
+from espalier.engine.models.zoo.pointwise import exchange_pointwise
 from espalier.engine.models.zoo.products import ExchangedLinear, exchange
 from espalier.engine.models.zoo.trial import use_paged_attention
 from espalier.kernels.backend import Backend
@@ -48,7 +49,7 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
     assert isinstance(config, TransformersConfig)
     backend = choose_backend_for(checkpoint, dtype, device)
     try:
-        prepare_step = backend.prepare_calls(config.calls, dtype, torch.device(device))
+        steps = backend.prepare_calls(config.calls, dtype, torch.device(device))
     except UnsupportedShapeError as error:
         raise CheckpointError(f"{checkpoint.folder} cannot be run on {device}: {error}; --device cpu can") from error
     place = checkpoint.files.place("config.json")
@@ -70,7 +71,9 @@ def load_transformers_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device
         for module in (decoder, head.model) if head else (decoder,):
             _move(module, checkpoint, dtype, device)
     exchange_recurrent(decoder, backend)
-    layers = TransformersLayers(decoder, head, config.calls, prepare_step, config.state_shapes[:-1])
+    if not outline:
+        exchange_pointwise(decoder, backend)
+    layers = TransformersLayers(decoder, head, config.calls, steps, config.state_shapes[:-1])
     return Decoder(config, backend, layers, _weight_bytes(decoder, head))
 
 

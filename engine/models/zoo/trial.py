@@ -120,8 +120,8 @@ def _paged(model: Any, texts: torch.Tensor, causal: bool, config_windows: bool) 
     exchange(base, backend, _as_is, products)
     if causal:
         exchange(model, backend, _as_is)
-    prepare_step = backend.prepare_calls(calls, torch.float32, torch.device("cpu"))
-    layers = TransformersLayers(base, head, calls, prepare_step, states)
+    steps = backend.prepare_calls(calls, torch.float32, torch.device("cpu"))
+    layers = TransformersLayers(base, head, calls, steps, states)
     groups = kv_groups(kv_layers(calls))
     layer_kvs = _layer_kvs(groups, len(texts))
     elements = state_bytes((*states, (base.get_input_embeddings().embedding_dim,))) // 4

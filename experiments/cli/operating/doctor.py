@@ -26,7 +26,7 @@ from espalier.search.service.settings import ServerSettings, connections_by_file
 _OPTIONAL = {
     "triton": "kernels for GPUs; without it attention is plain torch, and slow: pip install 'espalier-search[gpu]'",
     "datasets": "for Parquet, `datasets` folders and benchmarks of the hub: pip install 'espalier-search[datasets]'",
-    "torchao": "for int4 weights, and int8 on a GPU: pip install 'espalier-search[quantization]'",
+    "torchao": "for int4 weights: pip install 'espalier-search[quantization]'",
     "ray": "for --executor ray, workers on several machines: pip install 'espalier-search[ray]'",
 }
 _DAYS = 21

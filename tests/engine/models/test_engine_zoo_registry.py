@@ -13,7 +13,7 @@ import transformers
 from engine_driver import drain, read, release
 from tiny_models import train_tokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from zoo_models import ODD
+from zoo_models import GIVEN, ODD
 
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.models.checkpoint import Checkpoint
@@ -34,21 +34,6 @@ LEAST_COSINE = 0.94
 trained score so alike that it sends tokens to others: of all types but two it is above 0.98."""
 LEAST_COSINE_OF = {"mamba": 0.9}
 """Of types whose random models magnify rounding more than others."""
-_INDEXER = {
-    "indexer_n_heads": 2,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 256,
-    "indexer_budget": 8,
-    "indexer_compress_ratio": 2,
-}
-GIVEN: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {"topk_method": "greedy", "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4, "num_dense_layers": 1},
-    "qwen4_exp": {"text_config": _INDEXER},
-    "qwen4_exp_text": _INDEXER,
-    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-}
-"""Fields without which a type's default configuration makes no model."""
 
 
 @pytest.mark.slow

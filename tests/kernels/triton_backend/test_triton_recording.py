@@ -11,11 +11,12 @@ import torch
 from fake_cuda import FakeCuda
 from fake_cuda.launches import Launch
 from layer_steps import LAYERS, Step, make_step, random_layer, random_outer
+from stand_in import StandIn
 
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.layers import DecoderSpec, LayerWeights
 from espalier.kernels.torch_backend import TorchBackend
-from espalier.kernels.triton import layers as triton_layers
+from espalier.kernels.triton import recording
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout
 from espalier.kernels.triton.plan import FIELDS, AttentionPlan, Costs, Cut
@@ -25,27 +26,9 @@ from espalier.kernels.triton.steps import DeviceStep, Room, StepTokens
 SHAPE = DecoderSpec(4, 2, 12, 1e-6)
 
 
-class StandIn:
-    """Records a step by keeping what computes it; counts recordings and replays."""
-
-    def __init__(self) -> None:
-        self.recorded: list[int] = []
-        self.replayed: list[int] = []
-
-    def __call__(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        output = compute()
-        self.recorded.append(len(output))
-
-        def replay() -> None:
-            self.replayed.append(len(output))
-            output.copy_(compute())
-
-        return replay, output
-
-
 @pytest.fixture(autouse=True)
 def short_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_layers, "LADDER", (1, 2, 4))
+    monkeypatch.setattr(recording, "LADDER", (1, 2, 4))
 
 
 @pytest.fixture
@@ -138,7 +121,7 @@ def test_recorded_steps_share_memory_and_output_and_hold_long_contexts(layers, m
         kept.append(RecordedStep(*arguments))
         return kept[-1]
 
-    monkeypatch.setattr(triton_layers, "RecordedStep", keep)
+    monkeypatch.setattr(recording, "RecordedStep", keep)
     layers.warm_up(kvs, decodes=True)
     assert [len(each.output) for each in kept] == [4, 2, 1]
     assert len({each.output.data_ptr() for each in kept}) == 1
@@ -236,7 +219,7 @@ def test_a_layer_of_a_recorded_step_of_few_rows_is_five_launches_and_attentions(
 ):
     if torch.cuda.is_available():
         pytest.skip("there is a real GPU, which a fake one must not replace")
-    monkeypatch.setattr(triton_layers, "LADDER", (1, 64, 72))
+    monkeypatch.setattr(recording, "LADDER", (1, 64, 72))
     with FakeCuda(torch.zeros).installed() as cuda:
         two, three = record(2, Costs(), cuda, **norms), record(3, Costs(), cuda, **norms)
     layers = [
@@ -294,7 +277,7 @@ def test_a_prompt_and_a_step_without_room_are_launched_kernel_by_kernel(
 ):
     check(make_step([(20, 20), (7, 1)], SHAPE, TokenMajorLayout), layers)
     assert recorder.replayed == []
-    monkeypatch.setattr(triton_layers, "room_of", lambda tokens: room_of(tokens)._replace(table_entries=4))
+    monkeypatch.setattr(recording, "room_of", lambda tokens: room_of(tokens)._replace(table_entries=4))
     check(make_step([(40, 1), (70, 1)], SHAPE, TokenMajorLayout), layers)
     assert recorder.replayed == []
     check(make_step([(7, 1)] * 5, SHAPE, TokenMajorLayout), layers)

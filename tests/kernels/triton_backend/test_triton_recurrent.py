@@ -8,7 +8,7 @@ from recurrent_problems import CASES, FILLING, LENGTHS, places_of
 from espalier.kernels.recurrent import StateRows
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton.backend import TritonBackend
-from espalier.kernels.triton.recurrent import causal_convolution, gated_recurrence
+from espalier.kernels.triton.recurrent import causal_convolution, gated_recurrence, keep_last
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -21,6 +21,27 @@ def test_rows_of_any_length_equal_torchs_and_states_are_written_where_they_belon
         results.append(found[: sum(LENGTHS)])
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(memories[0], memories[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_without_tokens_change_no_state_and_no_other_row(case: str):
+    torch.manual_seed(0)
+    problem, lengths = CASES[case](5), (2, 3)
+    places = places_of(problem.elements)[:2]
+    alone, filled = problem.memory.clone(), problem.memory.clone()
+    expected = problem.run(TritonBackend(), alone, lengths, places, slice(None))
+    found = problem.run(TritonBackend(), filled, (*lengths, 0, 0), (*places, places[-1], places[-1]), slice(None))
+    assert torch.equal(found, expected)
+    assert torch.equal(filled, alone)
+
+
+def test_the_last_of_each_rows_hidden_states_is_kept():
+    memory, hidden = torch.zeros(2000), torch.randn(7, 300)
+    rows = StateRows(memory, *map(torch.tensor, ([0, 5, 6, 6], [-1, 0, 0], [1000, 0, 0])))
+    keep_last(hidden, rows)
+    assert torch.equal(memory[1000:1300], hidden[4])
+    assert torch.equal(memory[:300], hidden[5])
+    assert memory.count_nonzero() == 600
 
 
 def test_nothing_waits_for_the_device():

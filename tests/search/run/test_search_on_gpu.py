@@ -24,7 +24,7 @@ from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.stats import StepRecord
 from espalier.engine.work import Generate, Sampling, stream_key
-from espalier.kernels.triton import layers as triton_layers
+from espalier.kernels.triton import recording
 from espalier.prm.families import load_verifier
 from espalier.prm.scorers.trunk_head import add_trunk_head
 from espalier.prm.verifier import Verifier
@@ -44,7 +44,7 @@ def cuda(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> 
     """A machine with two GPUs that draw blank lines, ends and answers as often as the talker does."""
     if torch.cuda.is_available():
         pytest.skip("there is a real GPU, which a fake one must not replace")
-    monkeypatch.setattr(triton_layers, "LADDER", LADDER)
+    monkeypatch.setattr(recording, "LADDER", LADDER)
     tokenizer = TextTokenizer(Checkpoint(tiny_checkpoints["talker"]))
     frequent = [tokenizer.token_id(token) for token in ("ĊĊ", "<|im_end|>", "\\boxed{1}", "\\boxed{2}", "1", "2", "a")]
     chances = torch.tensor([0.15, 0.05, 0.05, 0.05, 0.2, 0.2, 0.3])
@@ -213,7 +213,7 @@ def test_attention_of_a_recorded_layer_is_one_launch_of_narrow_items_and_one_bes
     cuda: FakeCuda, load: Load, monkeypatch: pytest.MonkeyPatch
 ):
     """Launches are counted while steps are recorded: each once to compile it, and once in the graph."""
-    monkeypatch.setattr(triton_layers, "LADDER", ladder := (1, 2, 64, 72, 80))
+    monkeypatch.setattr(recording, "LADDER", ladder := (1, 2, 64, 72, 80))
     model = load()
     layers = model.config.num_layers
     cuda.launched.clear()
@@ -293,6 +293,11 @@ def test_quantised_weights_are_refused_where_rows_must_not_depend_on_their_batch
 ):
     with pytest.raises(CheckpointError, match=r"--batch-invariant.*--generator-quantization"):
         load(quantization=quantization, batch_invariant=True)
+
+
+def test_int8_weights_are_refused_on_a_gpu_with_what_can_be_had_there(load: Load):
+    with pytest.raises(CheckpointError, match=r"copied to bfloat16 .* int4 .*--verifier-quantization.*--device cpu"):
+        load(quantization=Quantization.INT8)
 
 
 def test_more_query_heads_to_a_kv_head_than_attention_has_room_for_are_refused(

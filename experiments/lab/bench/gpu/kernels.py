@@ -19,7 +19,17 @@ from triton.compiler import ASTSource
 from espalier.experiments.lab.bench.options import JsonPath
 from espalier.experiments.lab.bench.report import Report
 from espalier.experiments.planning.roofline import MODELS, ModelShape
-from espalier.kernels.triton import attention, cache, filters, linear, pointwise, recurrent, row_linear, sampling
+from espalier.kernels.triton import (
+    attention,
+    cache,
+    filters,
+    linear,
+    pointwise,
+    recurrent,
+    rotation,
+    row_linear,
+    sampling,
+)
 
 ARCHITECTURES = {"sm_80": 80, "sm_86": 86, "sm_89": 89, "sm_90": 90, "sm_100": 100, "sm_120": 120}
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -122,6 +132,14 @@ def _kv(s: ModelShape) -> Named:
                 "VALUE_DIM": s.config.head_dim,
                 "BLOCK_SIZE": _BLOCK_SIZE,
             },
+        ),
+    )
+    yield (
+        "rotate_heads",
+        Specialisation(
+            rotation.rotate_heads,
+            {**dict.fromkeys(("x", "cos", "sin", "output"), bf16), "token_stride": "i32", "head_stride": "i32"},
+            {"HEADS": s.config.num_heads, "HALF": s.config.head_dim // 2},
         ),
     )
     yield (
