@@ -73,9 +73,11 @@ $(TOOLS)/inspect_ai/.installed: TOOL_PACKAGES := inspect_ai==0.3.285
 $(TOOLS)/its_hub/.installed: TOOL_PACKAGES := 'its_hub[iaas,lm]==1.2.0' openai
 $(TOOLS)/kubernetes/.installed: TOOL_PACKAGES := kubernetes-validate==1.37.0
 $(TOOLS)/trl/.installed: TOOL_PACKAGES := trl==1.16.0
+$(TOOLS)/clients/.installed: TOOL_PACKAGES := openai==3.57.0 anthropic==2.14.0 langchain-openai==1.7.4 \
+	'pydantic-ai-slim[openai]==2.68.0' openai-agents==0.24.0 'smolagents[openai]==1.26.0' litellm==1.110.2
 $(TOOLS)/triton/.installed: TOOL_PACKAGES := 'tritonclient[grpc,http]==2.73.0' 'protobuf<7'
 
-test-tools: $(foreach tool,lm_eval inspect_ai its_hub trl triton kubernetes,$(TOOLS)/$(tool)/.installed)  ## tools of others that call the server, such as lm_eval, or check its files
+test-tools: $(foreach tool,lm_eval inspect_ai its_hub trl clients triton kubernetes,$(TOOLS)/$(tool)/.installed)  ## tools of others that call the server, such as lm_eval, or check its files
 	$(BIN)/python -m pytest -m tools $(HANGS)
 
 lint: $(VENV)/.tests  ## style, types, layers

@@ -26,8 +26,8 @@ _HEADERS = (
 )
 ServerSentEvent = tuple[bytes, str | None]
 """The data, one line, and the name of an event."""
-ErrorShape = Callable[[str, int], dict[str, Any]]
-"""Makes the body of an error of its text and the HTTP status."""
+ErrorShape = Callable[[str, int, str | None], dict[str, Any]]
+"""Makes the body of an error of its text, the HTTP status, and a word for programs."""
 Parts = Callable[[Any], Awaitable[list[ServerSentEvent]]]
 """Makes the events of the stream of one of a search."""
 
@@ -74,12 +74,13 @@ def answer_of(error: Exception, call: Call, shape: ErrorShape | None = None) -> 
     Args:
         error: what went wrong.
         call: the call that has failed.
-        shape: writes the body, of the text and the status; None for an error object of OpenAI's.
+        shape: writes the body, of the text, the status and the code; None for an error object of OpenAI's.
     """
     if isinstance(error, HttpError):
         call.fail(_RPC_CODES.get(error.status, "INVALID_ARGUMENT"), REFUSED_BY_HTTP)
         body = error_object(str(error), "invalid_request_error", None, error.code)
-        return json_response(shape(str(error), error.status) if shape else body, error.status, error.headers)
+        shaped = shape(str(error), error.status, error.code) if shape else body
+        return json_response(shaped, error.status, error.headers)
     failure = failure_of(error)
     call.fail(failure.code, failure.reason)
     status, kind, code = _STATUSES[failure.code]
@@ -95,7 +96,7 @@ def answer_of(error: Exception, call: Call, shape: ErrorShape | None = None) -> 
     param = cut(failure.violations[0].field, _PARAM_BYTES) if failure.violations else None
     if isinstance(error, UnknownModelError):
         param, code = "model", "model_not_found"
-    body = shape(failure.text, status) if shape else error_object(failure.text, kind, param, code)
+    body = shape(failure.text, status, code) if shape else error_object(failure.text, kind, param, code)
     return json_response(body, status, headers)
 
 
@@ -104,7 +105,7 @@ def error_object(message: str, kind: str, param: str | None, code: str | None) -
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_as_text(message: str, status: int) -> dict[str, Any]:
+def error_as_text(message: str, status: int, code: str | None) -> dict[str, Any]:
     """Return an error as the KServe protocol writes it."""
     return {"error": message}
 

@@ -51,4 +51,16 @@ export function scoreText(score) {
   return score.toFixed(3);
 }
 
+// An answer as it is read: calls of tools, which are JSON, as name(argument=value); any other is its own text.
+export function answerText(answer) {
+  try {
+    const { tool_calls: calls } = answer.startsWith('{"tool_calls":[') ? JSON.parse(answer) : {};
+    return calls?.map((call) => `${call.name}(${pairsOf(call.arguments).join(", ")})`).join("; ") || answer;
+  } catch {
+    return answer; // it only begins like calls
+  }
+}
+
+const pairsOf = (values) => Object.entries(values).map(([name, value]) => `${name}=${JSON.stringify(value)}`);
+
 export const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;

@@ -2,6 +2,8 @@
 //
 // A part of LaTeX is read, that of answers to problems. What is unknown makes a formula none: its source is shown.
 
+import { answerText } from "./dom.js";
+
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 
 // Operators and letters by command; those of one kind as pairs of words.
@@ -56,7 +58,8 @@ export function withFormulas(text) {
 
 // An answer: a formula if it is written as one.
 export function answerParts(answer) {
-  return [(/[\\^]/.test(answer) && answer.length < LONGEST && formula(answer, false)) || answer];
+  const text = answerText(answer);
+  return [(text === answer && /[\\^]/.test(text) && text.length < LONGEST && formula(text, false)) || text];
 }
 
 // LaTeX as a <math> element; null if there is something in it that is not known.

@@ -1,6 +1,6 @@
 // Draws one search's tree as SVG and moves a focus through it. Elements stay; only what changed is touched.
 
-import { scoreText, setAll, setScore, svg } from "./dom.js";
+import { answerText, scoreText, setAll, setScore, svg } from "./dom.js";
 
 const DOT = 5;
 const MERGED_DOT = 8; // it has the number of samples in it
@@ -46,7 +46,7 @@ export class TreeView {
   #draw(search, mark, selected) {
     const { node, record, kind, chosen, leads } = mark;
     const place = this.layout.places.get(node.id);
-    const answer = kind === "complete" ? (search.answers.get(node.id) ?? "") : null;
+    const answer = kind === "complete" ? answerText(search.answers.get(node.id) ?? "") : null;
     const won = answer !== null && node.id === search.bestId;
     const key = JSON.stringify([
       place, this.layout.column, this.layout.labelled, record.score, record.text, record.multiplicity,
@@ -123,10 +123,11 @@ export class TreeView {
     }
     if (!drawn.answer) {
       drawn.answer = svg("g", { class: "answer" });
-      drawn.answer.append(svg("rect", { rx: 4, y: -8, height: 16 }), svg("text", { y: 4, x: 6 }));
+      drawn.answer.append(svg("rect", { rx: 4, y: -8, height: 16 }), svg("text", { y: 4, x: 6 }), svg("title"));
       drawn.step.append(drawn.answer);
     }
-    const [box, text] = drawn.answer.children;
+    const [box, text, title] = drawn.answer.children;
+    title.textContent = answer;
     text.textContent = shorten(answer, 40);
     box.setAttribute("width", textWidth(text.textContent) + 12);
     drawn.answer.setAttribute("transform", `translate(${radius + 5} 0)`);

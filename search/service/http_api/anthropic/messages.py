@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, InstanceOf, Strict, StrictBool
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.completion import Choice
+from espalier.search.service.http_api.answers import HttpError
 from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import bodies
 from espalier.search.service.http_api.openai.blocks import Block, BlockWriter, Events, Kind
@@ -52,6 +53,7 @@ class CountBody(BaseModel, extra="allow"):
     tools: list[Any] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
 
 
@@ -86,7 +88,14 @@ def read_messages(body: dict[str, Any], names: ModelNames) -> bodies.SampledCall
 
 
 def chat_of(its: CountBody, found: list[Violation], plain: bool) -> dict[str, Any]:
-    """The body of a chat that says the same; what is wrong goes to `found`."""
+    """The body of a chat that says the same; what is wrong goes to `found`.
+
+    Raises:
+        HttpError: it goes on with a conversation that the server is to hold.
+    """
+    if its.thread is not None:  # sends a conversation's new messages alone; helpers of clients then send the whole
+        text = "thread: nothing is stored; send the whole conversation"
+        raise HttpError(400, text, code="thread_unsupported_request")
     system = [{"role": "system", "content": text}] if (text := _text(its.system or "", "system", found)) else []
     messages = [
         each
@@ -204,9 +213,9 @@ class MessageObject(BlockWriter):
         return {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "model": model, "content": content}
 
 
-def message_error(message: str, status: int) -> dict[str, Any]:
+def message_error(message: str, status: int, code: str | None) -> dict[str, Any]:
     """An error as Anthropic's clients read it."""
     kinds = {401: "authentication", 403: "permission", 404: "not_found", 413: "request_too_large", 429: "rate_limit"}
     kind = kinds.get(status, "invalid_request" if status < 500 else "overloaded" if status == 503 else "api")
     told = kind if status == 413 else f"{kind}_error"
-    return {"type": "error", "error": {"type": told, "message": message}}
+    return {"type": "error", "error": {"type": told, "message": message, "details": code and {"error_code": code}}}

@@ -153,6 +153,35 @@ def test_a_stop_sequence_and_a_limit_are_told_apart(
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("max_tokens", None)
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_thread_is_refused_in_the_words_on_which_clients_send_the_whole(path: str, shared: httpx2.Client):
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        body = {"model": "espalier@plain", "max_tokens": 9, "messages": HISTORY[:1], "thread": thread}
+        answer = shared.post(f"{path}?beta=true", json=body, headers=HEADERS)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert answer.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+
+def test_what_agents_send_besides_is_answered(say: Callable[..., ServerThread], http: Callable[..., httpx2.Client]):
+    client = http(say("Sure."))
+    assert client.head("/").status_code == 200, "asked whether the server lives"
+    body = {
+        **ASKED,
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "diagnostics": {"previous_message_id": None},
+        "output_config": {"effort": "high"},
+        "speed": "fast",
+        "cache_control": {"type": "ephemeral"},
+        "tools": [{**TOOL, "strict": True, "eager_input_streaming": True, "defer_loading": False}],
+    }
+    assert client.post("/v1/messages/count_tokens?beta=true", json=body, headers=HEADERS).status_code == 200
+    answer = client.post("/v1/messages?beta=true", json=body, headers=HEADERS)
+    assert answer.status_code == 200, answer.text
+    assert [block["text"] for block in answer.json()["content"]] == ["Sure."]
+
+
 @pytest.mark.parametrize(
     ("more", "status", "kind", "why"),
     [

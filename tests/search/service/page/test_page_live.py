@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 from page_server import HERE, PATIENCE, PageServer, data_of
 
+from espalier.search.conversation import ToolCall
+from espalier.search.tools.declared import answer_of_calls
+
 pytestmark = pytest.mark.browser
 
 PROBLEM = "Tom has 38 coins. He finds 47 more. How many has he now?"
@@ -64,6 +67,18 @@ def test_warnings_of_a_result_are_shown_as_text(page, server):
     wait_for_end(page)
     assert page.text(".warnings") == "never taught <b>noon</b>"
     assert page.one(".warnings").is_displayed()
+
+
+def test_calls_that_a_running_search_reports_are_shown_by_their_names_and_arguments(page, server):
+    *before, last = server.plays["beam"]
+    answer = json.dumps(data_of(last)["result"]["answer"])
+    calls = json.dumps(answer_of_calls([ToolCall("get_weather", '{"city": "Oslo"}')]))
+    server.plays["beam"] = [event.replace(f'"answer": {answer}', f'"answer": {calls}') for event in (*before, last)]
+    page.click("#start")
+    wait_for_end(page)
+    assert page.text(".outcome strong") == 'get_weather(city="Oslo")'
+    assert page.texts(".won .answer title") == ['get_weather(city="Oslo")']
+    assert 'get_weather(city="Oslo")' in page.texts(".facts dd")
 
 
 def test_paths_to_the_end_grow_step_by_step(page, server):

@@ -9,7 +9,9 @@ import pytest
 from page_driver import Keys
 from page_traces import trace, wide_trace
 
+from espalier.search.conversation import ToolCall
 from espalier.search.service.page.files import standalone_page
+from espalier.search.tools.declared import answer_of_calls
 
 pytestmark = pytest.mark.browser
 
@@ -48,6 +50,29 @@ def test_it_opens_from_disk_with_the_whole_tree_and_the_answer(open_traces, name
     assert page.texts(".won .answer text") == [by_id[recorded["best"]]]
     chosen = {int(element.get_attribute("data-id")) for element in page.all(".step.chosen")}
     assert chosen == {0, *lineage(recorded, recorded["best"])}
+
+
+CALLS = answer_of_calls([ToolCall("find", '{"text": "</script><b>x^2", "days": 3}'), ToolCall("stop", "{}")])
+CALLED = 'find(days=3, text="</script><b>x^2"); stop()'
+
+
+def test_calls_of_tools_are_shown_as_text_by_their_names_and_arguments(open_traces):
+    recorded = trace("beam")
+    for candidate in recorded["candidates"]:
+        candidate["answer"] = CALLS
+    page = open_traces(recorded | {"answer": CALLS})
+    assert page.text(".outcome strong") == CALLED
+    assert CALLED in page.texts(".facts dd")
+    assert len(page.all(".outcome math")) == len(page.all("b b")) == 0
+    assert page.texts(".complete .answer title") == [CALLED] * len(recorded["candidates"])
+    assert {text[:3] for text in page.texts(".complete .answer text")} == {"fin"}
+    assert f"answer {CALLED}" in page.one(".step.won").get_attribute("aria-label")
+
+
+def test_json_that_only_begins_like_calls_stays_as_it_is(open_traces):
+    for text in ('{"tool_calls":[', '{"tool_calls":[1]}', '{"tool_calls":[]}'):
+        page = open_traces(trace("beam") | {"answer": text})
+        assert page.text(".outcome strong") == text
 
 
 @pytest.mark.parametrize("labelled", [True, False])
