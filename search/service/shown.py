@@ -58,7 +58,11 @@ def shown_paths(result: SearchResult, count: int) -> list[Shown]:
     path = path_to(nodes, probed.node_id if probed else furthest.node_id if furthest else None)
     thinking = sum(step.tokens for step in path if step.thought_chars)
     answer = (f"\\boxed{{{probed.answer}}}",) if probed else ()
-    return [Shown((*content_of(path), *answer), "length", thought_of(path), thinking)]
+    steps, plan, calls = content_of(path), result.configuration.call_plan, tuple[ToolCall, ...]()
+    if plan:
+        content, calls = plan.split(text := "".join(steps), cut=True)
+        steps = steps if content == text else (content.strip(),)
+    return [Shown((*steps, *answer), "length", thought_of(path), thinking, calls)]
 
 
 def candidates_shown(result: SearchResult, count: int) -> list[Candidate]:

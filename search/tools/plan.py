@@ -42,10 +42,10 @@ class CallPlan(Offered):
         """A reader at the beginning of an answer."""
         return CallReader(self.form, self.callable, self.one)
 
-    def split(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-        """The content and the calls of a whole answer."""
+    def split(self, text: str, cut: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
+        """The content and the calls of a whole answer, or of one that a limit `cut`."""
         reader = self.reader()
-        content = reader.feed(text) + reader.end(cut=False)
+        content = reader.feed(text) + reader.end(cut)
         return content, tuple(reader.calls)
 
     def guide(self, grammar: Matcher, tokenizer: TextTokenizer) -> Matcher:

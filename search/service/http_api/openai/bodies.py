@@ -31,7 +31,7 @@ PRIORITY, TIME_LIMIT = "priority", "time_limit"
 _OF_PLAIN = (PRIORITY, TIME_LIMIT, "text_form")
 """Fields of `espalier` that sampling without a search has."""
 IGNORED = {
-    "metadata", "prediction", "prompt_cache_key",
+    "metadata", "prediction", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier", "service_tier", "store",
     "user", "verbosity",
 }  # fmt: skip

@@ -39,7 +39,7 @@ _NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "conversation": (_STORED, ()),
     "prompt": (_STORED, ()),
     "background": ("is not offered", (False,)),
-    "include": ("is not offered", ([],)),
+    "include": ("is not offered", ([], ["reasoning.encrypted_content"])),  # thoughts are told, and read, as text
     "max_tool_calls": ("is not offered; the client runs its tools", ()),
     "top_logprobs": ("give `logprobs` to /v1/chat/completions", (0,)),
     "truncation": ("a conversation is never cut", ("disabled",)),
@@ -196,7 +196,7 @@ class ResponseObject(BlockWriter):
         return self._event(f"{_TYPES[block.kind][2]}.delta", **self._place(block), delta=text, **more)
 
     def _closing(self, block: Block, cut: bool) -> Events:
-        item, place = self._item(block, "incomplete" if cut else "completed"), self._place(block)
+        item, place = self._item(block, "incomplete" if cut and not block.call else "completed"), self._place(block)
         done = {"text": block.text, "logprobs": []} if block.kind == "text" else {"text": block.text}
         done = {"arguments": block.text, "name": block.call.name} if block.call else done
         made = [self._event(f"{_TYPES[block.kind][2]}.done", **place, **done)]

@@ -114,16 +114,19 @@ def test_a_call_is_told_apart_from_the_content(
     assert [[called, json.loads(arguments)] for called, arguments in said[2]] == calls
 
 
+@pytest.mark.parametrize("model", ["plain", "greedy"])
 def test_a_call_that_the_limit_cuts_is_neither_a_call_nor_content(
-    say: Callable[..., ServerThread], chat: Callable[..., openai.OpenAI]
+    model: str, say: Callable[..., ServerThread], chat: Callable[..., openai.OpenAI]
 ):
     half = '\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ro'
-    server = say(OSLO, half, " and on" * 200)
-    asked: dict[str, Any] = {"messages": ASKED, "tools": [WEATHER], "max_tokens": 120}
-    choice = chat(server).chat.completions.create(model="espalier@plain", **asked).choices[0]
+    script = (OSLO, half, " and on" * 200)
+    asked: dict[str, Any] = {"model": f"espalier@{model}", "messages": ASKED, "tools": [WEATHER], "max_tokens": 120}
+    choice = chat(say(*script)).chat.completions.create(**asked).choices[0]
     (call,) = choice.message.tool_calls or ()
     assert json.loads(call.function.arguments) == {"city": "Oslo", "days": 3}
     assert (choice.message.content, choice.finish_reason) == (None, "length")
+    _, content, calls, reason = joined(list(chat(say(*script)).chat.completions.create(**asked, stream=True)))
+    assert (content, [name for name, _ in calls], reason) == ("", ["get_weather"], "length")
 
 
 ALLOWS_NONE = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}

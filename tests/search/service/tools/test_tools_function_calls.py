@@ -147,9 +147,6 @@ say(*held, answer.content[0].text, None)
 LANGCHAIN = """
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
-
-model = ChatOpenAI(model=MODEL, base_url=f"{URL}/v1", api_key="none", max_retries=0)
 
 @tool
 def get_weather(city: str, days: int) -> str:
@@ -163,14 +160,16 @@ def streamed(bound, messages):
         whole += chunk
     return whole
 
-bound = model.bind_tools([get_weather])
-for take in (type(bound).invoke, streamed):
-    messages = [("user", "Weather in Oslo?")]
-    messages.append(message := take(bound, messages))
-    (call,) = message.tool_calls
-    messages.append(get_weather.invoke(call))
-    answer = take(bound, messages)
-    say(call["name"], call["args"], message.content or None, answer.content, answer.tool_calls or None)
+for responses in (False, True):
+    model = ChatOpenAI(model=MODEL, base_url=f"{URL}/v1", api_key="none", max_retries=0, use_responses_api=responses)
+    bound = model.bind_tools([get_weather])
+    for take in (type(bound).invoke, streamed):
+        messages = [("user", "Weather in Oslo?")]
+        messages.append(message := take(bound, messages))
+        (call,) = message.tool_calls
+        messages.append(get_weather.invoke(call))
+        answer = take(bound, messages)
+        say(call["name"], call["args"], message.text or None, answer.text, answer.tool_calls or None)
 """
 LANGCHAIN_STRUCTURED = """
 from langchain_openai import ChatOpenAI
@@ -185,6 +184,7 @@ for method in ("function_calling", "json_schema"):
     say(type(found := model.with_structured_output(Coins, method=method).invoke("How many?")).__name__, found.coins)
 """
 PYDANTIC_AI = """
+import asyncio
 from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -200,15 +200,24 @@ def get_weather(city: str, days: int) -> str:
     held.append(["get_weather", {"city": city, "days": days}])
     return "rain"
 
-provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="none")
-for kind in (OpenAIChatModel, OpenAIResponsesModel):
-    model = kind(MODEL, provider=provider)
-    agent = Agent(model, tools=[get_weather], instructions="Be brief.")
-    say(agent.run_sync("Weather in Oslo?").output, held.pop())
-    agent = Agent(model, tools=[get_weather], output_type=Forecast)
-    say(agent.run_sync("Rain in Oslo?").output.model_dump(), held.pop())
+async def streamed(agent):
+    async with agent.run_stream("Weather in Oslo?") as run:
+        return await run.get_output()
+
+async def main():
+    provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="none")
+    for kind in (OpenAIChatModel, OpenAIResponsesModel):
+        model = kind(MODEL, provider=provider)
+        agent = Agent(model, tools=[get_weather], instructions="Be brief.")
+        say((await agent.run("Weather in Oslo?")).output, held.pop())
+        say(await streamed(agent), held.pop())
+        agent = Agent(model, tools=[get_weather], output_type=Forecast)
+        say((await agent.run("Rain in Oslo?")).output.model_dump(), held.pop())
+
+asyncio.run(main())
 """
 AGENTS = """
+import asyncio
 from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
@@ -221,10 +230,20 @@ def get_weather(city: str, days: int) -> str:
     held.append(["get_weather", {"city": city, "days": days}])
     return "rain"
 
-for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
-    model = kind(MODEL, AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0))
-    agent = Agent("forecaster", instructions="Be brief.", model=model, tools=[get_weather])
-    say(Runner.run_sync(agent, "Weather in Oslo?").final_output, held.pop())
+async def streamed(agent):
+    run = Runner.run_streamed(agent, "Weather in Oslo?")
+    async for _ in run.stream_events():
+        pass
+    return run.final_output
+
+async def main():
+    client = AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
+    for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
+        agent = Agent("forecaster", instructions="Be brief.", model=kind(MODEL, client), tools=[get_weather])
+        say((await Runner.run(agent, "Weather in Oslo?")).final_output, held.pop())
+        say(await streamed(agent), held.pop())
+
+asyncio.run(main())
 """
 SMOLAGENTS = """
 from smolagents import OpenAIModel, ToolCallingAgent, tool
@@ -284,12 +303,14 @@ CLIENTS: dict[str, tuple[str, tuple[str, ...], list[Any]]] = {
     "openai's chats": (OPENAI + CHATS, ROUND * 3, [HELD] * 3),
     "openai's responses": (OPENAI + RESPONSES, ROUND * 2, [HELD] * 2),
     "anthropic's messages": (ANTHROPIC, ROUND * 3, [HELD] * 3),
-    "langchain": (LANGCHAIN, ROUND * 2, [HELD] * 2),
+    "langchain": (LANGCHAIN, ROUND * 4, [HELD] * 4),
     "langchain's structured output": (
         LANGCHAIN_STRUCTURED, (call("Coins", coins=73), END, '{"coins": 73}', END), [["Coins", 73]] * 2,
     ),
-    "pydantic-ai": (PYDANTIC_AI, (*ROUND, *FORECAST) * 2, [ANSWERED, [{"rain": True}, CALLED]] * 2),
-    "openai's agents": (AGENTS, ROUND * 2, [ANSWERED] * 2),
+    "pydantic-ai": (
+        PYDANTIC_AI, (*ROUND, *ROUND, *FORECAST) * 2, [ANSWERED, ANSWERED, [{"rain": True}, CALLED]] * 2,
+    ),
+    "openai's agents": (AGENTS, ROUND * 4, [ANSWERED] * 4),
     "smolagents": (SMOLAGENTS, FINAL * 2, [ANSWERED] * 2),
     "litellm": (LITELLM, ROUND * 4, [HELD] * 4),
 }  # fmt: skip
