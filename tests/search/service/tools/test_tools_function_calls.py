@@ -292,9 +292,47 @@ for route in (
         called = call.function
         say(called.name, json.loads(called.arguments), message.content or None, answer.content, answer.tool_calls)
 """
+STRUCTURED = """
+import asyncio
+import anthropic, litellm, openai
+from agents import Agent as OpenAIAgent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, set_tracing_disabled
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+class Coins(BaseModel):
+    coins: int
+
+v1, asked = f"{URL}/v1", [{"role": "user", "content": "How many?"}]
+client = openai.OpenAI(base_url=v1, api_key="none", max_retries=0)
+found = client.chat.completions.parse(model=MODEL, messages=asked, response_format=Coins)
+say("chat", found.choices[0].message.parsed.coins)
+found = client.responses.parse(model=MODEL, input=asked, text_format=Coins)
+say("response", found.output_parsed.coins)
+client = anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0)
+found = client.messages.parse(model=MODEL, max_tokens=400, messages=asked, output_format=Coins)
+say("message", found.parsed_output.coins)
+for route in ({"model": f"openai/{MODEL}", "api_base": v1}, {"model": f"anthropic/{MODEL}", "api_base": URL}):
+    found = litellm.completion(messages=asked, response_format=Coins, api_key="none", **route)
+    say("litellm", Coins.model_validate_json(found.choices[0].message.content).coins)
+
+async def main():
+    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=v1, api_key="none"))
+    found = await Agent(model, output_type=NativeOutput(Coins)).run("How many?")
+    say("pydantic-ai", found.output.coins)
+    set_tracing_disabled(True)
+    client = openai.AsyncOpenAI(base_url=v1, api_key="none", max_retries=0)
+    for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
+        found = await Runner.run(OpenAIAgent("counter", model=kind(MODEL, client), output_type=Coins), "How many?")
+        say("agents", found.final_output.coins)
+
+asyncio.run(main())
+"""
 
 HELD = [*CALLED, None, "Rain in Oslo.", None]
 """What a client holds of a round: name, arguments, text beside the call, the answer, and its calls."""
+COINS = ('{"coins": 73}', END)
 FORECAST = (WEATHER, END, call("final_result", rain=True), END)
 FINAL = (WEATHER, END, call("final_answer", answer="Rain in Oslo."), END)
 ANSWERED = ["Rain in Oslo.", CALLED]
@@ -305,7 +343,11 @@ CLIENTS: dict[str, tuple[str, tuple[str, ...], list[Any]]] = {
     "anthropic's messages": (ANTHROPIC, ROUND * 3, [HELD] * 3),
     "langchain": (LANGCHAIN, ROUND * 4, [HELD] * 4),
     "langchain's structured output": (
-        LANGCHAIN_STRUCTURED, (call("Coins", coins=73), END, '{"coins": 73}', END), [["Coins", 73]] * 2,
+        LANGCHAIN_STRUCTURED, (call("Coins", coins=73), END, *COINS), [["Coins", 73]] * 2,
+    ),
+    "structured outputs": (
+        STRUCTURED, (*COINS * 4, call("json_tool_call", coins=73), END, *COINS * 3),
+        [[who, 73] for who in ("chat", "response", "message", "litellm", "litellm", "pydantic-ai", "agents", "agents")],
     ),
     "pydantic-ai": (
         PYDANTIC_AI, (*ROUND, *ROUND, *FORECAST) * 2, [ANSWERED, ANSWERED, [{"rain": True}, CALLED]] * 2,
