@@ -327,7 +327,7 @@ class CpuLayers(Layers):
         parallel_run(_forward, _PHASES * len(self) + 1, packed)
         return torch.cat([output, *tapped], dim=1) if len(tapped) else output
 
-    def release(self, layer_kvs: Sequence[LayerKV]) -> None:
+    def release(self, layer_kvs: Sequence[LayerKV], states: torch.Tensor | None = None) -> None:
         """See `Layers`."""
         if self._kv_places is not None and self._kv_places.layer_kvs is layer_kvs:
             self._kv_places, self._last = None, _LastStep()

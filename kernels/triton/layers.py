@@ -30,7 +30,7 @@ from espalier.kernels.triton.plan import Costs, Planner
 from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.recording import RecordedStep, RecordedSteps, Recorder, fitted, pool_of, room_of
 from espalier.kernels.triton.row_linear import FEW_ROWS, LEAST_ROWS, Norm, RowLinear
-from espalier.kernels.triton.steps import DeviceStep, Room, StepMemory, StepTokens, places_of
+from espalier.kernels.triton.steps import DeviceStep, Room, StepMemory, StepTokens, places_of, second_stream
 
 PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """Makes a product of a weight, `[out, in]`, and a bias, `[out]`."""
@@ -143,7 +143,7 @@ class TritonLayers(TorchLayers):
         embedding, parts = self.outer.embedding, 1 + len(self.taps) + (self.raw_tap is not None)
         size = recording.LADDER[-1], parts * embedding.shape[1]
         output = torch.empty(size, dtype=embedding.dtype, device=self._device)
-        beside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        beside = second_stream(self._device)
 
         def recorded_step(room: Room, memory: StepMemory | None) -> DeviceStep:
             # Kernels that begin before the last one has ended stand behind one launch, not behind two streams.

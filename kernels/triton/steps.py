@@ -207,6 +207,11 @@ class _PinnedBuffer:
             self._copied.synchronize()
 
 
+def second_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream beside the present one; None on a CPU that interprets kernels."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
 def programs_of(costs: Costs, kv_heads: int) -> int:
     """Programs of each of `kv_heads` that keep the device busy."""
     return max(1, _PROGRAMS_PER_PROCESSOR * costs.processors // kv_heads)
