@@ -89,7 +89,10 @@ def command(
     ] = False,
     part: Annotated[
         list[str] | None,
-        typer.Option(help="Measure only ceilings, attention, kernels, steps or searches; may be repeated."),
+        typer.Option(
+            help="Measure only profile, libraries, attention-variants, plain, ceilings, attention, kernels, products, "
+            "steps, invariant or searches; may be repeated."
+        ),
     ] = None,
     beam_width: Annotated[int, typer.Option("-N", min=1, help="Beam width N.")] = 16,
     expansion: Annotated[int, typer.Option("-M", min=1, help="Expansion M.")] = 4,
@@ -119,13 +122,15 @@ def _measure_gpu(rehearse: bool, parts: list[str] | None, json_path: Path | None
 
     if not rehearse and not torch.cuda.is_available():
         raise typer.BadParameter("no GPU is available; --model computes the floor on paper", param_hint="gpu")
+    from espalier.experiments.lab.bench.gpu.causes import CAUSES
     from espalier.experiments.lab.bench.gpu.measured import PARTS, Bench
 
-    if unknown := [part for part in parts or [] if part not in PARTS]:
-        raise typer.BadParameter(f"{', '.join(unknown)}: must be of {', '.join(PARTS)}", param_hint="--part")
+    measurements = CAUSES | PARTS  # causes first: they decide what is to change
+    if unknown := [part for part in parts or [] if part not in measurements]:
+        raise typer.BadParameter(f"{', '.join(unknown)}: must be of {', '.join(measurements)}", param_hint="--part")
     bench = Bench(rehearse)
     name = "CPU, rehearsed" if rehearse else torch.cuda.get_device_name(0)
-    for part, measure in PARTS.items():
+    for part, measure in measurements.items():
         if parts and part not in parts:
             continue
         to = json_path.with_name(f"{json_path.stem}-{part}{json_path.suffix}") if json_path else None

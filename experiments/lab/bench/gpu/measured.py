@@ -28,16 +28,25 @@ from espalier.engine.models.options import LoadFormat
 from espalier.experiments.demo import generator_path, verifier_path
 from espalier.experiments.lab.bench.baselines.transformers_models import TransformersModels
 from espalier.experiments.lab.bench.report import Show, nothing_shown
-from espalier.experiments.planning.roofline import MODELS, PAIRS, Card, decode_seconds, known_model, scoring_seconds
+from espalier.experiments.planning.roofline import (
+    MODELS,
+    PAIRS,
+    Card,
+    ModelShape,
+    decode_seconds,
+    known_model,
+    scoring_seconds,
+)
 from espalier.kernels.attention import Terms
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.layers import Activation, DecoderSpec, EmbeddingAndNorm, Layers, LayerWeights
-from espalier.kernels.layout import AttentionBatch, KVLayout, StepBatch
+from espalier.kernels.layout import AttentionBatch, KVLayout, LayerKV, StepBatch
 from espalier.kernels.linear import Linear
 from espalier.kernels.sampling import Filters
 from espalier.kernels.triton.attention import attend, rows_of_tiles
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout, norm_rotate_write
+from espalier.kernels.triton.layers import TritonLayers
 from espalier.kernels.triton.plan import Costs, plan_attention
 from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.row_linear import RowLinear
@@ -47,8 +56,8 @@ from espalier.search.request import AnswerEquivalence, make_request
 from espalier.search.run.load import load_orchestrator
 from espalier.search.run.settings import RuntimeSettings
 
-_BLOCK_SIZE = 16
-_REHEARSED = known_model("tiny", (2, 64, 96, 4, 2, 16, 645), 645)
+BLOCK_SIZE = 16
+REHEARSED = known_model("tiny", (2, 64, 96, 4, 2, 16, 645), 645)
 
 
 class Bench:
@@ -101,6 +110,13 @@ class Bench:
         milliseconds: Any = do_bench_cudagraph(run, return_mode="median")
         return milliseconds / 1e3
 
+    def replay_seconds(self, layers: Layers, step: StepBatch, layer_kvs: list[LayerKV]) -> float | None:
+        """Median time of a recorded step alone, without what the host does for it; None where it is not recorded."""
+        if not isinstance(layers, TritonLayers):
+            return None
+        recorded = layers.recorded(step, layer_kvs)
+        return None if recorded is None else self.seconds(recorded.replay)
+
     def free_memory(self) -> None:
         """Give back what nobody refers to any more, so that the next model or engine finds it."""
         gc.collect()
@@ -109,7 +125,7 @@ class Bench:
 
     def layout(self, c: DecoderConfig, blocks: int) -> tuple[KVLayout, torch.Tensor]:
         """A layout, and a KV pool of random numbers with that many blocks."""
-        one = TokenMajorLayout(c.num_layers, c.num_kv_heads, c.head_dim, _BLOCK_SIZE, self.dtype, 2**62)
+        one = TokenMajorLayout(c.num_layers, c.num_kv_heads, c.head_dim, BLOCK_SIZE, self.dtype, 2**62)
         layout = dataclasses.replace(one, slab_bytes=64 * one.block_bytes)
         slabs = -(-int(blocks) // 64)  # no int32 of numpy's, which overflows
         pool = torch.empty(slabs * layout.slab_bytes // self.dtype.itemsize, dtype=self.dtype, device=self.device)
@@ -118,7 +134,7 @@ class Bench:
 
 def tables_of(rows: int, context: int, shared: int) -> np.ndarray:
     """Block tables of `rows` sequences whose first `shared` tokens are the same blocks."""
-    width, common = -(-context // _BLOCK_SIZE), shared // _BLOCK_SIZE
+    width, common = -(-context // BLOCK_SIZE), shared // BLOCK_SIZE
     tables = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
     tables[:, :common] = tables[0, :common]
     return tables
@@ -133,7 +149,7 @@ def ceiling_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any
 
 def attention_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]]:
     """Attention of one layer in a decode step: bytes a second, of those that must be read, as a share of a copy's."""
-    s = _REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]
+    s = REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]
     c = dataclasses.replace(s.config, num_layers=1)
     s = dataclasses.replace(s, config=c)
     found = []
@@ -152,7 +168,7 @@ def attention_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, A
         layer_kv = layout.layer_view(pool, 0)
         starts, contexts = np.arange(rows + 1, dtype=np.int32), np.full(rows, context, np.int32)
         tiles = rows_of_tiles(c.num_heads // c.num_kv_heads)
-        plan = plan_attention(starts, contexts, tables, _BLOCK_SIZE, c.num_kv_heads, *tiles, bench.costs, share=share)
+        plan = plan_attention(starts, contexts, tables, BLOCK_SIZE, c.num_kv_heads, *tiles, bench.costs, share=share)
         nothing = np.zeros(rows, np.int32)
         step = StepTokens(nothing, nothing + context - 1, [np.full(rows, -1, np.int64)], [tables], [plan])
         on_device = DeviceStep(step.room, 1, [c.num_kv_heads], bench.costs, bench.device)
@@ -177,7 +193,7 @@ def attention_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, A
 
 def kernel_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]]:
     """The other kernels of a step, once each: bytes a second, of those that must be moved, as a share of a copy's."""
-    c = (_REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]).config
+    c = (REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]).config
     found: list[dict[str, Any]] = []
 
     def measure(kernel: str, rows: int, run: Callable[[], object], moved: int) -> None:
@@ -212,7 +228,7 @@ def kernel_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]
         layout, pool = bench.layout(dataclasses.replace(c, num_layers=1), rows)
         qkv = random(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim, dtype=bench.dtype)
         angles = random(rows, 1, c.head_dim // 2)
-        places = _BLOCK_SIZE * c.num_kv_heads * c.head_dim * (each % layout.blocks_per_slab)
+        places = BLOCK_SIZE * c.num_kv_heads * c.head_dim * (each % layout.blocks_per_slab)
         rotate = partial(norm_rotate_write, qkv, angles, angles, None, 1e-6, places, layout.layer_view(pool, 0))
         measure("rotate and write", rows, rotate, 2 * qkv.nbytes)
     return found
@@ -223,7 +239,7 @@ def product_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any
 
     Weights are taken in turn from more than the L2 holds.
     """
-    c = (_REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]).config
+    c = (REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]).config
     heads, of_tensors = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, {"device": bench.device, "dtype": bench.dtype}
     found: list[dict[str, Any]] = []
 
@@ -255,7 +271,34 @@ def product_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any
     return found
 
 
-def make_layers(bench: Bench, c: DecoderConfig) -> Layers:
+def layer_floors(s: ModelShape, card: Card, tokens: int, read: int) -> dict[str, float]:
+    """The least seconds of each kernel of one layer: they run one after the other, so a step's floor is their sum.
+
+    Args:
+        s: the model.
+        card: the device.
+        tokens: of the step.
+        read: tokens whose keys and values are read.
+    """
+    c, size = s.config, s.item_bytes
+
+    def moved(elements: int) -> float:
+        return size * elements / card.bandwidth
+
+    heads = c.num_heads * c.head_dim
+    floors = {
+        "attention": read * s.kv_bytes_per_token / c.num_layers / card.bandwidth + moved(2 * tokens * heads),
+        "norms": 2 * moved(4 * tokens * c.hidden_size),
+        "rotation": moved(2 * tokens * (heads + 2 * c.num_kv_heads * c.head_dim)),
+        "gate": moved(3 * tokens * c.intermediate_size),
+    }
+    for index, (outputs, inputs) in enumerate(c.layer_products):
+        multiplied = 2 * tokens * outputs * inputs / card.matrix_rate
+        floors[f"product {index}"] = max(moved(outputs * inputs + tokens * (outputs + inputs)), multiplied)
+    return floors
+
+
+def make_layers(bench: Bench, c: DecoderConfig, batch_invariant: bool = False) -> Layers:
     """Random layers of a model's sizes, on the backend that is chosen for the device."""
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
@@ -270,7 +313,10 @@ def make_layers(bench: Bench, c: DecoderConfig) -> Layers:
 
     spec = DecoderSpec(c.num_heads, c.num_kv_heads, c.head_dim, 1e-6)
     outer = EmbeddingAndNorm(matrix(c.vocab_size, c.hidden_size), torch.ones_like(layer(0).attention_norm))
-    backend = TritonBackend(bench.costs) if bench.rehearse else choose_backend(bench.device, bench.dtype)
+    if bench.rehearse:
+        backend = TritonBackend(bench.costs, batch_invariant=batch_invariant)
+    else:
+        backend = choose_backend(bench.device, bench.dtype, batch_invariant)
     return backend.prepare_layers(c.num_layers, layer, spec, outer)
 
 
@@ -281,7 +327,7 @@ def batch_of(
     rows = len(tables)
     positions = np.tile(np.arange(context - new, context), rows)
     sequences = np.repeat(np.arange(rows), new)
-    blocks = tables[sequences, positions // _BLOCK_SIZE].astype(np.int64)
+    blocks = tables[sequences, positions // BLOCK_SIZE].astype(np.int64)
     batch = AttentionBatch(
         query_starts=torch.arange(rows + 1, dtype=torch.int32) * new,
         row_sequences=torch.from_numpy(sequences.astype(np.int32)),
@@ -289,20 +335,29 @@ def batch_of(
         block_tables=torch.from_numpy(tables),
         write_slabs=torch.from_numpy(blocks // slots),
         write_slots=torch.from_numpy(blocks % slots),
-        write_offsets=torch.from_numpy(positions % _BLOCK_SIZE),
+        write_offsets=torch.from_numpy(positions % BLOCK_SIZE),
         write_rows=None,
     )
     return torch.randint(3, 600, (rows * new,)), torch.from_numpy(positions), batch
 
 
-def step_rows(bench: Bench, show: Show = nothing_shown, context: int = 450, shared: int = 192) -> list[dict[str, Any]]:
-    """Decode steps of generators and scoring by verifiers, whole forward passes, over their floors."""
-    pairs = [(_REHEARSED, _REHEARSED)] if bench.rehearse else [(MODELS[a], MODELS[b]) for a, b in PAIRS]
+def step_rows(
+    bench: Bench,
+    show: Show = nothing_shown,
+    context: int = 450,
+    shared: int = 192,
+    batch_invariant: bool = False,
+) -> list[dict[str, Any]]:
+    """Decode steps of generators and scoring by verifiers, whole forward passes, over their floors.
+
+    `floor ms` is for a step whose kernels all overlap, `kernels' floor ms` the sum of what each takes at least.
+    """
+    pairs = [(REHEARSED, REHEARSED)] if bench.rehearse else [(MODELS[a], MODELS[b]) for a, b in PAIRS]
     found = []
     for pair in pairs:
         for s, new in zip(pair, (1, 50), strict=True):
             c = s.config
-            layers = make_layers(bench, c)
+            layers = make_layers(bench, c, batch_invariant)
             most = 4 if bench.rehearse else 512 if new == 1 else 40
             layout, pool = bench.layout(c, tables_of(most, context, shared).max() + 1)
             layer_kvs = [layout.layer_view(pool, index) for index in range(c.num_layers)]
@@ -319,12 +374,18 @@ def step_rows(bench: Bench, show: Show = nothing_shown, context: int = 450, shar
                     if new == 1
                     else scoring_seconds(body, bench.card, rows * new, shared + rows * (context - shared - new))
                 )
+                read = shared + rows * (context - shared)
+                each = c.num_layers * sum(layer_floors(body, bench.card, rows * new, read).values())
+                replay = bench.replay_seconds(layers, step, layer_kvs) if new == 1 else None
                 found.append(
                     {
                         "model": s.name,
                         "rows": rows,
                         "tokens of each": new,
                         "ms": 1e3 * seconds,
+                        "replay ms": replay and 1e3 * replay,
+                        "kernels' floor ms": 1e3 * each,
+                        "over kernels' floor": (replay or seconds) / each,
                         "tokens/s": rows * new / seconds,
                         "floor ms": 1e3 * floor,
                         "over floor": seconds / floor,
@@ -394,7 +455,7 @@ def search_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]
     """
     sizes = _SearchSizes(2, 2, 2, 4) if bench.rehearse else _SearchSizes()
     names = ("tiny", "tiny") if bench.rehearse else PAIRS[0]
-    shapes = [_REHEARSED if name == "tiny" else MODELS[name] for name in names]
+    shapes = [REHEARSED if name == "tiny" else MODELS[name] for name in names]
     found = []
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder) / role for role in ("generator", "verifier")]
@@ -502,6 +563,7 @@ PARTS: dict[str, Callable[[Bench, Show], list[dict[str, Any]]]] = {
     "kernels": kernel_rows,
     "products": product_rows,
     "steps": step_rows,
+    "invariant": partial(step_rows, batch_invariant=True),
     "searches": search_rows,
 }
 """Measurements by name, in order."""

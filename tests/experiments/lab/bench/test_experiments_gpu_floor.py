@@ -1,10 +1,16 @@
 """The floor of steps and searches on a GPU, on paper."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from espalier.experiments.lab.__main__ import app
+from espalier.experiments.lab.bench.gpu.causes import CAUSES
 from espalier.experiments.lab.bench.gpu.floor import search_rows, step_rows
+from espalier.experiments.lab.bench.gpu.measured import layer_floors
 from espalier.experiments.planning.roofline import (
     CARDS,
     MODELS,
@@ -81,6 +87,30 @@ def test_what_is_measured_on_a_gpu_can_be_rehearsed_without(tmp_path):
     rehearsed = CliRunner().invoke(app, ["bench", "gpu", "--rehearse", "--json", str(tmp_path / "gpu.json")])
     assert rehearsed.exit_code == 0, rehearsed.output
     parts = {path.name for path in tmp_path.iterdir()}
-    assert parts == {
-        f"gpu-{part}.json" for part in ("ceilings", "attention", "kernels", "products", "steps", "searches")
-    }
+    totals = ("ceilings", "attention", "kernels", "products", "steps", "invariant", "searches")
+    assert parts == {f"gpu-{part}.json" for part in (*totals, *CAUSES)}
+
+
+def test_causes_can_be_rehearsed_without_a_gpu(tmp_path: Path):
+    """The parts that take a CPU no longer than a few seconds; the others are slow."""
+    arguments = ["bench", "gpu", "--rehearse", "--part", "plain", "--part", "profile"]
+    rehearsed = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "gpu.json")])
+    assert rehearsed.exit_code == 0, rehearsed.output
+    plain, profiled = (json.loads((tmp_path / f"gpu-{part}.json").read_text())["rows"] for part in ("plain", "profile"))
+    assert [row["rows"] for row in plain] == [1, 16]
+    assert all(row["ms"] > 0 for row in plain)
+    assert [row["tokens of each"] for row in profiled] == [1, 1, 5]
+    assert all(row["floors ms"] > 0 for row in profiled)
+
+
+def test_kernels_of_a_layer_take_at_least_what_their_own_bytes_and_products_take():
+    few, many = (layer_floors(QWEN, FREE_LAUNCHES, tokens, 450 * tokens) for tokens in (1, 512))
+    read = sum(few[f"product {index}"] for index in range(4)) * QWEN.config.num_layers
+    assert read == pytest.approx(2 * QWEN.config.layer_weights / 1e12, rel=0.01), "one row reads the weights"
+    assert few["attention"] == pytest.approx(450 * 2 * 2 * 128 * 2 / 1e12, rel=0.02)
+    assert many["attention"] == pytest.approx(512 * few["attention"])
+    slow = layer_floors(QWEN, Card(bandwidth=1e12, matrix_rate=1e12), 512, 0)
+    outputs, inputs = QWEN.config.layer_products[0]
+    assert slow["product 0"] == 2 * 512 * outputs * inputs / 1e12, "many rows multiply"
+    one_after_the_other = QWEN.config.num_layers * sum(many.values())
+    assert one_after_the_other > decode_seconds(replace(QWEN, outputs=0), FREE_LAUNCHES, 512, 450, 0)
