@@ -59,6 +59,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "study": {
         "memory-and-time": "study.command:command",
+        "fp8": "study.fp8:command",
         "stopping": "study.stopping:command",
         "tune-verifier": "tuning.command:command",
     },

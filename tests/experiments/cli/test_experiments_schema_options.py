@@ -192,5 +192,6 @@ def test_a_new_field_is_checked_an_option_in_files_and_on_the_wire(larger_messag
     assert convert.request_from_wire(again) == (LargerRequest("x", flavour=4), [])
 
 
-def test_every_field_of_a_request_but_its_texts_is_an_option():
-    assert [f.name for f in declared(SearchRequest) if not f.option] == ["problem", "history"]
+def test_every_field_of_a_request_but_its_texts_and_tools_is_an_option():
+    tools = {"tools", "tool_choice", "parallel_tool_calls"}
+    assert {f.name for f in declared(SearchRequest) if not f.option} == {"problem", "history", *tools}
