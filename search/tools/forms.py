@@ -28,7 +28,9 @@ class Writing:
         between: between two calls.
         several: whether a message may have more than one.
         last: behind the last call.
-        parameter: around each argument, with `{}` for its name; None for arguments that are one JSON object.
+        parameter: before an argument, with `{}` for its name, behind it, and before one in JSON where that differs;
+            None for arguments that are one object.
+        quote: around texts of an object whose keys are bare; empty for JSON.
     """
 
     before: str
@@ -38,7 +40,8 @@ class Writing:
     between: str = "\n"
     several: bool = True
     last: str = ""
-    parameter: tuple[str, str] | None = None
+    parameter: tuple[str, ...] | None = None
+    quote: str = ""
 
 
 @dataclass(frozen=True, slots=True)

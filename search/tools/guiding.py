@@ -39,7 +39,7 @@ def calls_grammar(
     names, start = " | ".join(f"call{i}" for i in range(len(tools))), (writing.first + writing.before)[len(behind) :]
     repeated = several and writing.several and not (behind and not writing.last)
     more = f"({_text(writing.between)} {_text(writing.before)} any)*" if repeated else ""
-    closing = writing.parameter[1] if writing.parameter else ""
+    closing = writing.parameter[1] if writing.parameter else writing.quote
     lines = [
         f"start: {_text(start)} any {more} {_text(writing.last)}{' | @other' if other else ''}",
         f"any: ({names}) {_text(writing.after)}",
@@ -56,19 +56,30 @@ def _arguments(writing: Writing, tool: Tool, grammars: dict[str, Grammar]) -> st
         grammars[name := f"json{len(grammars)}"] = json_grammar(schema)
         return f"@{name}"
 
-    if writing.parameter is None:
+    if writing.parameter is None and not writing.quote:
         return f"{_text(writing.middle)} {json_of(dict(tool.parameters))}"
-    opening, closing = writing.parameter
     properties = tool.parameters.get("properties") or {}
     required = [name for name in tool.parameters.get("required") or () if isinstance(name, str)]
     shared = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
-    parts = [_text(writing.middle)]
-    for name in dict.fromkeys([*properties, *required]):
+    names = dict.fromkeys([*properties, *required])
+    if quote := writing.quote:
+        members = "", ""  # of an object that has begun, and of one that has not
+        for name in sorted(names, reverse=True):
+            value = _text_value(properties.get(name, {}), quote)
+            value = f"{_text(quote)} {value}" if value else json_of({**properties[name], **shared})
+            member, (more, first) = f"{_text(f'{name}:')} {value}", members
+            behind = f"({_text(',')} {member}){'' if name in required else '?'} {more}"
+            members = behind, f"({member} {more}" + (")" if name in required else f" | {first or _text('')})")
+        return f"{_text(writing.middle)} {members[1]}"
+    parts, (opening, closing, *of_json) = [_text(writing.middle)], writing.parameter or ("", "")
+    for name in names:
         if _NO_TAG.search(name):
             raise GrammarError(f"the argument {name[:80]!r} of {tool.name} cannot be written in a tag")
         schema = properties.get(name, {})
-        value = _text_value(schema, closing) or f"{json_of({**schema, **shared})} {_text(closing)}"
-        parts.append(f"({_text(opening.format(name))} {value}){'' if name in required else '?'}")
+        value, before = _text_value(schema, closing), opening
+        if not value:
+            value, before = f"{json_of({**schema, **shared})} {_text(closing)}", (*of_json, opening)[0]
+        parts.append(f"({_text(before.format(name))} {value}){'' if name in required else '?'}")
     return " ".join(parts)
 
 

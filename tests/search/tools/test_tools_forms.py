@@ -207,3 +207,25 @@ def test_arguments_of_a_megabyte_are_read_in_linear_time():
     unclosed = CallReader(BY_FAMILY["Qwen2.5, Qwen3, Hermes, Granite 4"], OFFERED)
     hostile = "<tool_call>" + '{"<' * 300_000
     assert unclosed.feed(hostile) + unclosed.end(cut=False) == hostile
+
+
+def test_an_object_with_bare_keys_has_its_required_arguments_and_its_commas():
+    properties = {
+        "a": {"type": "integer"},
+        "city": {"type": "string"},
+        "k": {"enum": ["x", "y"]},
+        "z": {"type": "null"},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["city"]}
+    tools = read_tools(json.dumps([{"name": "f", "parameters": schema}, {"name": "now"}])).tools
+    grammar = calls_grammar(BY_FAMILY["Gemma 4"], tools, False)
+
+    def allows(call: str) -> bool:
+        matcher = LLMatcher(LLTokenizer("byte"), grammar.source, log_level=0)
+        text = f"<|tool_call>call:{call}<tool_call|>".replace("'", '<|"|>').encode()
+        return matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting()
+
+    for call in ("f{city:'Oslo'}", "f{a:1,city:'O'}", "f{city:'O',k:'x',z:null}", "f{a:1,city:'O',z:null}", "now{}"):
+        assert allows(call), call
+    for call in ("f{}", "f{a:1}", "f{k:'x'}", "f{city:'O',}", "f{city:'O',k:'w'}", "f{,city:'O'}", 'f{city:"O"}'):
+        assert not allows(call), call
