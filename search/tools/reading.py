@@ -8,6 +8,7 @@ read alike.
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -119,7 +120,7 @@ class CallReader:
 
     def _call(self, name: Any, arguments: Any) -> ToolCall:
         """A call of a tool that was offered."""
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        arguments = _json(arguments) if isinstance(arguments, str) else arguments
         if name not in self._parameters or not isinstance(arguments, dict):
             raise ValueError(name)
         return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
@@ -172,9 +173,12 @@ def _calls(form: CallForm, inside: str, parameters: Mapping[str, Any]) -> Iterat
     if form.content == "tags":
         yield name, _tagged(form, inside, parameters.get(name) or {})
     elif form.content == "gemma":
-        yield name, json.loads(_GEMMA.sub(lambda found: json.dumps(found[found.lastindex or 0]), inside))
+        yield (
+            name,
+            _json(_GEMMA.sub(lambda found: json.dumps(found[found.lastindex or 0]), inside)),
+        )
     else:
-        read = json.loads(inside.strip("` \n\t\r"), parse_constant=_no_constant)
+        read = _json(inside.strip("` \n\t\r"))
         if form.head:
             yield name, read
             return
@@ -182,8 +186,17 @@ def _calls(form: CallForm, inside: str, parameters: Mapping[str, Any]) -> Iterat
             yield each["name"], each.get("arguments", each.get("parameters", {}))
 
 
+def _finite(number: str) -> float:
+    """A number, or the largest one, as what is larger cannot be written as JSON again."""
+    return max(-sys.float_info.max, min(sys.float_info.max, float(number)))
+
+
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
+
+
+_json = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant).decode
+"""Reads JSON that can be written again."""
 
 
 def _tagged(form: CallForm, inside: str, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +216,7 @@ def _cast(text: str, schema: Any, as_text: str | None) -> Any:
     if as_text == "true" or (as_text is None and ("string" in types or not types)):
         return text
     try:
-        return json.loads(_PYTHON_WORDS.get(text.strip(), text))
+        return _json(_PYTHON_WORDS.get(text.strip(), text))
     except (ValueError, RecursionError):
         return text
 

@@ -229,3 +229,18 @@ def test_an_object_with_bare_keys_has_its_required_arguments_and_its_commas():
         assert allows(call), call
     for call in ("f{}", "f{a:1}", "f{k:'x'}", "f{city:'O',}", "f{city:'O',k:'w'}", "f{,city:'O'}", 'f{city:"O"}'):
         assert not allows(call), call
+
+
+def test_a_number_beyond_floats_is_the_largest_one_and_stays_json():
+    for family, text in (
+        (
+            "Qwen2.5, Qwen3, Hermes, Granite 4",
+            '<tool_call>{"name": "get_weather", "arguments": {"weight": -1e999}}</tool_call>',
+        ),
+        ("Gemma 4", "<|tool_call>call:get_weather{weight:-1e999}<tool_call|>"),
+        ("MiniMax-M2", '<invoke name="get_weather"><parameter name="weight">-1e999</parameter></invoke>'),
+    ):
+        reader = CallReader(BY_FAMILY[family], OFFERED)
+        reader.feed(text)
+        assert [call.arguments for call in reader.calls] == ['{"weight": -1.7976931348623157e+308}']
+        assert "Infinity" not in answer_of_calls(reader.calls)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from call_texts import TOOLS
+from engine_driver import scripted
 from jsonschema import Draft202012Validator
 from search_runs import run
-from thinkers import Shape, write_thinker
+from thinkers import Shape, ids_of, write_thinker
 from tool_callers import TURNS, tool_caller, write_tool_caller
 
 from espalier.engine.errors import InvalidRequestError
@@ -313,3 +314,25 @@ def test_a_channel_that_addresses_a_function_is_a_call(
     assert best is not None
     assert (best.thought, best.content) == ("Look at Oslo.", "")
     assert [(call.name, call.values) for call in best.calls] == [("get_weather", {"city": "Oslo"})]
+
+
+@pytest.mark.parametrize("early_stop", ["off", "decided", "frugal"])
+def test_a_majority_of_eight_that_spell_a_number_otherwise_is_of_one_answer(
+    early_stop: str, checkpoint: Checkpoint, make_orchestrator: Callable[..., Orchestrator]
+):
+    model = tool_caller(checkpoint)
+    before = ids_of(model, ['<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3'])
+    (point,), (letter,) = ids_of(model, ["."]), ids_of(model, ["e"])
+    behind = ids_of(model, ["0}}\n</tool_call>"])
+    said = [*before, (point, letter), *behind, *[model.eos_token_ids[0]] * 20]
+    orchestrator = make_orchestrator(scripted(model, said * 8), None, kv_memory_bytes=2**24)
+    fields = {"algorithm": "majority", "beam_width": 8, "temperature": 1.0, "seed": 3, "early_stop": early_stop}
+    numbers = FEW.replace("integer", "number")
+    result = run(orchestrator, make_request("Weather?", {**fields, "tools": numbers})).only
+    texts = {candidate.text for candidate in result.candidates}
+    assert {candidate.answer for candidate in result.candidates} == {result.answer}
+    assert result.best is not None
+    assert result.best.calls[0].values == {"city": "Oslo", "days": 3}
+    if early_stop != "frugal":
+        assert len(texts) == 2, "both spellings were drawn"
+        assert sum(candidate.multiplicity for candidate in result.candidates) >= 5
