@@ -1,4 +1,4 @@
-r"""How checkpoints write calls of tools: one form a family, found from the marks in its chat template and vocabulary.
+r"""Forms in which families of checkpoints write calls of tools, found from their chat templates and vocabularies.
 
 The forms stand in `forms.toml`. A call is a mark, the name, the arguments as JSON or between tags, and often a closing
 mark, as in `<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`.
