@@ -122,6 +122,9 @@ def _tool(place: str, given: Any) -> Tool:
     parameters = its.get("parameters", its.get("input_schema")) or _ANY_ARGUMENTS
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise ValueError(f"{place}.parameters must be a JSON schema of an object")
+    properties, required = parameters.get("properties") or {}, parameters.get("required") or []
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        raise ValueError(f"{place}.parameters must have an object of properties, and a list of those that are required")
     if not isinstance(description, str):
         raise ValueError(f"{place}.description must be a text")
     return Tool(name, description, parameters)

@@ -186,6 +186,8 @@ def test_calls_are_equal_as_values():
         ('[{"name": ""}]', "[0].name must be 1 to 64 letters"),
         ('[{"name": "f", "parameters": []}, {"name": "g", "parameters": [1]}]', "[1].parameters must be a JSON schema"),
         ('[{"name": "f", "parameters": {"type": "string"}}]', "[0].parameters must be a JSON schema of an object"),
+        ('[{"name": "f", "parameters": {"properties": [1]}}]', "[0].parameters must have an object of properties"),
+        ('[{"name": "f", "parameters": {"required": 5}}]', "[0].parameters must have an object of properties"),
         ('[{"name": "f"}, {"name": "f"}]', "two tools named 'f'"),
         (json.dumps([{"name": f"f{i}"} for i in range(1000)]), "at most 128 tools, are 1000"),
         (json.dumps([{"name": "f", "description": "x" * 300_000}]), "at most 262144 bytes"),

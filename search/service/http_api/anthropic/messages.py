@@ -3,7 +3,7 @@
 Fields that are not known are ignored, as its clients send new ones all the time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -15,19 +15,14 @@ from espalier.search.service.http_api.answers import HttpError
 from espalier.search.service.http_api.body import validated
 from espalier.search.service.http_api.openai import bodies
 from espalier.search.service.http_api.openai.blocks import Block, BlockWriter, Events, Kind
-from espalier.search.service.http_api.openai.completion import (
-    AnyCompletion,
-    call_id,
-    espalier_of,
-    usage_of,
-)
+from espalier.search.service.http_api.openai.completion import AnyCompletion, call_id, espalier_of, usage_of
 from espalier.search.service.model_names import ModelNames
 from espalier.search.service.session import in_places
 
 _BILLING = "x-anthropic-billing-header"
 """Begins a block of the system's text that is another one with every call, so that no prefix would be cached."""
 _MAX_TOKENS = 262_144
-_PLACES = {"max_tokens": "max_tokens", "stop": "stop_sequences", "response_format": "output_config.format"}
+_PLACES = {"stop": "stop_sequences", "response_format": "output_config.format"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _DELTAS: dict[Kind, tuple[str, str]] = {
     "thought": ("thinking", "thinking"),
@@ -105,24 +100,25 @@ def chat_of(its: CountBody, found: list[Violation], plain: bool) -> dict[str, An
     chat: dict[str, Any] = {"model": its.model, "messages": [*system, *messages], "tools": its.tools}
     if choice := its.tool_choice:
         named = {"type": "function", "name": choice.get("name")}
-        chat["tool_choice"] = named if choice.get("type") == "tool" else _CHOICES.get(choice.get("type", ""), choice)
+        chat["tool_choice"] = named if choice.get("type") == "tool" else _CHOICES.get(str(choice.get("type")), choice)
         chat["parallel_tool_calls"] = choice.get("disable_parallel_tool_use") is not True
     if thinking := its.thinking:  # a plain chat does not keep its budget, which is a limit
         kept = {name: value for name, value in thinking.items() if name != "budget_tokens" or not plain}
         chat["thinking"] = {**kept, **({"type": "auto"} if thinking.get("type") == "between_tools" else {})}
     if config := its.output_config:
         chat["reasoning_effort"] = config.get("effort")
-        chat["response_format"] = (form := config.get("format")) and {**form, "json_schema": form}
+        form = config.get("format")
+        chat["response_format"] = {**form, "json_schema": form} if isinstance(form, dict) else form
     return chat
 
 
-def _text(content: str | Sequence[dict[str, Any]], place: str, found: list[Violation]) -> str:
-    """The text of blocks; others than text are refused."""
+def _text(content: Any, place: str, found: list[Violation]) -> str:
+    """A text, or that of blocks; others than text are refused."""
     if isinstance(content, str):
         return content
     texts = list[str]()
-    for number, block in enumerate(content):
-        if block.get("type") != "text" or not isinstance(block.get("text"), str):
+    for number, block in enumerate(content if isinstance(content, list) else [content]):
+        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
             found.append(Violation(f"{place}[{number}].type", "must be text"))
         elif not block["text"].startswith(_BILLING):
             texts.append(block["text"])

@@ -507,11 +507,12 @@ def _as_sent(message: ChatMessage) -> dict[str, Any]:
 
 def _newer(body: dict[str, Any]) -> dict[str, Any]:
     """A body with functions that are not to be called, as they are listed by the older name, among its tools."""
-    functions, rest = body.get("functions"), {k: v for k, v in body.items() if k not in ("functions", "function_call")}
-    if body.get("function_call") != "none" or not isinstance(functions, list):
+    functions, tools = body.get("functions"), body.get("tools") or []
+    if body.get("function_call") != "none" or not (isinstance(functions, list) and isinstance(tools, list)):
         return body
-    tools = [*(body.get("tools") or ()), *({"type": "function", "function": each} for each in functions)]
-    return {**rest, "tools": tools, "tool_choice": "none"}
+    rest = {name: value for name, value in body.items() if name not in ("functions", "function_call")}
+    listed = [*tools, *({"type": "function", "function": each} for each in functions)]
+    return {**rest, "tools": listed, "tool_choice": "none"}
 
 
 def _functions(chat: Conversation) -> list[Any]:
@@ -540,7 +541,8 @@ def _set_tools(chat: Conversation, its: BodyFields) -> None:
     choice = chat.tool_choice
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)  # beside their type in /v1/responses
-        names = list(map(_named, allowed.get("tools") or ())) if isinstance(allowed, dict) else []
+        listed = allowed.get("tools") if isinstance(allowed, dict) else None
+        names = list(map(_named, listed)) if isinstance(listed, list) else []
         tools = [tool for tool in tools if isinstance(tool, dict) and _named(tool) in names]
         if not tools:
             its.refuse("tool_choice", "allows none of `tools`")

@@ -182,6 +182,10 @@ def test_what_agents_send_besides_is_answered(say: Callable[..., ServerThread], 
     assert [block["text"] for block in answer.json()["content"]] == ["Sure."]
 
 
+def _said(block: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": [block]}
+
+
 @pytest.mark.parametrize(
     ("more", "status", "kind", "why"),
     [
@@ -192,6 +196,18 @@ def test_what_agents_send_besides_is_answered(say: Callable[..., ServerThread], 
         ({"tool_choice": {"type": "tool", "name": "rm"}}, 400, "invalid_request_error", "tool_choice: names 'rm'"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, 400, "invalid_request_error", "must be function"),
         ({"stop_sequences": [1]}, 400, "invalid_request_error", "stop_sequences"),
+        ({"messages": [_said({"type": "tool_result", "content": 5})]}, 400, "invalid_request_error", "content[0].type"),
+        (
+            {"messages": [_said({"type": "tool_result", "content": ["x"]})]},
+            400,
+            "invalid_request_error",
+            "content[0].type",
+        ),
+        ({"messages": [_said({"type": ["text"]})]}, 400, "invalid_request_error", "content[0].type"),
+        ({"system": [{"type": 5}]}, 400, "invalid_request_error", "system[0].type"),
+        ({"tool_choice": {"type": ["auto"]}}, 400, "invalid_request_error", "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": {"a": 1}}}, 400, "invalid_request_error", "tool_choice"),
+        ({"output_config": {"format": "json"}}, 400, "invalid_request_error", "output_config.format"),
     ],
 )
 def test_errors_are_anthropics(more: dict[str, Any], status: int, kind: str, why: str, shared: httpx2.Client):
