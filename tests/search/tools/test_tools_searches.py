@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tool_callers import TURNS, tool_caller, write_tool_caller
 from espalier.engine.errors import InvalidRequestError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.search.completion import ChatPrompt, CompletionRequest
+from espalier.search.conversation import ToolCall
 from espalier.search.grading.answers import canonical, exact_match_key
 from espalier.search.request import AlgorithmName, SearchRequest, Vote, make_request
 from espalier.search.result import Candidate
@@ -65,6 +67,13 @@ def test_calls_vote_together_where_they_are_equal_as_values():
     (call,) = candidates[2].calls
     assert (call.name, call.values) == ("get_weather", {"city": "Oslo", "days": 3})
     assert candidates[2].content == "Let me look."
+
+
+@pytest.mark.parametrize(("one", "other"), [("a b", "a  b"), ("Yes", "YES"), ("a\u2013b", "a-b")])
+def test_texts_in_arguments_are_compared_as_they_are(one: str, other: str):
+    answers = [answer_of_calls([ToolCall("f", json.dumps({"x": text}))]) for text in (one, other)]
+    assert exact_match_key(answers[0]) != exact_match_key(answers[1])
+    assert canonical(answers[0]) != canonical(answers[1])
 
 
 @pytest.fixture
@@ -242,6 +251,28 @@ def test_a_matcher_from_a_mark_on_binds_nothing_before_it(checkpoint: Checkpoint
         other.advance(token)
     other.allow(bits)
     assert not bits.any(), "a mark that is spelled out is one, too"
+
+
+def test_a_token_with_the_marks_end_and_more_is_not_drawn():
+    """What stands behind a mark is bound from its first letter on."""
+    tokens = [b"a", b"<tool", b"_call>", b"_call>\n", b"<tool_call>x", b"<tool_call>"]
+
+    class Free:
+        error, ended = "", False
+
+    tokenizer = SimpleNamespace(token_bytes=tokens, decode_bytes=lambda ids: b"".join(tokens[i] for i in ids))
+    matcher = FromMark(Free(), b"<tool_call>", tokenizer)  # type: ignore[arg-type]
+
+    def allowed() -> list[int]:
+        bits = np.empty(1, dtype=np.uint8)
+        matcher.allow(bits)
+        return [i for i in range(len(tokens)) if bits[0] >> i & 1]
+
+    assert allowed() == [0, 1, 2, 3, 5]
+    matcher.advance(1)
+    assert allowed() == [0, 1, 2, 5]
+    matcher.advance(0)
+    assert allowed() == [0, 1, 2, 3, 5]
 
 
 def test_what_cannot_be_is_refused(checkpoint: Checkpoint, make_orchestrator: Callable[..., Orchestrator]):
